@@ -1,0 +1,1 @@
+"""The contract both ends read: values, routing maths, frames, batches, errors, clock.  No I/O."""

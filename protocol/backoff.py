@@ -1,0 +1,20 @@
+"""How long to wait before the next try.  Pure; the dice are passed in."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Exponential waits with jitter: attempt 1 waits about `first_ms`, later ones up to `max_ms`."""
+
+    first_ms: int = 50
+    max_ms: int = 2_000
+    factor: float = 2.0
+
+    def wait_ms(self, attempt: int, dice: random.Random) -> int:
+        """Milliseconds before attempt + 1; `attempt` counts from 1.  Between half and all of the step."""
+        step = min(float(self.max_ms), self.first_ms * self.factor ** min(attempt - 1, 32))
+        return max(1, int(step * (0.5 + dice.random() / 2)))

@@ -1,0 +1,265 @@
+"""JSON bodies of the control calls: what clients, brokers and the metaserver tell each other.  Pure.
+
+    POST /v1/brokers/heartbeat      BrokerHeartbeat    → BrokerWelcome      (to the metaserver)
+    POST /v1/subjects               CreateSubject      → SubjectView
+    GET  /v1/subjects               –                  → SubjectList
+    GET  /v1/subjects/{subject}     –                  → SubjectView
+    GET  /v1/subjects/{subject}/route?known_version=&wait_ms=&order_strategy=   → Route
+    POST /v1/consumers/join         Join               → Joined
+    POST /v1/consumers/heartbeat    Heartbeat          → Grants             (long poll)
+    POST /v1/consumers/release      ReleaseGrant       → Done
+    POST /v1/consumers/leave        Leave              → Done
+    GET  /v1/subjects/{subject}/groups/{group}         → GroupView
+    GET  /v1/subjects/{subject}/groups                 → GroupList
+    GET  /v1/health                 –                  → Health
+
+    POST /v1/partitions             HostPartition      → PartitionStatus    (to a broker; idempotent)
+    GET  /v1/partitions             –                  → PartitionStatusList
+    GET  /v1/partitions/{id}?group= –                  → PartitionStatus
+    GET  /v1/health                 –                  → Health
+
+An error is answered with its HTTP status and an ErrorBody.  Durations are milliseconds and never instants:
+a receiver adds them to its own clock.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from .errors import Fate, KeylaneError, error_from_wire
+from .limits import PARTITIONS_MAX, PULL_WAIT_MS_MAX, TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN
+from .routing import OrderStrategy, Partition, PartitionState, Route
+
+Count = Annotated[int, Meta(ge=0)]
+WaitMs = Annotated[int, Meta(ge=0, le=PULL_WAIT_MS_MAX)]
+TtlMs = Annotated[int, Meta(ge=TTL_MS_MIN, le=TTL_MS_MAX)]
+ShortText = Annotated[str, Meta(max_length=512)]
+
+
+class ErrorBody(Struct, frozen=True, kw_only=True):
+    """An error on the control plane."""
+
+    code: int
+    name: str
+    message: str
+    hint: str = ""
+    fate: Fate = Fate.NOT_DONE
+    details: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, error: KeylaneError) -> ErrorBody:
+        """The body that carries `error`."""
+        details = {key: value if isinstance(value, int) else str(value)
+                   for key, value in error.details.items()}
+        return cls(code=error.code, name=type(error).__name__, message=error.message,
+                   hint=error.hint, fate=error.fate, details=details)
+
+    def error(self) -> KeylaneError:
+        """The error this body carries."""
+        found = error_from_wire(self.code, self.message, self.details)
+        found.fate = self.fate
+        return found
+
+
+class Done(Struct, frozen=True):
+    """It is done; there is nothing to tell."""
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """Is the program alive and taking work; `reason` says why not."""
+
+    program: str
+    ready: bool
+    reason: str = ""
+    details: dict[str, Any] = {}
+
+
+# ── brokers ───────────────────────────────────────────────────────────────────────────────────────────
+class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
+    """A broker reports itself; the first one registers it."""
+
+    broker_group: ShortText
+    broker_id: ShortText
+    """Identity of the data folder: two folders of one group are told apart by it."""
+    address: ShortText
+    readable: bool = True
+    writable: bool = True
+
+
+class BrokerWelcome(Struct, frozen=True, kw_only=True):
+    """Report again after `heartbeat_ms`; silent for `ttl_ms` means not available."""
+
+    heartbeat_ms: int
+    ttl_ms: int
+
+
+class BrokerView(Struct, frozen=True, kw_only=True):
+    """A broker group as the metaserver sees it."""
+
+    broker_group: str
+    address: str
+    available: bool
+    silent_ms: int
+
+
+# ── subjects ──────────────────────────────────────────────────────────────────────────────────────────
+class CreateSubject(Struct, frozen=True, kw_only=True):
+    """Create a subject with `partitions` physical ones over up to that many available broker groups."""
+
+    subject: str
+    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 2
+    order_strategy: OrderStrategy = OrderStrategy.BEST_TRIED
+
+
+class SubjectView(Struct, frozen=True, kw_only=True):
+    """A subject's settings and its route."""
+
+    subject: str
+    order_strategy: OrderStrategy
+    route: Route
+
+
+class SubjectSummary(Struct, frozen=True, kw_only=True):
+    """One line of the list of subjects."""
+
+    subject: str
+    order_strategy: OrderStrategy
+    partitions: int
+    route_version: int
+
+
+class SubjectList(Struct, frozen=True, kw_only=True):
+    """All subjects, by name."""
+
+    subjects: list[SubjectSummary]
+
+
+# ── consumers ─────────────────────────────────────────────────────────────────────────────────────────
+class Join(Struct, frozen=True, kw_only=True):
+    """A new session of a consumer; `session` is chosen by the client at random, so that a retry is harmless."""
+
+    subject: str
+    group: str
+    session: Annotated[str, Meta(min_length=16, max_length=64, pattern="^[0-9a-f]+$")]
+    client: ShortText = ""
+    """For people: host, pid, a name."""
+    ttl_ms: TtlMs = TTL_MS_DEFAULT
+
+
+class Joined(Struct, frozen=True, kw_only=True):
+    """The session lives; the ttl counts from the sending of the request."""
+
+    ttl_ms: int
+    heartbeat_ms: int
+
+
+class Grant(Struct, frozen=True, kw_only=True):
+    """The session may handle this partition for its group."""
+
+    partition: Partition
+    token: int
+
+
+class Heartbeat(Struct, frozen=True, kw_only=True):
+    """Renews the session and its leases at once, and returns when the grants differ from `known_version`."""
+
+    session: str
+    known_version: int = -1
+    drained: tuple[int, ...] = ()
+    """Sealed partitions that the group has acked to their end."""
+    wait_ms: WaitMs = 0
+
+
+class Grants(Struct, frozen=True, kw_only=True):
+    """What the session holds now.  A partition missing here that it still holds: hand it over."""
+
+    version: int
+    """Rises with every change of the session's grants; a lower one is out of date."""
+    ttl_ms: int
+    grants: tuple[Grant, ...]
+
+
+class ReleaseGrant(Struct, frozen=True, kw_only=True):
+    """The hand-over of a partition is finished: its next owner may be granted."""
+
+    session: str
+    partition_id: int
+    token: int
+
+
+class Leave(Struct, frozen=True, kw_only=True):
+    """The session ends; what it held is free."""
+
+    session: str
+
+
+class OwnerView(Struct, frozen=True, kw_only=True):
+    """Who holds a partition for a group.  `expires_in_ms` is None without an owner."""
+
+    partition: Partition
+    token: int
+    session: str | None = None
+    client: str | None = None
+    expires_in_ms: int | None = None
+
+
+class GroupView(Struct, frozen=True, kw_only=True):
+    """A consumer group on a subject: owners, by partition, and the number of live sessions."""
+
+    subject: str
+    group: str
+    sessions: int
+    owners: tuple[OwnerView, ...]
+
+
+class GroupList(Struct, frozen=True, kw_only=True):
+    """The consumer groups of a subject, by name."""
+
+    groups: list[str]
+
+
+# ── partitions on a broker ────────────────────────────────────────────────────────────────────────────
+class HostPartition(Struct, frozen=True, kw_only=True):
+    """Host this partition from now on; again with the same facts changes nothing."""
+
+    subject: str
+    partition: Partition
+
+
+class GroupStatus(Struct, frozen=True, kw_only=True):
+    """A consumer group's progress on a partition, from the broker."""
+
+    group: str
+    token: int
+    cursor: int
+    acked_above: int
+    """Messages acked above the cursor."""
+    lag: int
+    """Messages not acked yet."""
+    holder: str | None = None
+    """Session that has the pull lock."""
+
+
+class PartitionStatus(Struct, frozen=True, kw_only=True):
+    """A partition as its broker has it."""
+
+    partition_id: int
+    subject: str
+    name: str
+    state: PartitionState
+    first_offset: int
+    next_offset: int
+    groups: tuple[GroupStatus, ...] = ()
+
+
+class PartitionStatusList(Struct, frozen=True, kw_only=True):
+    """Everything a broker hosts."""
+
+    broker_group: str
+    partitions: list[PartitionStatus]
+
+
+encode_json = msgspec.json.Encoder().encode

@@ -1,0 +1,197 @@
+"""Frames of the data plane: what a client and a broker say to each other over one WebSocket.  Pure.
+
+    ┌──────────────────┬─────────────────────────────┬───────────────┐
+    │ header bytes u32 │ header: msgpack, tagged array│ payload       │      one WebSocket message
+    └──────────────────┴─────────────────────────────┴───────────────┘
+
+Every request carries a `correlation_id` that its answer repeats; answers may come in any order.
+Durations are milliseconds.  `token` is a fencing token, `group` a consumer group, `session` a consumer's session.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+from .errors import Fate, FrameError, KeylaneError, error_from_wire
+from .limits import FRAME_BYTES_MAX
+
+_LENGTH = struct.Struct("<I")
+HEADER_BYTES_MAX = 1 << 18
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all frames."""
+
+    correlation_id: int
+
+
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────────
+class Append(Frame, frozen=True, array_like=True, tag=1):
+    """Store the batch in the payload.  Answer: Appended."""
+
+    partition_id: int
+
+
+class Acquire(Frame, frozen=True, array_like=True, tag=2):
+    """Raise the fence to `token`, durably, and take the pull lock.  Answer: Acquired."""
+
+    partition_id: int
+    group: str
+    session: str
+    token: int
+    ttl_ms: int
+
+
+class Pull(Frame, frozen=True, array_like=True, tag=3):
+    """Batches from `offset` on, under the pull lock, which this renews.  Answer: Batches."""
+
+    partition_id: int
+    group: str
+    session: str
+    token: int
+    offset: int
+    bytes_max: int
+    wait_ms: int
+    """How long the broker may hold the request while there is nothing to give."""
+
+
+class Ack(Frame, frozen=True, array_like=True, tag=4):
+    """Mark ranges `[start, end)` as handled; none renews the lock only.  Answer: Acked, after it is durable."""
+
+    partition_id: int
+    group: str
+    session: str
+    token: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+class Release(Frame, frozen=True, array_like=True, tag=5):
+    """Give the pull lock back.  Answer: Released."""
+
+    partition_id: int
+    group: str
+    session: str
+    token: int
+
+
+class Read(Frame, frozen=True, array_like=True, tag=6):
+    """Batches from `offset` on, without group, lock or waiting.  Answer: Batches."""
+
+    partition_id: int
+    offset: int
+    bytes_max: int
+
+
+# ── answers ───────────────────────────────────────────────────────────────────────────────────────────
+class Appended(Frame, frozen=True, array_like=True, tag=65):
+    """The batch is stored from `base_offset` on (-1: stored earlier, offset no longer known)."""
+
+    base_offset: int
+    durable: str
+    duplicate: bool
+
+
+class Acquired(Frame, frozen=True, array_like=True, tag=66):
+    """The caller owns the partition for its group; go on at `cursor`, leaving out `ranges` (acked above it)."""
+
+    cursor: int
+    ranges: tuple[tuple[int, int], ...]
+    next_offset: int
+    sealed: bool
+
+
+class Batches(Frame, frozen=True, array_like=True, tag=67):
+    """Whole batches in the payload; the first may begin below the offset asked for.  Half-open: up to `upto`."""
+
+    first_offset: int
+    """The partition's first offset still stored."""
+    next_offset: int
+    """One past the partition's last durable message."""
+    upto: int
+    """One past the last offset in the payload; the offset asked for when there is none."""
+    sealed: bool
+
+
+class Acked(Frame, frozen=True, array_like=True, tag=68):
+    """The ranges are durable; the cursor is now here."""
+
+    cursor: int
+
+
+class Released(Frame, frozen=True, array_like=True, tag=69):
+    """The lock is free."""
+
+
+class Refused(Frame, frozen=True, array_like=True, tag=127):
+    """An error, as its code, its text and the numbers it is about."""
+
+    code: int
+    message: str
+    details: dict[str, Any]
+    fate: str = "not_done"
+
+
+Request = Append | Acquire | Pull | Ack | Release | Read
+Answer = Appended | Acquired | Batches | Acked | Released | Refused
+
+_encode_header = msgspec.msgpack.Encoder().encode
+_decode_request = msgspec.msgpack.Decoder(Request).decode
+_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+def encode_frame(header: Request | Answer, payload: bytes | bytearray | memoryview = b"") -> bytes:
+    """Header and payload as one frame."""
+    packed = _encode_header(header)
+    return b"".join((_LENGTH.pack(len(packed)), packed, payload))
+
+
+def _split(data: bytes) -> tuple[memoryview, memoryview]:
+    if not 4 < len(data) <= FRAME_BYTES_MAX:
+        raise FrameError(f"a frame of {len(data)} bytes", size_bytes=len(data))
+    (header_bytes,) = _LENGTH.unpack_from(data)
+    if not 0 < header_bytes <= min(HEADER_BYTES_MAX, len(data) - 4):
+        raise FrameError(f"a frame that claims {header_bytes} bytes of header", size_bytes=len(data))
+    view = memoryview(data)
+    return view[4 : 4 + header_bytes], view[4 + header_bytes :]
+
+
+def decode_request(data: bytes) -> tuple[Request, memoryview]:
+    """
+    A client's frame: header and payload.
+
+    Raises:
+        FrameError: a lying length, unknown type, or fields that do not fit.
+    """
+    packed, payload = _split(data)
+    try:
+        return _decode_request(packed), payload
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise FrameError(f"unreadable request: {error}") from error
+
+
+def decode_answer(data: bytes) -> tuple[Answer, memoryview]:
+    """A broker's frame: header and payload.  Raises FrameError as `decode_request`."""
+    packed, payload = _split(data)
+    try:
+        return _decode_answer(packed), payload
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise FrameError(f"unreadable answer: {error}") from error
+
+
+def refusal(correlation_id: int, error: KeylaneError) -> Refused:
+    """The frame that carries `error`."""
+    details = {
+        name: value if isinstance(value, int | float | str) else str(value)
+        for name, value in error.details.items()
+    }
+    return Refused(correlation_id, error.code, error.message, details, error.fate.value)
+
+
+def refusal_error(refused: Refused) -> KeylaneError:
+    """The error that `refused` carries, with the peer's word on its fate."""
+    error = error_from_wire(refused.code, refused.message, refused.details)
+    error.fate = Fate(refused.fate) if refused.fate in Fate else Fate.UNKNOWN
+    return error

@@ -1,0 +1,60 @@
+"""Names and numbers of the system, each with its own type, and the check that names pass.  Pure.
+
+Invariants
+    A name that passed `check_name` is safe in a URL, a log line and a table; it is never a path on disk.
+    An `Offset` counts messages, a `Position` counts bytes; the type checker keeps them apart.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NewType
+
+from .errors import InvalidNameError, OffsetInvalidError
+
+Subject = NewType("Subject", str)
+ConsumerGroup = NewType("ConsumerGroup", str)
+BrokerGroup = NewType("BrokerGroup", str)
+PartitionName = NewType("PartitionName", str)
+SessionId = NewType("SessionId", str)
+
+PartitionId = NewType("PartitionId", int)
+"""Number of a physical partition, unique in the cluster, given by the metaserver, from 1."""
+LogicalPartition = NewType("LogicalPartition", int)
+QueueNumber = NewType("QueueNumber", int)
+"""Number of a logic queue within its subject, from 0."""
+Offset = NewType("Offset", int)
+Position = NewType("Position", int)
+FencingToken = NewType("FencingToken", int)
+RouteVersion = NewType("RouteVersion", int)
+ProducerId = NewType("ProducerId", int)
+ProducerEpoch = NewType("ProducerEpoch", int)
+Sequence = NewType("Sequence", int)
+"""Index of a message among those that one producer sent to one partition, from 0."""
+
+MAX_I64 = 2**63 - 1
+NAME_CHARS_MAX = 200
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+def check_name(kind: str, text: str) -> str:
+    """
+    Let a legal name through.
+
+    Args:
+        kind: what is being named, for the error: "subject", "consumer group", "broker group".
+        text: the name as the user gave it.
+
+    Raises:
+        InvalidNameError: not `^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`.
+    """
+    if not isinstance(text, str) or _NAME.fullmatch(text) is None:
+        raise InvalidNameError(kind=kind, name=repr(text)[:80])
+    return text
+
+
+def check_offset(value: int) -> Offset:
+    """Let an offset in `[0, 2**63)` through; else raise OffsetInvalidError."""
+    if not isinstance(value, int) or not 0 <= value <= MAX_I64:
+        raise OffsetInvalidError(offset=str(value)[:40])
+    return Offset(value)

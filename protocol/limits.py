@@ -1,0 +1,38 @@
+"""The largest of everything that crosses the wire, and why.  Pure."""
+
+from __future__ import annotations
+
+LOGICAL_PARTITIONS = 1024
+"""Fixed for ever: it is in the hash of every message already stored."""
+
+MESSAGE_BYTES_MAX = 1 << 20
+"""Key + value + properties of one message. Kafka's and NATS's default as well."""
+
+KEY_BYTES_MAX = 1 << 10
+PROPERTIES_BYTES_MAX = 1 << 16
+
+BATCH_COUNT_MAX = 1 << 16
+BATCH_BYTES_MAX = (1 << 20) + (1 << 16) + 4096
+"""A batch holds at least one largest message with its lengths."""
+
+FRAME_BYTES_MAX = 4 << 20
+"""A pull answers several batches in one frame."""
+
+PULL_BYTES_MAX = 2 << 20
+PULL_WAIT_MS_MAX = 30_000
+
+TTL_MS_MIN = 1_000
+"""Below this the heartbeat of a busy interpreter cannot be told from a dead one."""
+TTL_MS_DEFAULT = 30_000
+TTL_MS_MAX = 600_000
+
+PARTITIONS_MAX = LOGICAL_PARTITIONS
+
+CONTROL_BYTES_MAX = 4 << 20
+"""Body of one JSON control call."""
+
+IN_FLIGHT_PER_CONNECTION_MAX = 1_024
+CONNECTIONS_MAX = 10_000
+PRODUCERS_PER_PARTITION_MAX = 10_000
+ACK_RANGES_MAX = 10_000
+"""Ranges of acked messages above one cursor; the consumer stops pulling before that."""

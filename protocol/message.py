@@ -1,0 +1,88 @@
+"""What users hold: a message handed to a handler, and the receipt of one that was sent.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from .errors import MessageTooLargeError
+from .limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX
+
+_NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[str, str]).decode
+
+
+class Message(msgspec.Struct):
+    """
+    One message as stored.
+
+    `offset` counts messages in `partition_id`, from 0; `fencing_token` is the right under which it was
+    delivered: pass it on to whatever the handler writes to, so that a late owner can be refused there.
+    """
+
+    subject: str
+    order_key: bytes
+    """b"" when it was sent without one."""
+    value: bytes
+    offset: int
+    partition_id: int
+    sent_at_ns: int
+    """Nanoseconds since 1970, by the sender's calendar."""
+    fencing_token: int = 0
+    attempt: int = 1
+    packed_properties: bytes = b""
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The properties the sender gave; read only."""
+        return _decode(self.packed_properties) if self.packed_properties else _NO_PROPERTIES
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """Where an acked message is, and how safe."""
+
+    partition_id: int
+    offset: int
+    """-1 if the broker knows the message as stored earlier but no longer at which offset."""
+    durable: str
+    """"fsync": on the broker's disk."""
+    duplicate: bool = False
+    """True if an earlier try had been stored already; it is stored once."""
+    reordered: bool = False
+    """True if it left its partition (BEST_TRIED only), so that older messages of its key may come after it."""
+
+
+def pack_properties(properties: Mapping[str, str] | None) -> bytes:
+    """
+    Properties as bytes; nothing for none.
+
+    Raises:
+        MessageTooLargeError: over 64 KiB.
+    """
+    if not properties:
+        return b""
+    packed = _encode(dict(properties))
+    if len(packed) > PROPERTIES_BYTES_MAX:
+        raise MessageTooLargeError(
+            "properties too large", size_bytes=len(packed), limit_bytes=PROPERTIES_BYTES_MAX
+        )
+    return packed
+
+
+def check_message_size(key_bytes: int, value_bytes: int, properties_bytes: int) -> None:
+    """
+    Let a message of these sizes through.
+
+    Raises:
+        MessageTooLargeError: key over 1 KiB, or all three together over 1 MiB.
+    """
+    if key_bytes > KEY_BYTES_MAX:
+        raise MessageTooLargeError(
+            "order key too large", size_bytes=key_bytes, limit_bytes=KEY_BYTES_MAX
+        )
+    size = key_bytes + value_bytes + properties_bytes
+    if size > MESSAGE_BYTES_MAX:
+        raise MessageTooLargeError(size_bytes=size, limit_bytes=MESSAGE_BYTES_MAX)

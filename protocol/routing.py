@@ -1,0 +1,114 @@
+"""Which partition a key belongs to: hash, exact range split, and the route table.  Pure.
+
+    order key ──xxh3_64 % 1024──▶ logical partition ──range──▶ logic queue ──▶ OPEN partition ──▶ broker
+
+Invariants
+    The ranges of `split_ranges(k)` cover [0, 1024) without gap or overlap, for every k in 1..1024, and
+    their sizes differ by at most one.
+    A route has exactly one OPEN partition for each logical partition; a lower version never replaces a higher.
+
+Source: QMQ rounds 1024/k and so leaves holes or fails for most k; i*1024//k is exact.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+import xxhash
+
+from .errors import InvalidRequestError
+from .ids import (
+    BrokerGroup,
+    LogicalPartition,
+    PartitionId,
+    PartitionName,
+    QueueNumber,
+    RouteVersion,
+    Subject,
+)
+from .limits import LOGICAL_PARTITIONS, PARTITIONS_MAX
+
+
+class OrderStrategy(enum.StrEnum):
+    """What a producer does when its partition does not answer; stored per subject."""
+
+    STRICT = "strict"
+    BEST_TRIED = "best_tried"
+
+
+class PartitionState(enum.StrEnum):
+    """PLANNED is known to the metaserver only; OPEN takes appends; SEALED is read only; EXPIRED is gone."""
+
+    PLANNED = "planned"
+    OPEN = "open"
+    SEALED = "sealed"
+    EXPIRED = "expired"
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """A physical partition as clients see it.  Range, name, group and parents never change."""
+
+    partition_id: PartitionId
+    name: PartitionName
+    queue: QueueNumber
+    range_start: int
+    range_end: int
+    broker_group: BrokerGroup
+    state: PartitionState
+    parents: tuple[PartitionId, ...] = ()
+    address: str | None = None
+    """host:port of the broker group's master; None while the group is not available."""
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """The route of one subject: every partition that still has data, and its version."""
+
+    subject: Subject
+    version: RouteVersion
+    order_strategy: OrderStrategy
+    partitions: tuple[Partition, ...]
+
+    def open_partitions(self) -> tuple[Partition, ...]:
+        """The OPEN partitions, by range."""
+        found = [one for one in self.partitions if one.state is PartitionState.OPEN]
+        return tuple(sorted(found, key=lambda one: one.range_start))
+
+
+def logical_partition(order_key: bytes) -> LogicalPartition:
+    """The logical partition of a key: `xxh3_64(order_key) % 1024`, the same for ever."""
+    return LogicalPartition(xxhash.xxh3_64_intdigest(order_key) % LOGICAL_PARTITIONS)
+
+
+def split_ranges(count: int) -> list[tuple[int, int]]:
+    """
+    Cut the logical partitions into `count` half-open ranges, as even as whole numbers allow.
+
+    Raises:
+        InvalidRequestError: count outside 1..1024.
+    """
+    if not 1 <= count <= PARTITIONS_MAX:
+        raise InvalidRequestError(
+            f"a subject has 1 to {PARTITIONS_MAX} partitions, not {count}", partitions=count
+        )
+    edges = [index * LOGICAL_PARTITIONS // count for index in range(count + 1)]
+    return list(zip(edges, edges[1:], strict=False))
+
+
+def route_table(route: Route) -> list[Partition]:
+    """
+    The OPEN partition of each logical partition, as a list of 1024.
+
+    Raises:
+        InvalidRequestError: a logical partition has none, or two.
+    """
+    table: list[Partition | None] = [None] * LOGICAL_PARTITIONS
+    for partition in route.open_partitions():
+        for index in range(partition.range_start, partition.range_end):
+            if table[index] is not None:
+                raise InvalidRequestError(f"logical partition {index} has two open partitions")
+            table[index] = partition
+    full = [partition for partition in table if partition is not None]
+    if len(full) != LOGICAL_PARTITIONS:
+        raise InvalidRequestError(f"logical partition {table.index(None)} has no open partition")
+    return full

@@ -1,0 +1,1 @@
+"""aiohttp, both ends: control calls, data-plane channels, serving.  The only room that knows aiohttp."""

@@ -1,0 +1,88 @@
+"""A data-plane channel over one aiohttp WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import aiohttp
+
+from ..protocol.errors import FrameError, NotSentError, OutcomeUnknownError
+from ..protocol.frames import Answer, Refused, Request, decode_answer, encode_frame, refusal_error
+
+
+class WebSocketChannel:
+    """Pipelines calls by correlation id; see `network.Channel` for the contract."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, address: str) -> None:
+        self._socket = socket
+        self._address = address
+        self._waiting: dict[int, asyncio.Future[tuple[Answer, memoryview]]] = {}
+        self._next_id = itertools.count(1).__next__
+        self._broken: str | None = None
+        self._reader = asyncio.create_task(self._read(), name=f"channel {address}")
+
+    def next_id(self) -> int:
+        """A correlation id not used on this channel before."""
+        return self._next_id()
+
+    @property
+    def closed(self) -> bool:
+        """True once it cannot carry calls any more."""
+        return self._broken is not None
+
+    async def call(
+        self, request: Request, payload: bytes = b"", *, timeout_ms: int
+    ) -> tuple[Answer, memoryview]:
+        """See `network.Channel.call`."""
+        if self._broken is not None:
+            raise NotSentError(f"the connection to {self._address} is closed: {self._broken}")
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[request.correlation_id] = future
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._socket.send_bytes(encode_frame(request, payload))
+                answer, rest = await future
+        except TimeoutError:
+            raise OutcomeUnknownError(
+                f"no answer from {self._address} to {type(request).__name__} within {timeout_ms} ms"
+            ) from None
+        except (ConnectionError, aiohttp.ClientError) as error:
+            raise OutcomeUnknownError(
+                f"the connection to {self._address} broke: {error or type(error).__name__}"
+            ) from error
+        finally:
+            self._waiting.pop(request.correlation_id, None)
+            if future.done() and not future.cancelled():
+                future.exception()
+        if isinstance(answer, Refused):
+            raise refusal_error(answer)
+        return answer, rest
+
+    async def _read(self) -> None:
+        reason = "closed by the other side"
+        try:
+            async for message in self._socket:
+                if message.type is not aiohttp.WSMsgType.BINARY:
+                    raise FrameError("a text frame on the data plane")
+                answer, payload = decode_answer(message.data)
+                future = self._waiting.get(answer.correlation_id)
+                if future is not None and not future.done():
+                    future.set_result((answer, payload))
+        except (FrameError, aiohttp.ClientError, ConnectionError) as error:
+            reason = str(error)
+        finally:
+            self._broken = reason
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(
+                        OutcomeUnknownError(f"the connection to {self._address} ended: {reason}")
+                    )
+            if not self._socket.closed:
+                await self._socket.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls under way fail with OutcomeUnknownError."""
+        self._broken = self._broken or "closed on this side"
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)

@@ -1,0 +1,213 @@
+"""What programs call: the metaserver, by name of the call, and a broker, with one channel that comes back by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TypeVar
+from urllib.parse import quote
+
+from ..protocol.control import (
+    BrokerHeartbeat,
+    BrokerWelcome,
+    CreateSubject,
+    Done,
+    Grants,
+    GroupList,
+    GroupView,
+    Health,
+    Heartbeat,
+    HostPartition,
+    Join,
+    Joined,
+    Leave,
+    PartitionStatus,
+    PartitionStatusList,
+    ReleaseGrant,
+    SubjectList,
+    SubjectView,
+)
+from ..protocol.errors import NotSentError
+from ..protocol.frames import Answer, Request
+from ..protocol.routing import OrderStrategy, Route
+from .network import Channel, Network
+
+T = TypeVar("T")
+CALL_TIMEOUT_MS = 5_000
+
+
+class MetaClient:
+    """Calls to a metaserver; tries the next address when one cannot be reached at all."""
+
+    def __init__(
+        self, network: Network, addresses: Sequence[str], *, timeout_ms: int = CALL_TIMEOUT_MS
+    ) -> None:
+        assert addresses
+        self._network = network
+        self._addresses = list(addresses)
+        self._timeout_ms = timeout_ms
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        answer: type[T],
+        *,
+        body: object = None,
+        query: dict[str, str] | None = None,
+        wait_ms: int = 0,
+        timeout_ms: int | None = None,
+    ) -> T:
+        for left in reversed(range(len(self._addresses))):
+            try:
+                return await self._network.control(
+                    method,
+                    self._addresses[0],
+                    path,
+                    answer,
+                    body=body,
+                    query=query,
+                    timeout_ms=(timeout_ms or self._timeout_ms) + wait_ms,
+                )
+            except NotSentError:
+                self._addresses.append(self._addresses.pop(0))
+                if not left:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def broker_heartbeat(self, body: BrokerHeartbeat) -> BrokerWelcome:
+        """Report a broker."""
+        return await self._call("POST", "/v1/brokers/heartbeat", BrokerWelcome, body=body)
+
+    async def create_subject(self, body: CreateSubject) -> SubjectView:
+        """Create a subject; again with the same settings changes nothing."""
+        return await self._call("POST", "/v1/subjects", SubjectView, body=body, timeout_ms=15_000)
+
+    async def subjects(self) -> SubjectList:
+        """All subjects."""
+        return await self._call("GET", "/v1/subjects", SubjectList)
+
+    async def subject(self, subject: str) -> SubjectView:
+        """One subject."""
+        return await self._call("GET", f"/v1/subjects/{_segment(subject)}", SubjectView)
+
+    async def route(
+        self,
+        subject: str,
+        *,
+        known_version: int = -1,
+        wait_ms: int = 0,
+        order_strategy: OrderStrategy | None = None,
+    ) -> Route:
+        """The route; waits up to `wait_ms` for one newer than `known_version`.  A strategy given is checked."""
+        query = {"known_version": str(known_version), "wait_ms": str(wait_ms)}
+        if order_strategy is not None:
+            query["order_strategy"] = order_strategy.value
+        return await self._call(
+            "GET", f"/v1/subjects/{_segment(subject)}/route", Route, query=query, wait_ms=wait_ms
+        )
+
+    async def join(self, body: Join) -> Joined:
+        """Begin a consumer session."""
+        return await self._call("POST", "/v1/consumers/join", Joined, body=body)
+
+    async def heartbeat(self, body: Heartbeat, *, timeout_ms: int | None = None) -> Grants:
+        """Renew a consumer session; returns at once when its grants changed."""
+        return await self._call(
+            "POST",
+            "/v1/consumers/heartbeat",
+            Grants,
+            body=body,
+            wait_ms=body.wait_ms,
+            timeout_ms=timeout_ms,
+        )
+
+    async def release(self, body: ReleaseGrant) -> Done:
+        """Report the end of a hand-over."""
+        return await self._call("POST", "/v1/consumers/release", Done, body=body)
+
+    async def leave(self, body: Leave) -> Done:
+        """End a consumer session."""
+        return await self._call("POST", "/v1/consumers/leave", Done, body=body)
+
+    async def group(self, subject: str, group: str) -> GroupView:
+        """Owners of a consumer group."""
+        path = f"/v1/subjects/{_segment(subject)}/groups/{_segment(group)}"
+        return await self._call("GET", path, GroupView)
+
+    async def groups(self, subject: str) -> GroupList:
+        """Consumer groups of a subject."""
+        return await self._call("GET", f"/v1/subjects/{_segment(subject)}/groups", GroupList)
+
+    async def health(self) -> Health:
+        """Is it ready."""
+        return await self._call("GET", "/v1/health", Health)
+
+
+class BrokerClient:
+    """Calls to one broker.  Its channel opens with the first data call and again after it broke."""
+
+    def __init__(
+        self, network: Network, address: str, *, timeout_ms: int = CALL_TIMEOUT_MS
+    ) -> None:
+        self.address = address
+        self._network = network
+        self._timeout_ms = timeout_ms
+        self._channel: Channel | None = None
+        self._opening = asyncio.Lock()
+
+    async def channel(self) -> Channel:
+        """The open channel.  Raises NotSentError."""
+        channel = self._channel
+        if channel is not None and not channel.closed:
+            return channel
+        async with self._opening:
+            if self._channel is None or self._channel.closed:
+                self._channel = await self._network.open_channel(
+                    self.address, timeout_ms=self._timeout_ms
+                )
+            return self._channel
+
+    async def call(
+        self, request: Request, payload: bytes = b"", *, wait_ms: int = 0
+    ) -> tuple[Answer, memoryview]:
+        """One data call; its correlation id is replaced by the channel's."""
+        channel = await self.channel()
+        return await channel.call(
+            _numbered(request, channel.next_id()), payload, timeout_ms=self._timeout_ms + wait_ms
+        )
+
+    async def host_partition(self, body: HostPartition) -> PartitionStatus:
+        """Have the broker host a partition."""
+        return await self._control("POST", "/v1/partitions", PartitionStatus, body)
+
+    async def partitions(self) -> PartitionStatusList:
+        """Everything the broker hosts."""
+        return await self._control("GET", "/v1/partitions", PartitionStatusList)
+
+    async def partition(self, partition_id: int) -> PartitionStatus:
+        """One partition with its groups."""
+        return await self._control("GET", f"/v1/partitions/{partition_id}", PartitionStatus)
+
+    async def health(self) -> Health:
+        """Is it ready, and does it take writes."""
+        return await self._control("GET", "/v1/health", Health)
+
+    async def _control(self, method: str, path: str, answer: type[T], body: object = None) -> T:
+        return await self._network.control(
+            method, self.address, path, answer, body=body, timeout_ms=self._timeout_ms
+        )
+
+    async def close(self) -> None:
+        """Close the channel."""
+        if self._channel is not None:
+            await self._channel.close()
+
+
+def _segment(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _numbered(request: Request, correlation_id: int) -> Request:
+    fields = [getattr(request, name) for name in request.__struct_fields__]
+    return type(request)(correlation_id, *fields[1:])

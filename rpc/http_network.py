@@ -1,0 +1,93 @@
+"""The real network: aiohttp sessions for control calls and WebSockets.
+
+An address is `host:port`.  Pools, redirects and proxies are aiohttp's; none of them is used on the data plane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from ..protocol.control import ErrorBody, encode_json
+from ..protocol.errors import InternalError, NotSentError, OutcomeUnknownError
+from ..protocol.limits import FRAME_BYTES_MAX
+from .channel import WebSocketChannel
+
+T = TypeVar("T")
+DATA_PATH = "/v1/data"
+HEARTBEAT_SECONDS = 15.0
+"""WebSocket pings find a peer that vanished without a word."""
+
+
+class HttpNetwork:
+    """See `network.Network` for the contract.  Make it inside a running event loop."""
+
+    def __init__(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=False), trust_env=False
+        )
+
+    async def open_channel(self, address: str, *, timeout_ms: int) -> WebSocketChannel:
+        """A channel to the broker at `address`.  Raises NotSentError."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                socket = await self._session.ws_connect(
+                    f"http://{address}{DATA_PATH}",
+                    max_msg_size=FRAME_BYTES_MAX,
+                    compress=0,
+                    heartbeat=HEARTBEAT_SECONDS,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                )
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise NotSentError(
+                f"cannot reach the broker at {address}: {error or type(error).__name__}", address=address
+            ) from error
+        return WebSocketChannel(socket, address)
+
+    async def control(
+        self,
+        method: str,
+        address: str,
+        path: str,
+        answer: type[T],
+        *,
+        body: object = None,
+        query: Mapping[str, str] | None = None,
+        timeout_ms: int,
+    ) -> T:
+        """See `network.Network.control`."""
+        try:
+            async with self._session.request(
+                method,
+                f"http://{address}{path}",
+                data=None if body is None else encode_json(body),
+                params=query,
+                headers={"content-type": "application/json"},
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=timeout_ms / 1000),
+            ) as response:
+                data = await response.read()
+                status = response.status
+        except (aiohttp.ClientConnectorError, aiohttp.InvalidURL) as error:
+            raise NotSentError(f"cannot reach {address}: {error}", address=address) from error
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise OutcomeUnknownError(
+                f"no answer from {address} to {method} {path}: {error or type(error).__name__}"
+            ) from error
+        try:
+            if status == 200:
+                return msgspec.json.decode(data, type=answer)
+            problem = msgspec.json.decode(data, type=ErrorBody)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InternalError(
+                f"{address} answered {method} {path} with status {status} and no JSON of ours: {error}"
+            ) from error
+        raise problem.error()
+
+    async def close(self) -> None:
+        """Let go of everything opened."""
+        await self._session.close()

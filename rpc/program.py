@@ -1,0 +1,46 @@
+"""Running a server program: event loop, signals, the line that says it is ready, errors a person can read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+import uvloop
+
+from ..protocol.errors import KeylaneError
+
+
+def run_program(main: Callable[[asyncio.Event], Awaitable[None]], *, log_level: str = "WARNING") -> int:
+    """
+    Run `main(stop)` on uvloop until it returns; SIGTERM and SIGINT set `stop`.
+
+    Returns:
+        The exit status: 0, or 1 after a KeylaneError, whose text goes to standard error.
+    """
+    logging.basicConfig(
+        level=log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await main(stop)
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run())
+    except KeylaneError as error:
+        print(f"keylane: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def say_ready(program: str, address: str) -> None:
+    """Tell whoever started this program that it serves, as one JSON line on standard output."""
+    print(json.dumps({"ready": True, "program": program, "address": address}), flush=True)
