@@ -1,0 +1,69 @@
+# `make` lists the targets.  Python 3.11 or newer and make are all that has to be there before.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint types unit format bench lock wheel clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## build .venv from the locked versions (the other targets do it by themselves)
+
+# Two steps, because PySpark comes as source: first what builds it, then everything, nothing unlocked.
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "keylane needs Python 3.11 or newer; choose one: make PYTHON=python3.11" >&2; exit 1; }
+	@echo "building $(VENV) from requirements.lock (two minutes or so, the first time)"
+	@rm -f $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@awk '/^[^ ]/ { keep = /^(setuptools|wheel|packaging)==/ } keep' requirements.lock > $(VENV)/build.lock
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r $(VENV)/build.lock
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes --no-build-isolation -r requirements.lock
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@rm -rf build keylane.egg-info
+	@mkdir -p $(VENV)/typing && ln -sfn ../.. $(VENV)/typing/keylane
+	@touch $@
+
+demo: $(STAMP) ## run the main job on real flights (ARGS="--rows 20000 --keep")
+	@$(BIN)/keylane demo $(ARGS)
+
+test: lint types ## everything: style, types, the whole test suite (ARGS for pytest)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: lint types unit ## the quick round before a commit: style, types, tidy and unit tests
+
+lint: $(STAMP) ## formatting and lint
+	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }
+	@$(BIN)/ruff check --quiet .
+
+types: $(STAMP) ## strict type check of the package
+	@$(BIN)/mypy --no-error-summary -p keylane
+
+unit: $(STAMP)
+	@$(BIN)/python -m pytest tests/tidy tests/unit
+
+format: $(STAMP) ## format the code and apply the safe fixes
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format --quiet .
+
+bench: $(STAMP) ## measure the main path, print JSON
+	@$(BIN)/python benchmarks/main_path.py $(ARGS)
+
+lock: $(STAMP) ## renew requirements.lock after a change of the dependencies (UPGRADE=--upgrade for newer ones)
+	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
+	    --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
+	    --no-emit-package keylane $(UPGRADE) --quiet --output-file requirements.lock > /dev/null
+
+wheel: $(STAMP) ## build dist/*.whl
+	@$(BIN)/python -m build --quiet --wheel --no-isolation --outdir dist .
+	@rm -rf build keylane.egg-info
+	@ls dist/*.whl
+
+clean: ## remove what was built, .venv too
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis spark-warehouse
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
