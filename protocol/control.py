@@ -29,7 +29,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from .errors import Fate, KeylaneError, error_from_wire
+from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_text
 from .limits import PARTITIONS_MAX, PULL_WAIT_MS_MAX, TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN
 from .routing import OrderStrategy, Partition, PartitionState, Route
 
@@ -52,10 +52,8 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, error: KeylaneError) -> ErrorBody:
         """The body that carries `error`."""
-        details = {key: value if isinstance(value, int) else str(value)
-                   for key, value in error.details.items()}
-        return cls(code=error.code, name=type(error).__name__, message=error.message,
-                   hint=error.hint, fate=error.fate, details=details)
+        return cls(code=error.code, name=type(error).__name__, message=wire_text(error.message),
+                   hint=error.hint, fate=error.fate, details=wire_details(error))
 
     def error(self) -> KeylaneError:
         """The error this body carries."""

@@ -66,7 +66,7 @@ class KeylaneError(Exception):
         clash = _BY_CODE.setdefault(cls.code, cls)
         assert clash is cls, f"code {cls.code} is both {clash.__name__} and {cls.__name__}"
 
-    def __init__(self, message: str = "", **details: object) -> None:
+    def __init__(self, message: str = "", /, **details: object) -> None:
         self.details: dict[str, Any] = details
         text = message or self.summary
         if details and not message:
@@ -79,15 +79,23 @@ class KeylaneError(Exception):
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.details))
+        return (_rebuild, (type(self), self.message, self.details, self.fate))
 
     def __str__(self) -> str:
         advice = f"\n  {self.hint}" if self.hint else ""
         return f"{self.message} [{type(self).__name__} {self.code}]{advice}"
 
 
-def _rebuild(kind: type[KeylaneError], message: str, details: dict[str, Any]) -> KeylaneError:
-    return kind(message, **details)
+_BY_CODE[KeylaneError.code] = KeylaneError
+
+
+def _rebuild(
+    kind: type[KeylaneError], message: str, details: dict[str, Any], fate: Fate
+) -> KeylaneError:
+    error = kind(message, **details)
+    if error.fate is not fate:
+        error.fate = fate
+    return error
 
 
 class ConfigError(KeylaneError):
@@ -336,6 +344,25 @@ class InternalError(KeylaneError):
     hint = "Its log has the details; please report it."
 
 
+TEXT_CHARS_MAX = 4_096
+"""An error that quotes its input stays smaller than the frame it is answered in."""
+
+
+def wire_text(text: str) -> str:
+    """`text` as every peer can take it: cut, and without half surrogates."""
+    return text[:TEXT_CHARS_MAX].encode("utf-8", "replace").decode()
+
+
+def wire_details(error: KeylaneError) -> dict[str, Any]:
+    """The details of `error` as both JSON and msgpack carry them: numbers, and text for the rest."""
+    return {
+        wire_text(name): value
+        if isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**64)
+        else wire_text(str(value))
+        for name, value in error.details.items()
+    }
+
+
 def error_from_wire(code: int, message: str, details: dict[str, Any]) -> KeylaneError:
     """The error a peer sent, as the class of its code; an unknown code is a plain RefusedError."""
     kind = _BY_CODE.get(code, RefusedError)
@@ -344,9 +371,9 @@ def error_from_wire(code: int, message: str, details: dict[str, Any]) -> Keylane
 
 def codes() -> dict[int, str]:
     """Every code and the name of its class, for the golden test and the docs."""
-    return {1000: "KeylaneError"} | {code: kind.__name__ for code, kind in sorted(_BY_CODE.items())}
+    return {code: kind.__name__ for code, kind in sorted(_BY_CODE.items())}
 
 
 __all__ = sorted(
-    ["Fate", "KeylaneError", "Retry"] + [kind.__name__ for kind in _BY_CODE.values()]
+    ["Fate", "Retry"] + [kind.__name__ for kind in _BY_CODE.values()]
 )

@@ -15,11 +15,12 @@ from typing import Any
 
 import msgspec
 
-from .errors import Fate, FrameError, KeylaneError, error_from_wire
+from .errors import Fate, FrameError, KeylaneError, error_from_wire, wire_details, wire_text
 from .limits import FRAME_BYTES_MAX
 
 _LENGTH = struct.Struct("<I")
 HEADER_BYTES_MAX = 1 << 18
+_FATES: dict[str, Fate] = {fate.value: fate for fate in Fate}
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -168,7 +169,7 @@ def decode_request(data: bytes) -> tuple[Request, memoryview]:
     packed, payload = _split(data)
     try:
         return _decode_request(packed), payload
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"unreadable request: {error}") from error
 
 
@@ -177,21 +178,23 @@ def decode_answer(data: bytes) -> tuple[Answer, memoryview]:
     packed, payload = _split(data)
     try:
         return _decode_answer(packed), payload
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"unreadable answer: {error}") from error
 
 
 def refusal(correlation_id: int, error: KeylaneError) -> Refused:
     """The frame that carries `error`."""
-    details = {
-        name: value if isinstance(value, int | float | str) else str(value)
-        for name, value in error.details.items()
-    }
-    return Refused(correlation_id, error.code, error.message, details, error.fate.value)
+    return Refused(
+        correlation_id,
+        error.code,
+        wire_text(error.message),
+        wire_details(error),
+        error.fate.value,
+    )
 
 
 def refusal_error(refused: Refused) -> KeylaneError:
     """The error that `refused` carries, with the peer's word on its fate."""
     error = error_from_wire(refused.code, refused.message, refused.details)
-    error.fate = Fate(refused.fate) if refused.fate in Fate else Fate.UNKNOWN
+    error.fate = _FATES.get(refused.fate, Fate.UNKNOWN)
     return error

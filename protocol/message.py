@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from .errors import MessageTooLargeError
+from .errors import CorruptBatchError, InvalidRequestError, MessageTooLargeError
 from .limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX
 
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
@@ -37,8 +37,8 @@ class Message(msgspec.Struct):
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """The properties the sender gave; read only."""
-        return _decode(self.packed_properties) if self.packed_properties else _NO_PROPERTIES
+        """The properties the sender gave; read only.  Raises CorruptBatchError."""
+        return unpack_properties(self.packed_properties)
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -60,16 +60,38 @@ def pack_properties(properties: Mapping[str, str] | None) -> bytes:
     Properties as bytes; nothing for none.
 
     Raises:
+        InvalidRequestError: a name or a value is not text.
         MessageTooLargeError: over 64 KiB.
     """
     if not properties:
         return b""
-    packed = _encode(dict(properties))
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidRequestError(f"a property is text = text, not {name!r:.80} = {value!r:.80}")
+    try:
+        packed = _encode(dict(properties))
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"a property that is not valid text: {error.reason}") from error
     if len(packed) > PROPERTIES_BYTES_MAX:
         raise MessageTooLargeError(
             "properties too large", size_bytes=len(packed), limit_bytes=PROPERTIES_BYTES_MAX
         )
     return packed
+
+
+def unpack_properties(packed: bytes | memoryview) -> Mapping[str, str]:
+    """
+    The properties that `pack_properties` packed; read only.
+
+    Raises:
+        CorruptBatchError: the bytes are something else.
+    """
+    if not packed:
+        return _NO_PROPERTIES
+    try:
+        return MappingProxyType(_decode(packed))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptBatchError(f"unreadable properties: {error}") from error
 
 
 def check_message_size(key_bytes: int, value_bytes: int, properties_bytes: int) -> None:

@@ -100,10 +100,16 @@ def route_table(route: Route) -> list[Partition]:
     The OPEN partition of each logical partition, as a list of 1024.
 
     Raises:
-        InvalidRequestError: a logical partition has none, or two.
+        InvalidRequestError: a logical partition has none, or two, or a range is outside [0, 1024).
     """
     table: list[Partition | None] = [None] * LOGICAL_PARTITIONS
     for partition in route.open_partitions():
+        if not 0 <= partition.range_start < partition.range_end <= LOGICAL_PARTITIONS:
+            raise InvalidRequestError(
+                f"not a range of logical partitions: "
+                f"[{partition.range_start}, {partition.range_end})",
+                partition_id=partition.partition_id,
+            )
         for index in range(partition.range_start, partition.range_end):
             if table[index] is not None:
                 raise InvalidRequestError(f"logical partition {index} has two open partitions")
