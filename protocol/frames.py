@@ -15,7 +15,15 @@ from typing import Any
 
 import msgspec
 
-from .errors import Fate, FrameError, KeylaneError, error_from_wire, wire_details, wire_text
+from .errors import (
+    Fate,
+    FrameError,
+    KeylaneError,
+    MessageTooLargeError,
+    error_from_wire,
+    wire_details,
+    wire_text,
+)
 from .limits import FRAME_BYTES_MAX
 
 _LENGTH = struct.Struct("<I")
@@ -144,9 +152,19 @@ _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 def encode_frame(header: Request | Answer, payload: bytes | bytearray | memoryview = b"") -> bytes:
-    """Header and payload as one frame."""
+    """
+    Header and payload as one frame.
+
+    Raises:
+        MessageTooLargeError: the other side would close the connection over it.
+    """
     packed = _encode_header(header)
-    return b"".join((_LENGTH.pack(len(packed)), packed, payload))
+    frame = b"".join((_LENGTH.pack(len(packed)), packed, payload))
+    if len(frame) > FRAME_BYTES_MAX or len(packed) > HEADER_BYTES_MAX:
+        raise MessageTooLargeError(
+            "frame too large", size_bytes=len(frame), limit_bytes=FRAME_BYTES_MAX
+        )
+    return frame
 
 
 def _split(data: bytes) -> tuple[memoryview, memoryview]:

@@ -37,7 +37,7 @@ NAME_CHARS_MAX = 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
-def check_name(kind: str, text: str) -> str:
+def check_name(kind: str, text: object) -> str:
     """
     Let a legal name through.
 
@@ -53,7 +53,7 @@ def check_name(kind: str, text: str) -> str:
     return text
 
 
-def check_offset(value: int) -> Offset:
+def check_offset(value: object) -> Offset:
     """Let an offset in `[0, 2**63)` through; else raise OffsetInvalidError."""
     if not isinstance(value, int) or not 0 <= value <= MAX_I64:
         raise OffsetInvalidError(offset=str(value)[:40])

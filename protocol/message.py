@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -65,9 +66,12 @@ def pack_properties(properties: Mapping[str, str] | None) -> bytes:
     """
     if not properties:
         return b""
-    for name, value in properties.items():
+    given: Mapping[Any, Any] = properties
+    for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidRequestError(f"a property is text = text, not {name!r:.80} = {value!r:.80}")
+            raise InvalidRequestError(
+                f"a property is text = text, not {name!r:.80} = {value!r:.80}"
+            )
     try:
         packed = _encode(dict(properties))
     except UnicodeEncodeError as error:

@@ -13,6 +13,7 @@ Source: QMQ rounds 1024/k and so leaves holes or fails for most k; i*1024//k is 
 from __future__ import annotations
 
 import enum
+import itertools
 
 import msgspec
 import xxhash
@@ -92,7 +93,7 @@ def split_ranges(count: int) -> list[tuple[int, int]]:
             f"a subject has 1 to {PARTITIONS_MAX} partitions, not {count}", partitions=count
         )
     edges = [index * LOGICAL_PARTITIONS // count for index in range(count + 1)]
-    return list(zip(edges, edges[1:], strict=False))
+    return list(itertools.pairwise(edges))
 
 
 def route_table(route: Route) -> list[Partition]:

@@ -34,14 +34,15 @@ class WebSocketChannel:
     async def call(
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
     ) -> tuple[Answer, memoryview]:
-        """See `network.Channel.call`."""
+        """See `network.Channel.call`; a frame over the limit is a MessageTooLargeError."""
         if self._broken is not None:
             raise NotSentError(f"the connection to {self._address} is closed: {self._broken}")
+        frame = encode_frame(request, payload)
         future = asyncio.get_running_loop().create_future()
         self._waiting[request.correlation_id] = future
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._socket.send_bytes(encode_frame(request, payload))
+                await self._socket.send_bytes(frame)
                 answer, rest = await future
         except TimeoutError:
             raise OutcomeUnknownError(
@@ -49,7 +50,7 @@ class WebSocketChannel:
             ) from None
         except (ConnectionError, aiohttp.ClientError) as error:
             raise OutcomeUnknownError(
-                f"the connection to {self._address} broke: {error or type(error).__name__}"
+                f"the connection to {self._address} broke: {str(error) or type(error).__name__}"
             ) from error
         finally:
             self._waiting.pop(request.correlation_id, None)
@@ -60,19 +61,23 @@ class WebSocketChannel:
         return answer, rest
 
     async def _read(self) -> None:
-        reason = "closed by the other side"
+        reason = ""
         try:
             async for message in self._socket:
                 if message.type is not aiohttp.WSMsgType.BINARY:
-                    raise FrameError("a text frame on the data plane")
+                    raise FrameError(f"no binary frame: {message.type.name} {message.data!r:.200}")
                 answer, payload = decode_answer(message.data)
+                if isinstance(answer, Refused) and answer.correlation_id == 0:
+                    reason = answer.message
                 future = self._waiting.get(answer.correlation_id)
                 if future is not None and not future.done():
                     future.set_result((answer, payload))
         except (FrameError, aiohttp.ClientError, ConnectionError) as error:
-            reason = str(error)
+            reason = str(error) or type(error).__name__
         finally:
-            self._broken = reason
+            code = self._socket.close_code
+            reason = reason or f"closed by the other side, code {code}"
+            reason = self._broken = self._broken or reason
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(
@@ -86,3 +91,5 @@ class WebSocketChannel:
         self._broken = self._broken or "closed on this side"
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
+        if not self._socket.closed:  # the reader was cancelled before its first step
+            await self._socket.close()

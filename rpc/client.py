@@ -58,11 +58,13 @@ class MetaClient:
         wait_ms: int = 0,
         timeout_ms: int | None = None,
     ) -> T:
-        for left in reversed(range(len(self._addresses))):
+        # A copy: calls at the same time each try every address, whoever moves the list on.
+        addresses = list(self._addresses)
+        for address in addresses:
             try:
                 return await self._network.control(
                     method,
-                    self._addresses[0],
+                    address,
                     path,
                     answer,
                     body=body,
@@ -70,8 +72,9 @@ class MetaClient:
                     timeout_ms=(timeout_ms or self._timeout_ms) + wait_ms,
                 )
             except NotSentError:
-                self._addresses.append(self._addresses.pop(0))
-                if not left:
+                if self._addresses[0] == address:
+                    self._addresses.append(self._addresses.pop(0))
+                if address is addresses[-1]:
                     raise
         raise AssertionError("unreachable")
 
@@ -158,10 +161,7 @@ class BrokerClient:
 
     async def channel(self) -> Channel:
         """The open channel.  Raises NotSentError."""
-        channel = self._channel
-        if channel is not None and not channel.closed:
-            return channel
-        async with self._opening:
+        async with self._opening:  # also when it is open: nobody overtakes those who waited for it
             if self._channel is None or self._channel.closed:
                 self._channel = await self._network.open_channel(
                     self.address, timeout_ms=self._timeout_ms

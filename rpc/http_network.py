@@ -44,7 +44,7 @@ class HttpNetwork:
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise NotSentError(
-                f"cannot reach the broker at {address}: {error or type(error).__name__}", address=address
+                f"cannot reach the broker at {address}: {str(error) or type(error).__name__}", address=address
             ) from error
         return WebSocketChannel(socket, address)
 
@@ -76,13 +76,13 @@ class HttpNetwork:
             raise NotSentError(f"cannot reach {address}: {error}", address=address) from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise OutcomeUnknownError(
-                f"no answer from {address} to {method} {path}: {error or type(error).__name__}"
+                f"no answer from {address} to {method} {path}: {str(error) or type(error).__name__}"
             ) from error
         try:
             if status == 200:
                 return msgspec.json.decode(data, type=answer)
             problem = msgspec.json.decode(data, type=ErrorBody)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InternalError(
                 f"{address} answered {method} {path} with status {status} and no JSON of ours: {error}"
             ) from error

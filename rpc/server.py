@@ -97,7 +97,7 @@ def _control_handler(route: ControlRoute) -> Callable[[web.Request], Awaitable[w
                 body = msgspec.json.decode(await request.read(), type=route.body)
             params = dict(request.query) | dict(request.match_info)
             answer = await route.handler(body, params)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return _error_response(InvalidRequestError(f"{route.method} {route.path}: {error}"))
         except KeylaneError as error:
             return _error_response(error)
@@ -139,13 +139,15 @@ class _DataPlane:
         tasks: set[asyncio.Task[None]] = set()
         try:
             async for message in socket:
+                if message.type is WSMsgType.ERROR:  # aiohttp has closed the socket, with a code
+                    log.warning("a broken WebSocket message: %s", message.data)
+                    break
                 try:
                     if message.type is not WSMsgType.BINARY:
                         raise FrameError("a text frame on the data plane")
                     asked, payload = decode_request(message.data)
                 except FrameError as error:
-                    await socket.send_bytes(encode_frame(refusal(0, error)))
-                    await socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=b"FrameError")
+                    await self._refuse(socket, error)
                     break
                 await room.acquire()
                 task = asyncio.create_task(self._answer(socket, asked, payload, room))
@@ -157,6 +159,14 @@ class _DataPlane:
                 task.cancel()
         return socket
 
+    @staticmethod
+    async def _refuse(socket: web.WebSocketResponse, error: FrameError) -> None:
+        try:
+            await socket.send_bytes(encode_frame(refusal(0, error)))
+            await socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=b"FrameError")
+        except (ConnectionError, RuntimeError):
+            log.debug("the client left before it was refused")
+
     async def _answer(
         self,
         socket: web.WebSocketResponse,
@@ -166,22 +176,25 @@ class _DataPlane:
     ) -> None:
         try:
             try:
-                answer, rest = await self._handler(asked, payload)
+                frame = encode_frame(*await self._handler(asked, payload))
             except KeylaneError as error:
-                answer, rest = refusal(asked.correlation_id, error), b""
+                frame = encode_frame(refusal(asked.correlation_id, error))
             except Exception:
                 log.exception("%s failed", type(asked).__name__)
-                answer, rest = refusal(asked.correlation_id, InternalError()), b""
+                frame = encode_frame(refusal(asked.correlation_id, InternalError()))
             if not socket.closed:
-                await socket.send_bytes(encode_frame(answer, rest))
+                await socket.send_bytes(frame)
         except (ConnectionError, RuntimeError):
             log.debug("the client left before its answer")
         finally:
             room.release()
 
     async def close(self, _app: web.Application) -> None:
-        for socket in list(self._sockets):
-            await socket.close(code=WSCloseCode.GOING_AWAY, message=b"stopping")
+        closing = [
+            socket.close(code=WSCloseCode.GOING_AWAY, message=b"stopping")
+            for socket in list(self._sockets)
+        ]
+        await asyncio.gather(*closing, return_exceptions=True)
 
 
 def check_loopback(host: str) -> None:
