@@ -168,7 +168,7 @@ def read_header(data: bytes | memoryview, start: int = 0) -> Header | Short | Wr
         return Wrong(f"length {length}")
     if fields[17]:
         return Wrong("reserved field")
-    return Header(length, *fields[4:17], sequence=fields[18])
+    return Header(*fields[2:3], *fields[4:17], *fields[18:])
 
 
 def read_record(data: bytes | memoryview, start: int = 0) -> Header | Short | Wrong:
