@@ -1,0 +1,256 @@
+"""The checker passes clean histories and catches each broken one by name."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from keylane.cli.checker import (
+    Anomaly,
+    CursorSample,
+    Findings,
+    PartitionLog,
+    Record,
+    Source,
+    check_history,
+)
+
+# Rows 0..7; keys a and b in partition 1, c and no key in partition 2.
+KEYS = [b"a", b"b", b"c", b"a", b"", b"b", b"a", b"c"]
+SOURCE = Source(keys=KEYS, digests=[100 + row for row in range(8)])
+
+
+def part(*rows: int) -> PartitionLog:
+    return PartitionLog(
+        rows=rows, keys=[KEYS[row] for row in rows], digests=[100 + row for row in rows]
+    )
+
+
+LOG = {1: part(0, 1, 3, 5, 6), 2: part(2, 4, 7)}
+
+
+def handled(partition_id: int, token: int, *offsets: int, at_ms: int = 0) -> list[Record]:
+    """Records of these offsets, one millisecond apart."""
+    rows = LOG[partition_id].rows
+    return [
+        Record(KEYS[rows[offset]], rows[offset], partition_id, offset, token, at_ms + step)
+        for step, offset in enumerate(offsets)
+    ]
+
+
+CLEAN = {
+    "one": handled(1, 1, 0, 1, 2) + handled(2, 2, 0, 1, 2),
+    "two": handled(1, 3, 2, 3, 4, at_ms=1_000),
+}
+
+
+def only(found: Findings, anomaly: Anomaly, count: int = 1) -> None:
+    assert {name: n for name, n in found.counts.items() if n} == {anomaly: count}
+    assert not found.clean
+    assert found.examples
+    assert all(example.startswith(anomaly) for example in found.examples)
+
+
+def test_clean_history():
+    """A run with one hand-over and one message handled twice is clean, and its numbers are right."""
+    found = check_history(SOURCE, LOG, CLEAN)
+    assert found.clean
+    assert found.examples == []
+    assert (found.stored, found.handled, found.redelivered, found.order_violations) == (8, 8, 1, 0)
+
+
+def test_concurrency_within_an_owner():
+    """Inside one owner, different keys may pass each other; only a key's own messages keep their order."""
+    records = {"one": handled(1, 1, 1, 0, 3, 2, 4), "two": handled(2, 1, 2 - 1, 0, 2)}
+    assert check_history(SOURCE, LOG, records).clean
+
+
+def test_lost_row():
+    """A row in no partition is lost."""
+    log = LOG | {2: part(2, 4)}
+    records = {"one": handled(1, 1, 0, 1, 2, 3, 4) + handled(2, 1, 0, 1)}
+    found = check_history(SOURCE, log, records)
+    only(found, Anomaly.LOST)
+    assert found.stored == 7
+
+
+def test_lost_message():
+    """A message that is stored and that nobody handled is lost."""
+    records = {"one": handled(1, 1, 0, 1, 2, 3, 4) + handled(2, 1, 0, 2)}
+    found = check_history(SOURCE, LOG, records)
+    only(found, Anomaly.LOST)
+    assert found.handled == 7
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rows": (2, 4, 99)},
+        {"digests": [102, 104, 1]},
+        {"keys": [b"c", b"", b"d"]},
+    ],
+)
+def test_phantom_in_the_log(wrong):
+    """A stored message that was not sent so - unknown row, other value, other key - is a phantom."""
+    found = check_history(SOURCE, LOG | {2: replace(LOG[2], **wrong)}, CLEAN)
+    assert found.counts[Anomaly.PHANTOM] >= 1
+    assert not found.clean
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record(b"c", 7, 2, 1, 9, 5_000),
+        Record(b"c", 7, 2, 3, 9, 5_000),
+        Record(b"c", 7, 2, -1, 9, 5_000),
+        Record(b"x", 7, 2, 2, 9, 5_000),
+        Record(b"c", 7, 3, 2, 9, 5_000),
+    ],
+)
+def test_phantom_record(record):
+    """A record of a message that is not at that place of the log is a phantom."""
+    only(check_history(SOURCE, LOG, CLEAN | {"ghost": [record]}), Anomaly.PHANTOM)
+
+
+def test_duplicate():
+    """A row stored twice is a duplicate."""
+    log = LOG | {2: part(2, 4, 7, 7)}
+    records = {"one": CLEAN["one"] + [Record(b"c", 7, 2, 3, 2, 9)], "two": CLEAN["two"]}
+    only(check_history(SOURCE, log, records), Anomaly.DUPLICATE)
+
+
+def test_inversion():
+    """Two rows of one key stored against the order of sending are an inversion."""
+    log = LOG | {1: part(0, 1, 6, 5, 3)}
+    records = {
+        "one": [Record(KEYS[row], row, 1, n, 1, 0) for n, row in enumerate(log[1].rows)]
+        + handled(2, 2, 0, 1, 2)
+    }
+    only(check_history(SOURCE, log, records), Anomaly.INVERSION)
+
+
+def test_key_in_two_partitions():
+    """A key with messages in two partitions is an inversion: nothing orders them."""
+    log = {1: part(0, 1, 3, 5), 2: part(2, 4, 7, 6)}
+    records = {
+        "one": handled(1, 1, 0, 1, 2, 3) + handled(2, 2, 0, 1, 2) + [Record(b"a", 6, 2, 3, 2, 9)]
+    }
+    only(check_history(SOURCE, log, records), Anomaly.INVERSION)
+
+
+def test_skip_within_an_owner():
+    """An owner that jumps over a message of a key skips, even if a later owner handles it."""
+    records = {
+        "one": handled(1, 1, 0, 1, 4, 3) + handled(2, 1, 0, 1, 2),
+        "two": handled(1, 3, 2, 4, at_ms=1_000),
+    }
+    only(check_history(SOURCE, LOG, records), Anomaly.SKIP)
+
+
+def test_skip_at_hand_over():
+    """A new owner that begins a key past what anybody before it handled skips."""
+    records = {
+        "one": handled(1, 1, 0, 1) + handled(2, 1, 0, 1, 2),
+        "two": handled(1, 3, 4, 3, at_ms=1_000),
+        "three": handled(1, 5, 2, at_ms=2_000),
+    }
+    only(check_history(SOURCE, LOG, records), Anomaly.SKIP)
+
+
+def test_rewind_at_hand_over():
+    """A new owner may begin again far back: that is redelivery and no anomaly."""
+    records = {"one": CLEAN["one"], "two": handled(1, 3, 0, 1, 2, 3, 4, at_ms=1_000)}
+    found = check_history(SOURCE, LOG, records)
+    assert found.clean
+    assert found.redelivered == 3
+
+
+@pytest.mark.parametrize("offsets", [(0, 2, 2, 4), (0, 2, 4, 0)])
+def test_nonmonotonic_owner(offsets):
+    """An owner that handles a key's message again, or an older one, is nonmonotonic."""
+    records = {"one": handled(1, 1, 1, 3, *offsets) + handled(2, 1, 0, 1, 2)}
+    only(check_history(SOURCE, LOG, records), Anomaly.NONMONOTONIC)
+
+
+@pytest.mark.parametrize(
+    "later", [CursorSample(1, 3, 1, 0), CursorSample(1, 2, 5, 0)], ids=["cursor", "token"]
+)
+def test_nonmonotonic_cursor(later):
+    """A cursor that falls, or a token that falls, is nonmonotonic."""
+    cursors = [CursorSample(1, 3, 4, 0), later]
+    only(check_history(SOURCE, LOG, CLEAN, cursors), Anomaly.NONMONOTONIC)
+
+
+def test_two_holders():
+    """Two consumers under one token on one partition are named."""
+    records = CLEAN | {"twin": handled(2, 2, 0, 1)}
+    found = check_history(SOURCE, LOG, records)
+    assert found.counts[Anomaly.TWO_HOLDERS] == 1
+    assert found.order_violations >= 1
+
+
+def test_stale_ack_by_late_record():
+    """A message handled by a fenced owner and by no later one was acked by the fenced one."""
+    records = {
+        "one": handled(1, 1, 0, 1, 2) + handled(1, 1, 3, at_ms=1_500) + handled(2, 2, 0, 1, 2),
+        "two": handled(1, 3, 2, at_ms=1_000) + handled(1, 3, 4, at_ms=2_000),
+    }
+    only(check_history(SOURCE, LOG, records), Anomaly.STALE_ACK)
+
+
+def test_late_record_handled_again():
+    """A fenced owner that finishes a message in hand does no harm if the new owner handles it again."""
+    records = {
+        "one": handled(1, 1, 0, 1, 2) + handled(1, 1, 3, at_ms=1_500) + handled(2, 2, 0, 1, 2),
+        "two": handled(1, 3, 2, 3, 4, at_ms=1_000),
+    }
+    assert check_history(SOURCE, LOG, records).clean
+
+
+def test_stale_ack_by_cursor():
+    """A cursor that rises under a token whose owner did not handle what it passed was moved by another."""
+    cursors = [CursorSample(1, 3, 1, 0), CursorSample(1, 3, 5, 0)]
+    only(check_history(SOURCE, LOG, CLEAN, cursors), Anomaly.STALE_ACK)
+
+
+def test_cursor_over_acked_ranges():
+    """A cursor may pass what an earlier owner had acked above it, and what the current owner handled."""
+    cursors = [
+        CursorSample(2, 2, 0, 0),
+        CursorSample(1, 1, 1, 0),
+        CursorSample(1, 3, 1, 1),
+        CursorSample(1, 3, 5, 0),
+        CursorSample(2, 2, 3, 0),
+    ]
+    assert check_history(SOURCE, LOG, CLEAN, cursors).clean
+
+
+def test_examples_are_few():
+    """However much is wrong, each anomaly keeps a handful of examples and the full count."""
+    total = 10_000
+    source = Source(keys=[b"k"] * total, digests=[0] * total)
+    found = check_history(source, {}, {})
+    assert found.counts[Anomaly.LOST] == total
+    assert len(found.examples) == 5
+
+
+def test_speed():
+    """A third of a million rows handled by two owners each are judged in a few seconds."""
+    total, partitions = 336_776, 4
+    keys = [b"N%d" % (row * 7919 % 4000) for row in range(total)]
+    log, records = {}, {}
+    for number in range(partitions):
+        rows = [row for row in range(total) if row * 7919 % 4000 % partitions == number]
+        log[number] = PartitionLog(rows, [keys[row] for row in rows], [0] * len(rows))
+        lines = [Record(keys[row], row, number, n, 1, n) for n, row in enumerate(rows)]
+        half = len(lines) // 2
+        records[f"first-{number}"] = lines[:half]
+        records[f"second-{number}"] = [
+            line._replace(token=2, at_ms=total + line.at_ms) for line in lines[half - 10 :]
+        ]
+    began = time.perf_counter()
+    found = check_history(Source(keys, [0] * total), log, records)
+    assert found.clean
+    assert found.redelivered == 10 * partitions
+    # Measured at about 1 s alone; the margin is for a machine that does other things as well.
+    assert time.perf_counter() - began < 6
