@@ -1,0 +1,101 @@
+"""Writes the golden files of the protocol anew: `python tests/golden/make_protocol_goldens.py`.
+
+A change of a golden file is a change of what is stored on disks and spoken on wires: a decision, never a
+repair of a test.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from keylane.protocol import errors, frames
+from keylane.protocol.batch import encode_batch
+from keylane.protocol.message import pack_properties
+from keylane.protocol.record import stamp
+from keylane.protocol.routing import logical_partition
+
+HERE = Path(__file__).parent
+
+KEYS = {
+    "empty": b"",
+    "NUL": b"\x00",
+    "a": b"a",
+    "N14228": b"N14228",
+    "N24211": b"N24211",
+    "order-1": b"order-1",
+    "order-2": b"order-2",
+    "ключ": "ключ".encode(),
+    "k * 16": b"k" * 16,
+    "k * 17": b"k" * 17,
+    "k * 240": b"k" * 240,
+    "k * 241": b"k" * 241,
+    "k * 1024": b"k" * 1024,
+    "bytes 0..255": bytes(range(256)),
+}
+"""The lengths straddle the branches of xxh3: 1..3, 4..8, 9..16, 17..128, 129..240, longer."""
+
+FRAMES: list[frames.Request | frames.Answer] = [
+    frames.Append(1, 7),
+    frames.Acquire(2, 7, "audit", "0123456789abcdef", 5, 30_000),
+    frames.Pull(3, 7, "audit", "0123456789abcdef", 5, 1_000, 1 << 20, 30_000),
+    frames.Ack(4, 7, "audit", "0123456789abcdef", 5, ((0, 3), (5, 2**40))),
+    frames.Release(5, 7, "audit", "0123456789abcdef", 5),
+    frames.Read(6, 7, 2**40, 1 << 20),
+    frames.Appended(1, -1, "fsync", True),
+    frames.Acquired(2, 3, ((5, 9),), 12, False),
+    frames.Batches(3, 0, 12, 9, True),
+    frames.Acked(4, 2**40),
+    frames.Released(5),
+    frames.refusal(6, errors.FencedError(partition_id=7, token=5)),
+]
+PAYLOAD = b"payload"
+
+
+def logical_partitions() -> dict[str, int]:
+    """Name of the key → logical partition."""
+    return {name: logical_partition(key) for name, key in KEYS.items()}
+
+
+def batch() -> bytes:
+    """A batch of three messages, stamped by a broker: no key, properties, an empty value."""
+    record = bytearray(
+        encode_batch(
+            partition_id=7,
+            sent_at_ns=[
+                1_700_000_000_000_000_000,
+                1_700_000_000_000_000_001,
+                1_700_000_000_000_000_900,
+            ],
+            keys=[b"N14228", b"", b"N24211"],
+            values=[b'{"carrier":"UA"}', b"", b"\x00\xff"],
+            properties=[b"", pack_properties({"trace": "9"}), b""],
+            producer_id=0x1122334455667788,
+            producer_epoch=2,
+            sequence=41,
+        )
+    )
+    stamp(record, base_offset=1_000, position=1 << 33, appended_at_ms=1_700_000_000_123)
+    return bytes(record)
+
+
+def frame_bytes() -> dict[str, str]:
+    """Frame type → its bytes with PAYLOAD, in hex."""
+    return {type(one).__name__: frames.encode_frame(one, PAYLOAD).hex() for one in FRAMES}
+
+
+def main() -> None:
+    """Write all four."""
+    lines = batch().hex(" ", -4).split(" ")
+    rows = [" ".join(lines[start : start + 6]) for start in range(0, len(lines), 6)]
+    for name, content in {
+        "logical_partitions.json": json.dumps(logical_partitions(), indent=1, ensure_ascii=False),
+        "batch_v1.hex": "\n".join(rows),
+        "frames_v1.json": json.dumps(frame_bytes(), indent=1),
+        "error_codes.json": json.dumps(errors.codes(), indent=1),
+    }.items():
+        (HERE / name).write_text(content + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What is stored on disks and spoken on wires does not change unnoticed."""
+
+from __future__ import annotations
+
+import json
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from golden import make_protocol_goldens as goldens
+
+from keylane.protocol import errors, frames
+from keylane.protocol.batch import check_batch, columns
+from keylane.protocol.message import unpack_properties
+from keylane.protocol.routing import logical_partition
+
+HERE = Path(__file__).parent
+
+
+def golden_json(name: str) -> dict:
+    return json.loads((HERE / name).read_text())
+
+
+def golden_batch() -> bytes:
+    return bytes.fromhex((HERE / "batch_v1.hex").read_text())
+
+
+def crc32c_by_bits(data: bytes) -> int:
+    """CRC-32C as its definition says, bit by bit: independent of the library."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(("name", "expected"), golden_json("logical_partitions.json").items())
+def test_a_key_belongs_to_the_same_logical_partition_for_ever(name, expected):
+    """The logical partition of a key never changes: it decides where old messages lie."""
+    assert logical_partition(goldens.KEYS[name]) == expected
+
+
+def test_the_vectors_name_every_key():
+    """No key of the vectors has been dropped."""
+    assert golden_json("logical_partitions.json") == goldens.logical_partitions()
+
+
+def test_the_bytes_of_a_batch():
+    """A batch is packed and stamped into exactly the golden bytes."""
+    assert goldens.batch() == golden_batch()
+
+
+def test_the_golden_batch_by_its_drawing():
+    """Read with nothing but the drawing in protocol/record.py and protocol/batch.py, the golden bytes mean this."""
+    data = golden_batch()
+    assert struct.unpack_from("<III", data) == (0x314C4B42, crc32c_by_bits(data[8:96]), len(data))
+    assert tuple(data[12:16]) == (1, 1, 0, 0)
+    assert struct.unpack_from("<II", data, 16) == (crc32c_by_bits(data[96:]), 3)
+    assert struct.unpack_from("<QQQ", data, 24) == (7, 1_000, 1 << 33)
+    first, last = 1_700_000_000_000_000_000, 1_700_000_000_000_000_900
+    assert struct.unpack_from("<qqq", data, 48) == (first, last, 1_700_000_000_123)
+    assert struct.unpack_from("<QIIQ", data, 72) == (0x1122334455667788, 2, 0, 41)
+    assert struct.unpack_from("<3q", data, 96) == (first, first + 1, last)
+    assert struct.unpack_from("<9I", data, 120) == (6, 0, 6, 16, 0, 2, 0, 9, 0)
+    assert data[156:] == b'N14228N24211{"carrier":"UA"}\x00\xff\x81\xa5trace\xa19'
+
+
+def test_the_golden_batch_reads_back():
+    """The reader finds in the golden bytes what was packed."""
+    data = golden_batch()
+    header = check_batch(data)
+    found = columns(data, header)
+    cut = found.blob
+    keys = [cut[a:b] for a, b in pairwise(found.key_edges)]
+    values = [cut[a:b] for a, b in pairwise(found.value_edges)]
+    edges = found.property_edges
+    properties = [unpack_properties(cut[a:b]) for a, b in pairwise(edges)]
+    assert (header.base_offset, header.next_offset, header.sequence) == (1_000, 1_003, 41)
+    assert keys == [b"N14228", b"", b"N24211"]
+    assert values == [b'{"carrier":"UA"}', b"", b"\x00\xff"]
+    assert properties == [{}, {"trace": "9"}, {}]
+
+
+def test_every_code_has_its_error():
+    """The names may change and codes may be added, but a code never means another error."""
+    assert errors.codes() == {
+        int(code): name for code, name in golden_json("error_codes.json").items()
+    }
+
+
+def test_the_bytes_of_every_frame():
+    """Every frame type is packed into exactly the golden bytes."""
+    assert goldens.frame_bytes() == golden_json("frames_v1.json")
+
+
+def test_every_frame_type_is_pinned():
+    """There is a golden frame for each type that may cross the wire."""
+    kinds = {*frames.Request.__args__, *frames.Answer.__args__}
+    assert {kind.__name__ for kind in kinds} == golden_json("frames_v1.json").keys()
+
+
+@pytest.mark.parametrize("frame", goldens.FRAMES, ids=lambda frame: type(frame).__name__)
+def test_the_golden_frames_read_back(frame):
+    """A golden frame decodes into the frame it was made of, payload untouched."""
+    data = bytes.fromhex(golden_json("frames_v1.json")[type(frame).__name__])
+    is_request = type(frame) in frames.Request.__args__
+    found, payload = (frames.decode_request if is_request else frames.decode_answer)(data)
+    assert found == frame
+    assert payload == goldens.PAYLOAD
