@@ -1,5 +1,8 @@
 # `make` lists the targets.  Python 3.11 or newer and make are all that has to be there before.
 
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -42,7 +45,7 @@ lint: $(STAMP) ## formatting and lint
 	@$(BIN)/ruff check --quiet .
 
 types: $(STAMP) ## strict type check of the package
-	@$(BIN)/mypy --no-error-summary -p keylane
+	@$(BIN)/mypy --no-error-summary -p keylane | sed 's|^$(VENV)/typing/keylane/||'
 
 unit: $(STAMP)
 	@$(BIN)/python -m pytest tests/tidy tests/unit

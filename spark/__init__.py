@@ -1,0 +1,1 @@
+"""Spark reads and writes keylane: a Python data source, and what a local session needs."""
