@@ -1,0 +1,143 @@
+"""Batches and frames with anything in them, and decoders fed anything at all."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from keylane.protocol import frames
+from keylane.protocol.batch import batch_starts, check_batch, columns, encode_batch
+from keylane.protocol.errors import CorruptBatchError, FrameError
+from keylane.protocol.message import pack_properties, unpack_properties
+from keylane.protocol.record import (
+    HEADER_BYTES,
+    Header,
+    Kind,
+    Short,
+    Wrong,
+    encode_record,
+    read_record,
+)
+
+blobs = st.binary(max_size=40)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+times = st.integers(-(2**63), 2**63 - 1)
+messages = st.lists(
+    st.tuples(times, blobs, blobs, st.dictionaries(texts, texts, max_size=3)),
+    min_size=1,
+    max_size=20,
+)
+u64 = st.integers(0, 2**64 - 1)
+
+
+def slices(blob: bytes, edges: list[int]) -> list[bytes]:
+    return [blob[start:end] for start, end in pairwise(edges)]
+
+
+@given(messages, u64, u64, st.integers(0, 2**32 - 1), u64, blobs, blobs)
+@settings(deadline=None)
+def test_a_batch_reads_back_as_it_was_written(
+    rows, partition_id, producer, epoch, sequence, pre, post
+):
+    """Whatever the messages, the batch gives back their columns, wherever it lies in a buffer."""
+    sent_at_ns, keys, values, properties = (list(column) for column in zip(*rows, strict=True))
+    packed = [pack_properties(one) for one in properties]
+    data = encode_batch(
+        partition_id=partition_id,
+        sent_at_ns=sent_at_ns,
+        keys=keys,
+        values=values,
+        properties=packed if any(packed) else (),
+        producer_id=producer,
+        producer_epoch=epoch,
+        sequence=sequence,
+    )
+    around = pre + data + post
+    header = check_batch(memoryview(around), len(pre))
+    assert (header.count, header.length) == (len(rows), len(data))
+    assert (header.partition_id, header.producer_id) == (partition_id, producer)
+    assert (header.producer_epoch, header.sequence) == (epoch, sequence)
+    assert (header.first_sent_at_ns, header.last_sent_at_ns) == (sent_at_ns[0], sent_at_ns[-1])
+    found = columns(around, header, len(pre))
+    assert found.blob == data
+    assert found.sent_at_ns.tolist() == sent_at_ns
+    assert slices(found.blob, found.key_edges) == keys
+    assert slices(found.blob, found.value_edges) == values
+    unpacked = [unpack_properties(one) for one in slices(found.blob, found.property_edges)]
+    assert unpacked == properties
+
+
+@given(st.binary(max_size=400), st.integers(0, 450))
+@example(b"BKL1" + bytes(92), 0)
+@settings(deadline=None)
+def test_any_bytes_are_a_record_or_short_or_wrong(data, start):
+    """The reader of records never raises, whatever it is given; the checks above it raise typed errors only."""
+    assert isinstance(read_record(data, start), Header | Short | Wrong)
+    try:
+        check_batch(data, start)
+    except CorruptBatchError:
+        pass
+    try:
+        batch_starts(data)
+    except CorruptBatchError:
+        pass
+
+
+@given(st.binary(max_size=300), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_a_record_with_right_checksums_and_any_body_is_columns_or_a_typed_error(
+    body, count, partition
+):
+    """A hostile sender can make the checksums right, and still gets no further than a typed error."""
+    record = encode_record(body, kind=Kind.MESSAGES, count=count, partition_id=partition)
+    try:
+        found = columns(record, check_batch(record))
+    except CorruptBatchError:
+        return
+    assert found.property_edges[-1] == len(record)
+    assert len(found.key_edges) == len(found.value_edges) == len(found.property_edges) == count + 1
+    assert found.key_edges[0] == HEADER_BYTES + 20 * count
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=200), st.binary(max_size=60).map(lambda b: bytes([len(b), 0, 0, 0]) + b)
+    )
+)
+@settings(max_examples=400, deadline=None)
+def test_any_bytes_are_a_frame_or_a_frame_error(data):
+    """Decoding arbitrary bytes raises FrameError and nothing else."""
+    for decode in (frames.decode_request, frames.decode_answer):
+        try:
+            decode(data)
+        except FrameError:
+            pass
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+i64 = st.integers(-(2**63), 2**63 - 1)
+any_frame = st.one_of(
+    st.builds(frames.Append, u64, i64),
+    st.builds(frames.Acquire, u64, i64, names, names, i64, i64),
+    st.builds(frames.Pull, u64, i64, names, names, i64, i64, i64, i64),
+    st.builds(
+        frames.Ack,
+        u64,
+        i64,
+        names,
+        names,
+        i64,
+        st.lists(st.tuples(i64, i64), max_size=5).map(tuple),
+    ),
+    st.builds(frames.Release, u64, i64, names, names, i64),
+    st.builds(frames.Read, u64, i64, i64),
+)
+
+
+@given(any_frame, blobs)
+@settings(deadline=None)
+def test_a_request_reads_back_as_it_was_written(request, payload):
+    """Whatever its fields, a request and its payload arrive as they were sent."""
+    assert frames.decode_request(frames.encode_frame(request, payload)) == (request, payload)

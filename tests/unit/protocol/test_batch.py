@@ -1,0 +1,159 @@
+"""Batches: every damage is found, every cut is told apart, and nothing is taken for something else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from keylane.protocol.batch import batch_starts, check_batch, columns, encode_batch
+from keylane.protocol.errors import CorruptBatchError
+from keylane.protocol.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, MESSAGE_BYTES_MAX
+from keylane.protocol.record import (
+    HEADER_BYTES,
+    Header,
+    Kind,
+    Short,
+    Wrong,
+    encode_record,
+    read_header,
+    read_record,
+    stamp,
+)
+
+
+def batch(count: int = 2, *, sequence: int = 0, value: bytes = b"value") -> bytes:
+    return encode_batch(
+        partition_id=3,
+        sent_at_ns=[10**18 + number for number in range(count)],
+        keys=[b"k%d" % number for number in range(count)],
+        values=[value] * count,
+        properties=[b"\x81\xa1a\xa1b", *[b""] * (count - 1)],
+        producer_id=1,
+        producer_epoch=1,
+        sequence=sequence,
+    )
+
+
+def test_every_flipped_bit_is_found():
+    """No single damaged bit of a batch, header or body, goes unnoticed, and each is a typed error."""
+    good = batch()
+    check_batch(good)
+    for bit in range(8 * len(good)):
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert isinstance(read_record(damaged), Wrong), bit
+        with pytest.raises(CorruptBatchError):
+            check_batch(damaged)
+
+
+def test_every_cut_is_short_and_not_wrong():
+    """A batch cut at any byte reads as Short with the length it wants, so a torn tail is told from damage."""
+    good = batch()
+    for length in range(len(good)):
+        cut = read_record(good[:length])
+        assert cut == Short(len(good) if length >= HEADER_BYTES else HEADER_BYTES), length
+        with pytest.raises(CorruptBatchError):
+            check_batch(good[:length])
+
+
+def test_every_flipped_bit_after_a_cut_is_still_no_batch():
+    """A batch both cut and damaged is never taken for a batch."""
+    good = batch()
+    for bit in range(0, 8 * len(good), 7):
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        for length in range(0, len(good), 13):
+            assert not isinstance(read_record(damaged[:length]), Header)
+
+
+def test_a_batch_in_the_middle_of_other_bytes_is_read_at_its_start():
+    """`start` points at a batch among others; nothing before it matters."""
+    data = b"junk!" + batch(3) + batch(1, sequence=3)
+    header = check_batch(data, 5)
+    assert (header.count, header.sequence) == (3, 0)
+    after = check_batch(memoryview(data), 5 + header.length)
+    assert (after.count, after.sequence) == (1, 3)
+    found = columns(data, header, 5)
+    assert found.blob == batch(3)
+    assert [
+        found.blob[a:b] for a, b in zip(found.key_edges, found.key_edges[1:], strict=False)
+    ] == [
+        b"k0",
+        b"k1",
+        b"k2",
+    ]
+
+
+def test_stamping_changes_three_fields_and_keeps_the_body():
+    """The broker's stamp sets offset, position and time; all else, the body's checksum too, stays."""
+    good = batch()
+    before = check_batch(good)
+    record = bytearray(good)
+    stamp(record, base_offset=2**62, position=2**40, appended_at_ms=5)
+    after = check_batch(record)
+    assert after == dataclasses.replace(before, base_offset=2**62, position=2**40, appended_at_ms=5)
+    assert after.next_offset == 2**62 + 2
+    assert record[HEADER_BYTES:] == good[HEADER_BYTES:]
+
+
+def test_batches_one_after_another_are_all_found():
+    """`batch_starts` finds each batch, and a tail that is none is an error."""
+    parts = [batch(2), batch(1, sequence=2), batch(5, sequence=3)]
+    data = b"".join(parts)
+    found = batch_starts(data)
+    assert [start for start, _ in found] == [0, len(parts[0]), len(parts[0]) + len(parts[1])]
+    assert [header.count for _, header in found] == [2, 1, 5]
+    assert batch_starts(b"") == []
+    with pytest.raises(CorruptBatchError):
+        batch_starts(data + b"\0")
+    with pytest.raises(CorruptBatchError):
+        batch_starts(data[:-1])
+
+
+def test_the_largest_message_fits_a_batch():
+    """One message of the largest size makes a batch that is let through."""
+    assert check_batch(batch(1, value=bytes(MESSAGE_BYTES_MAX - 2 - 5))).length <= BATCH_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (encode_record(b"", kind=Kind.SEAL), "not a message batch"),
+        (encode_record(bytes(20), kind=Kind.CURSOR, count=1), "not a message batch"),
+        (encode_record(bytes(20), kind=Kind.MESSAGES, count=1, codec=9), "not a message batch"),
+        (encode_record(bytes(20), kind=Kind.MESSAGES, count=0), "the count does not fit"),
+        (encode_record(bytes(19), kind=Kind.MESSAGES, count=1), "the count does not fit"),
+        (encode_record(bytes(20), kind=Kind.MESSAGES, count=2**32 - 1), "the count does not fit"),
+        (
+            encode_record(bytes(20 * 2**15 + 20), kind=Kind.MESSAGES, count=BATCH_COUNT_MAX + 1),
+            "the count does not fit",
+        ),
+        (encode_record(bytes(BATCH_BYTES_MAX), kind=Kind.MESSAGES, count=1), "length"),
+    ],
+    ids=range(8),
+)
+def test_a_whole_record_that_is_no_message_batch_is_refused(record, reason):
+    """Right checksums do not make a batch: kind, codec, count and length have to fit as well."""
+    with pytest.raises(CorruptBatchError, match=reason):
+        check_batch(record)
+
+
+def test_lengths_that_do_not_add_up_are_refused():
+    """A body whose lengths claim more or less than it has is refused whole by the reader."""
+    for lengths in ([1, 0, 0], [3, 0, 0], [2**32 - 1, 2, 1], [0, 0, 0]):
+        body = bytes(8) + b"".join(number.to_bytes(4, "little") for number in lengths) + b"ab"
+        record = encode_record(body, kind=Kind.MESSAGES, count=1)
+        with pytest.raises(CorruptBatchError, match="do not add up"):
+            columns(record, check_batch(record))
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+def test_another_version_is_wrong_even_with_a_right_checksum(version):
+    """A record of another format version is not read by guesswork."""
+    import crc32c
+
+    record = bytearray(batch())
+    record[12] = version
+    record[4:8] = crc32c.crc32c(bytes(record[8:HEADER_BYTES])).to_bytes(4, "little")
+    assert read_header(record) == Wrong(f"version {version}")

@@ -1,0 +1,150 @@
+"""Errors say what they know, survive pickling and both wires, and never break on their own details."""
+
+from __future__ import annotations
+
+import pickle
+
+import msgspec
+import pytest
+
+from keylane.protocol import errors
+from keylane.protocol.control import ErrorBody, encode_json
+from keylane.protocol.errors import (
+    FencedError,
+    FlushFailedError,
+    InvalidRequestError,
+    KeylaneError,
+    NotSentError,
+    OutcomeUnknownError,
+    Retry,
+    StaleRouteError,
+    error_from_wire,
+)
+from keylane.protocol.frames import (
+    Refused,
+    decode_answer,
+    encode_frame,
+    refusal,
+    refusal_error,
+)
+from keylane.protocol.limits import FRAME_BYTES_MAX
+
+KINDS = [getattr(errors, name) for name in errors.codes().values()]
+
+
+def over_the_data_plane(error: KeylaneError) -> KeylaneError:
+    answer, payload = decode_answer(encode_frame(refusal(9, error)))
+    assert isinstance(answer, Refused)
+    assert answer.correlation_id == 9
+    assert not payload
+    return refusal_error(answer)
+
+
+def over_the_control_plane(error: KeylaneError) -> KeylaneError:
+    return msgspec.json.decode(encode_json(ErrorBody.of(error)), type=ErrorBody).error()
+
+
+def through_pickle(error: KeylaneError) -> KeylaneError:
+    return pickle.loads(pickle.dumps(error))
+
+
+WAYS = [over_the_data_plane, over_the_control_plane, through_pickle]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_error_survives_every_way(kind, way):
+    """Class, code, text, details and fate of an error are the same on the other side."""
+    sent = kind(partition_id=7, address="127.0.0.1:1", message="about", self=2, kind=3, code=4)
+    got = way(sent)
+    assert type(got) is kind
+    assert got.code == sent.code
+    assert got.message == sent.message
+    assert got.details == sent.details
+    assert got.fate is sent.fate
+    assert got.retry is sent.retry
+    assert str(got) == str(sent)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_the_fate_of_one_error_goes_before_that_of_its_class(way):
+    """An error whose fate its sender knows better than its class arrives with that fate."""
+    sent = StaleRouteError("sealed in mid-append")
+    sent.fate = errors.Fate.UNKNOWN
+    assert way(sent).fate is errors.Fate.UNKNOWN
+    assert StaleRouteError("another").fate is errors.Fate.NOT_DONE
+
+
+def test_a_fate_of_a_newer_protocol_is_unknown():
+    """A fate nobody here knows is not taken for "nothing was done"."""
+    assert refusal_error(Refused(1, 1120, "sealed", {}, "perhaps")).fate is errors.Fate.UNKNOWN
+
+
+def test_an_unknown_code_is_a_plain_refusal():
+    """A code of a newer peer becomes a RefusedError that nobody retries."""
+    error = error_from_wire(1999, "something new", {"depth": 3})
+    assert type(error) is errors.RefusedError
+    assert (error.message, error.details) == ("something new", {"depth": 3})
+    assert error.retry is Retry.NEVER
+
+
+@pytest.mark.parametrize("way", WAYS[:2], ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    ("value", "arrives"),
+    [
+        (2**63, 2**63),
+        (2**64, str(2**64)),
+        (-(2**63) - 1, str(-(2**63) - 1)),
+        (True, True),
+        (0.5, 0.5),
+        (None, "None"),
+        (b"\xff", "b'\\xff'"),
+        (["a", 1], "['a', 1]"),
+        ("\ud800", "?"),
+        (errors.Fate.UNKNOWN, "unknown"),
+        ("x" * 10_000, "x" * errors.TEXT_CHARS_MAX),
+    ],
+    ids=lambda value: f"{type(value).__name__}-{value!r:.12}",
+)
+def test_details_of_any_kind_cross_the_wire(way, value, arrives):
+    """No detail keeps an error from being told: numbers stay numbers, the rest becomes text."""
+    assert way(FencedError("no", value=value)).details == {"value": arrives}
+
+
+@pytest.mark.parametrize("way", WAYS[:2], ids=lambda way: way.__name__)
+def test_an_error_that_quotes_a_huge_input_is_cut(way):
+    """An error stays small enough to be sent, whatever it quotes."""
+    error = way(InvalidRequestError("é" * FRAME_BYTES_MAX + "\udcff"))
+    assert error.message == "é" * errors.TEXT_CHARS_MAX
+
+
+def test_the_text_of_an_error_names_its_class_code_and_advice():
+    """What a person reads has the summary, the details, the class, the code and the hint."""
+    assert str(FencedError(partition_id=7, token=5)) == (
+        "a newer owner has this partition (partition_id=7, token=5) [FencedError 1130]\n"
+        "  Stop handling it; what was not acked is with the newer owner."
+    )
+    assert str(FencedError("an own text", token=5)).startswith("an own text [FencedError 1130]")
+
+
+def test_two_errors_cannot_share_a_code():
+    """A class that takes a code already given, or forgets to give one, does not come into being."""
+    with pytest.raises(AssertionError, match="code 1130 is both"):
+        type("OtherError", (errors.RefusedError,), {"code": 1130})
+    with pytest.raises(AssertionError, match="code 1100 is both"):
+        type("CodelessError", (errors.RefusedError,), {})
+
+
+def test_fates_of_the_unreachable():
+    """A call that was never sent was not done; one that lost its answer may have been."""
+    assert NotSentError().fate is errors.Fate.NOT_DONE
+    assert OutcomeUnknownError().fate is errors.Fate.UNKNOWN
+    assert FlushFailedError().fate is errors.Fate.UNKNOWN
+
+
+def test_every_error_says_what_it_is():
+    """Each class has a summary of its own, its name ends in Error, and star imports offer it."""
+    assert len({kind.summary for kind in KINDS if "Storage" not in kind.__name__}) >= len(KINDS) - 2
+    assert all(kind.__name__.endswith("Error") for kind in KINDS)
+    assert {kind.__name__ for kind in KINDS} | {"Fate", "Retry"} == set(errors.__all__)
+    assert len(errors.__all__) == len(set(errors.__all__))

@@ -1,0 +1,124 @@
+"""Frames: what is refused, and that limits hold on the sending side too."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import pytest
+
+from keylane.protocol.errors import FrameError, MessageTooLargeError
+from keylane.protocol.frames import (
+    HEADER_BYTES_MAX,
+    Ack,
+    Acked,
+    Acquired,
+    Append,
+    Batches,
+    Read,
+    decode_answer,
+    decode_request,
+    encode_frame,
+)
+from keylane.protocol.limits import ACK_RANGES_MAX, BATCH_BYTES_MAX, FRAME_BYTES_MAX, PULL_BYTES_MAX
+
+
+def framed(header: object, payload: bytes = b"", length: int | None = None) -> bytes:
+    packed = msgspec.msgpack.encode(header)
+    return struct.pack("<I", len(packed) if length is None else length) + packed + payload
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00",
+        b"\x00\x00\x00\x00",
+        b"\x00\x00\x00\x00\x93",
+        framed([1, 5, 7], length=5),
+        framed([1, 5, 7], length=3),
+        framed([1, 5, 7], length=2**32 - 1),
+        framed([1, 5, 7], b"x" * 99, length=HEADER_BYTES_MAX + 1),
+        framed([0, 5, 7]),
+        framed([99, 5, 7]),
+        framed([-1, 5, 7]),
+        framed(["1", 5, 7]),
+        framed([65, 5, 7, "fsync", False]),
+        framed([1]),
+        framed([1, 5]),
+        framed([1, "5", 7]),
+        framed([1, 5, None]),
+        framed([1, 5, 7.5]),
+        framed([2, 5, 7, "g", b"\xff\xfe", 1, 1]),
+        framed([4, 5, 7, "g", "s", 1, [[1]]]),
+        framed({"correlation_id": 5}),
+        framed(7),
+        struct.pack("<I", 1) + b"\xc1",
+        struct.pack("<I", 4) + b"\x93\x01\xa2\xff",
+        struct.pack("<I", 5) + b"\xdd\xff\xff\xff\xff",
+        struct.pack("<I", 11) + b"\x97\x02\x05\x07\xa2\xff\xff\xa1s\x01\x01",
+        struct.pack("<I", 200_005) + b"\x94\x01\x05\x07" + b"\x91" * 200_000 + b"\x90",
+        b"x" * (FRAME_BYTES_MAX + 1),
+    ],
+    ids=lambda data: f"{len(data)}-{data[:12].hex()}",
+)
+def test_a_frame_that_is_none_is_refused(data):
+    """A lying length, an unknown type, or fields that do not fit: a FrameError, nothing else."""
+    with pytest.raises(FrameError):
+        decode_request(data)
+
+
+def test_the_frame_those_were_made_of_is_good():
+    """The frame that the refused ones differ from is taken."""
+    assert decode_request(framed([1, 5, 7]))[0] == Append(5, 7)
+
+
+def test_an_answer_is_no_request_and_a_request_no_answer():
+    """The two directions do not take each other's types."""
+    with pytest.raises(FrameError):
+        decode_request(encode_frame(Acked(1, 2)))
+    with pytest.raises(FrameError):
+        decode_answer(encode_frame(Append(1, 2)))
+
+
+def test_fields_of_a_newer_protocol_are_left_out():
+    """A frame with more fields than this version knows is understood as far as it goes."""
+    assert decode_request(framed([6, 5, 7, 0, 100, "newer", {"a": 1}]))[0] == Read(5, 7, 0, 100)
+
+
+def test_a_deeply_nested_answer_is_refused():
+    """Details nested deeper than a stack goes are a FrameError, not a crash of the reader."""
+    deep = b"\x91" * 100_000 + b"\x90"
+    header = b"\x95\x7f\x01\x01\xa1x\x81\xa1a" + deep
+    with pytest.raises(FrameError):
+        decode_answer(struct.pack("<I", len(header)) + header)
+
+
+def test_the_payload_is_not_copied():
+    """The payload is a view of the frame received."""
+    data = encode_frame(Append(1, 2), b"payload")
+    _, payload = decode_request(data)
+    assert payload.obj is data
+
+
+def test_a_frame_over_the_limit_is_not_made():
+    """What the other side would close the connection over is refused before it is sent."""
+    room = FRAME_BYTES_MAX - len(encode_frame(Append(1, 2)))
+    assert len(encode_frame(Append(1, 2), bytes(room))) == FRAME_BYTES_MAX
+    with pytest.raises(MessageTooLargeError):
+        encode_frame(Append(1, 2), bytes(room + 1))
+    ranges = tuple((number * 2, number * 2 + 1) for number in range(60_000))
+    with pytest.raises(MessageTooLargeError):
+        encode_frame(Ack(1, 2, "g", "s", 3, ranges))
+
+
+def test_the_largest_allowed_of_everything_fits_a_frame():
+    """Ranges, batches and pulls at their limits fit the limit of a frame."""
+    high = 2**63 - 1
+    ranges = tuple((high - 2 * number - 1, high - 2 * number) for number in range(ACK_RANGES_MAX))
+    name = "g" * 200
+    ack = Ack(2**63, high, name, "s" * 64, high, ranges)
+    assert decode_request(encode_frame(ack))[0] == ack
+    acquired = Acquired(2**63, high, ranges, high, True)
+    assert decode_answer(encode_frame(acquired))[0] == acquired
+    encode_frame(Batches(2**63, high, high, high, True), bytes(PULL_BYTES_MAX + BATCH_BYTES_MAX))

@@ -1,0 +1,45 @@
+"""Names and offsets that are let through, and those that are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.protocol.errors import InvalidNameError, OffsetInvalidError
+from keylane.protocol.ids import MAX_I64, check_name, check_offset
+
+
+@pytest.mark.parametrize("name", ["a", "0", "A.b_c-9", "x" * 200, "flights", "9lives"])
+def test_a_legal_name_comes_back_as_it_is(name):
+    """A name of the documented form passes unchanged."""
+    assert check_name("subject", name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", "../x", "/etc/passwd", "a/b", "a\\b", "a\0b", "\0", "x" * 201, "x" * 300, ".", "..",
+        ".hidden", "-flag", "_x", "%retry%", "a b", "a\n", "\na", "é", "٣", "a\ud800", None, 7, b"a",
+    ],
+    ids=lambda name: repr(name)[:20],
+)  # fmt: skip
+def test_an_illegal_name_is_refused(name):
+    """Paths, NUL, blanks, signs, other scripts, 300 characters and other types are no names."""
+    with pytest.raises(InvalidNameError) as caught:
+        check_name("subject", name)
+    assert caught.value.details["kind"] == "subject"
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("offset", [0, 1, MAX_I64])
+def test_an_offset_within_its_range_passes(offset):
+    """Offsets are whole numbers in [0, 2**63)."""
+    assert check_offset(offset) == offset
+
+
+@pytest.mark.parametrize(
+    "offset", [-1, MAX_I64 + 1, 10**400, 1.0, "1", None], ids=lambda o: repr(o)[:9]
+)
+def test_anything_else_is_no_offset(offset):
+    """Negative and huge numbers, and what is no whole number, are refused."""
+    with pytest.raises(OffsetInvalidError):
+        check_offset(offset)

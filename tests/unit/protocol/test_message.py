@@ -1,0 +1,64 @@
+"""Messages: properties there and back, and sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.protocol.errors import CorruptBatchError, InvalidRequestError, MessageTooLargeError
+from keylane.protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX
+from keylane.protocol.message import Message, check_message_size, pack_properties, unpack_properties
+
+
+def message(packed: bytes) -> Message:
+    return Message("s", b"k", b"v", 0, 1, 2, packed_properties=packed)
+
+
+@pytest.mark.parametrize("properties", [{}, {"a": "b"}, {"": "", "ключ": "値", "z" * 99: "\0"}])
+def test_properties_come_back(properties):
+    """What the sender gave is what the handler sees."""
+    assert message(pack_properties(properties)).properties == properties
+    assert unpack_properties(pack_properties(properties)) == properties
+
+
+def test_no_properties_cost_nothing():
+    """None and an empty mapping take no bytes."""
+    assert pack_properties(None) == pack_properties({}) == b""
+
+
+def test_properties_are_read_only():
+    """A handler cannot change a message's properties under another's feet."""
+    with pytest.raises(TypeError):
+        message(pack_properties({"a": "b"})).properties["a"] = "c"
+
+
+@pytest.mark.parametrize(
+    "properties", [{"a": 1}, {1: "a"}, {"a": None}, {b"a": "b"}, {"a": "\ud800"}]
+)
+def test_properties_that_no_consumer_could_read_are_refused(properties):
+    """A property that is not text is refused at the sender."""
+    with pytest.raises(InvalidRequestError):
+        pack_properties(properties)
+
+
+def test_properties_over_their_limit_are_refused():
+    """64 KiB of properties are the most."""
+    with pytest.raises(MessageTooLargeError):
+        pack_properties({"a": "x" * PROPERTIES_BYTES_MAX})
+
+
+@pytest.mark.parametrize(
+    "packed", [b"\xc1", b"\x01", b"\x81\xa1a\x01", b"\x81\xa1a", b"\x81\xa1\xff\xa0"]
+)
+def test_unreadable_properties_are_a_typed_error(packed):
+    """Bytes that are no properties raise CorruptBatchError where they are looked at."""
+    with pytest.raises(CorruptBatchError):
+        _ = message(packed).properties
+
+
+def test_sizes_up_to_the_limits_pass_and_one_more_does_not():
+    """A key of 1 KiB and a message of 1 MiB in all pass; a byte more is refused."""
+    check_message_size(KEY_BYTES_MAX, MESSAGE_BYTES_MAX - KEY_BYTES_MAX - 5, 5)
+    with pytest.raises(MessageTooLargeError, match="order key"):
+        check_message_size(KEY_BYTES_MAX + 1, 0, 0)
+    with pytest.raises(MessageTooLargeError):
+        check_message_size(KEY_BYTES_MAX, MESSAGE_BYTES_MAX - KEY_BYTES_MAX - 5, 6)
