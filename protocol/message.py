@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Protocol
 from typing import Any
 
 import msgspec
@@ -16,7 +17,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
-class Message(msgspec.Struct):
+class Delivery(Protocol):
+    """Whoever handed a message out, and takes its ack."""
+
+    async def ack(self, message: Message) -> None:
+        """Take the ack of a message handed out here."""
+        ...
+
+
+class Message(msgspec.Struct, gc=False):
     """
     One message as stored.
 
@@ -35,6 +44,19 @@ class Message(msgspec.Struct):
     fencing_token: int = 0
     attempt: int = 1
     packed_properties: bytes = b""
+    delivery: Delivery | None = None
+
+    async def ack(self) -> None:
+        """
+        Say that this message is handled; the ack queue carries it to the broker within milliseconds.
+
+        Raises:
+            LeaseLostError: another consumer owns the partition now and will get the message again.
+            ClosedError: the message was not handed out by a consumer.
+        """
+        if self.delivery is None:
+            raise ClosedError("this message was read, not handed out by a consumer")
+        await self.delivery.ack(self)
 
     @property
     def properties(self) -> Mapping[str, str]:

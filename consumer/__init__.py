@@ -1,0 +1,6 @@
+"""Consuming: membership and leases, pull clients per partition, lanes per order key, acks, hand-over."""
+
+from .client import Consumer
+from .settings import ConsumerSettings
+
+__all__ = ["Consumer", "ConsumerSettings"]

@@ -1,0 +1,259 @@
+"""The consumer users hold: a handler or `async for`, exclusive partitions, order kept per key."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import socket
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from ..protocol.clock import Clock, SystemClock
+from ..protocol.control import Grant, Grants
+from ..protocol.errors import ClosedError
+from ..protocol.ids import check_name
+from ..protocol.message import Message
+from ..rpc.client import BrokerClient, MetaClient
+from ..rpc.http_network import HttpNetwork
+from ..rpc.network import Network
+from .composite import CompositePullClient, PullRegister
+from .membership import Membership
+from .pull_client import PullClient
+from .settings import ConsumerSettings
+from .stream import Stream
+from .workers import Handler, Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One partition this consumer holds."""
+
+    partition_id: int
+    fencing_token: int
+    outstanding: int
+    """Messages pulled and not yet handled."""
+    waiting_for: str
+
+
+class Consumer:
+    """
+    Handles the messages of a subject for a consumer group; partitions are exclusive to one consumer each.
+
+        async def handle(message: Message) -> None: ...
+
+        async with Consumer("127.0.0.1:7000", subject="flights", group="audit", handler=handle) as consumer:
+            await consumer.wait()
+
+    A message is acked when its handler returns; one that raises is tried again in place, and later messages of
+    its key wait.  Without a handler: `async for message in consumer: ...; await message.ack()`.
+    A message may be handled again after a crash or a lost lease; `fencing_token` lets a store refuse a late one.
+
+    Args:
+        meta: `host:port` of a metaserver, or several.
+        handler: `async def`, called for many keys at once; or `def`, called on the event loop, so it must be quick.
+        concurrency: handlers at once, each on another key.
+        ttl_ms: a consumer silent for so long loses its partitions; at least 1000.
+        name: for people, shown with its partitions.
+    """
+
+    def __init__(
+        self,
+        meta: str | Iterable[str],
+        *,
+        subject: str,
+        group: str,
+        handler: Handler | None = None,
+        concurrency: int | None = None,
+        ttl_ms: int | None = None,
+        name: str | None = None,
+        settings: ConsumerSettings | None = None,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        dice: random.Random | None = None,
+    ) -> None:
+        check_name("subject", subject)
+        check_name("consumer group", group)
+        settings = settings or ConsumerSettings()
+        self._settings = replace(
+            settings,
+            concurrency=concurrency if concurrency is not None else settings.concurrency,
+            ttl_ms=ttl_ms if ttl_ms is not None else settings.ttl_ms,
+        )
+        self._addresses = [meta] if isinstance(meta, str) else list(meta)
+        self._subject = subject
+        self._group = group
+        self._handler = handler
+        self._name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self._network = network
+        self._own_network: HttpNetwork | None = None
+        self._clock = clock or SystemClock()
+        self._dice = dice or random.Random(secrets.randbits(64))
+        self._brokers: dict[str, BrokerClient] = {}
+        self._register = PullRegister()
+        self._composite = CompositePullClient(self._make, self._hand_over)
+        self._register.register(subject, group, self._composite)
+        self._membership: Membership | None = None
+        self._dispatch: Workers | Stream | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._deadline_ms = 0
+        self._ended: asyncio.Future[None] | None = None
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────
+    async def __aenter__(self) -> Self:
+        if self._network is None:
+            self._network = self._own_network = HttpNetwork()
+        self._ended = asyncio.get_running_loop().create_future()
+        meta = MetaClient(self._network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
+        self._membership = Membership(
+            subject=self._subject,
+            group=self._group,
+            client=self._name,
+            meta=meta,
+            settings=self._settings,
+            clock=self._clock,
+            dice=self._dice,
+            on_grants=self._granted,
+            on_lost=self._composite.lose_all,
+            drained=self._drained,
+            on_fatal=self._fatal,
+        )
+        self._dispatch = self._new_dispatch()
+        try:
+            await self._membership.start()
+        except BaseException:
+            await self._dispatch.close()
+            await self._close_network()
+            raise
+        self._watch = asyncio.create_task(self._watch_deadline(), name="lease deadline")
+        return self
+
+    def _new_dispatch(self) -> Workers | Stream:
+        if self._handler is None:
+            return Stream(clock=self._clock)
+        return Workers(
+            self._handler,
+            concurrency=self._settings.concurrency,
+            backoff=self._settings.handler_backoff,
+            clock=self._clock,
+            dice=self._dice,
+            on_crash=self._fatal,
+        )
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Hand everything over: finish handlers, flush acks, release, leave."""
+        if self._membership is None or self._dispatch is None or self._watch is None:
+            return
+        self._watch.cancel()
+        await asyncio.gather(self._watch, *self._register.end_all(), return_exceptions=True)
+        await self._membership.stop()
+        await self._dispatch.close()
+        for broker in self._brokers.values():
+            await broker.close()
+        await self._close_network()
+        self._membership = None
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    async def _close_network(self) -> None:
+        if self._own_network is not None:
+            await self._own_network.close()
+            self._network = self._own_network = None
+
+    def _fatal(self, error: BaseException) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
+            self._ended.exception()
+        if isinstance(self._dispatch, Stream):
+            self._dispatch.fail(error)
+
+    # ── what users call ──────────────────────────────────────────────────────────────────────────────
+    async def wait(self) -> None:
+        """Wait until the consumer is closed; raises what stopped it for good."""
+        if self._ended is None:
+            raise ClosedError("the consumer is not open; use: async with Consumer(...)")
+        await asyncio.shield(self._ended)
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        if not isinstance(self._dispatch, Stream):
+            raise ClosedError("not open, or it has a handler: messages go there")
+        return await self._dispatch.next()
+
+    @property
+    def assignment(self) -> list[Assignment]:
+        """The partitions held now, by id."""
+        return [
+            Assignment(one.partition_id, one.token, one.outstanding, one.waiting_for)
+            for one in self._register.clients
+        ]
+
+    # ── grants ───────────────────────────────────────────────────────────────────────────────────────
+    def _granted(self, grants: Grants, deadline_ms: int) -> None:
+        self._deadline_ms = deadline_ms
+        self._composite.apply(grants.grants, deadline_ms)
+
+    def _drained(self) -> tuple[int, ...]:
+        return tuple(one.partition_id for one in self._register.clients if one.drained)
+
+    def _make(self, grant: Grant, deadline_ms: int) -> PullClient:
+        assert self._dispatch is not None
+        assert self._membership is not None
+        assert grant.partition.address is not None
+        return PullClient(
+            subject=self._subject,
+            group=self._group,
+            session=self._membership.session,
+            grant=grant,
+            broker=self._broker_at(grant.partition.address),
+            deadline_ms=deadline_ms,
+            settings=self._settings,
+            clock=self._clock,
+            dice=self._dice,
+            hand_out=self._dispatch.put,
+            on_lost=self._composite.end,
+            on_fatal=self._fatal,
+        )
+
+    def _broker_at(self, address: str) -> BrokerClient:
+        broker = self._brokers.get(address)
+        if broker is None:
+            assert self._network is not None
+            broker = self._brokers[address] = BrokerClient(
+                self._network, address, timeout_ms=self._settings.call_timeout_ms
+            )
+        return broker
+
+    async def _hand_over(self, client: PullClient) -> None:
+        """Stop pulling (done) → finish or cancel handlers → flush acks → release → report."""
+        assert self._dispatch is not None
+        assert self._membership is not None
+        quiet_ms = 0 if client.fenced else min(self._settings.handover_ms, client.left_ms)
+        await self._dispatch.quiesce(client, timeout_ms=quiet_ms)
+        await client.hand_over(flush_ms=self._settings.call_timeout_ms)
+        if not client.fenced:
+            await self._membership.released(client.session, client.partition_id, client.token)
+
+    async def _watch_deadline(self) -> None:
+        """End what lapsed, so that running handlers are cancelled when their lease ends."""
+        while True:
+            left_ms = self._deadline_ms - self._clock.boot_ms()
+            if left_ms <= 0:
+                for client in self._register.clients:
+                    if client.lapsed:
+                        self._composite.end(client)
+                left_ms = self._settings.margin_ms
+            await asyncio.sleep(left_ms / 1000)

@@ -1,0 +1,102 @@
+"""The pull clients of one subject and consumer group: made and destroyed by comparing grants.
+
+`PullRegister` has one composite for each (subject, group).  A grant that went is handed over in its own task, so that a
+slow handler of one partition delays no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from ..protocol.control import Grant
+from .pull_client import PullClient
+
+
+class CompositePullClient:
+    """Pull clients by partition.  `make(grant, deadline_ms)` makes one; `hand_over(client)` ends one, to the last report."""
+
+    def __init__(
+        self,
+        make: Callable[[Grant, int], PullClient],
+        hand_over: Callable[[PullClient], Awaitable[None]],
+    ) -> None:
+        self._make = make
+        self._hand_over = hand_over
+        self._clients: dict[int, PullClient] = {}
+        self._ending: dict[int, asyncio.Task[None]] = {}
+        self._grants: tuple[Grant, ...] = ()
+        self._deadline_ms = 0
+
+    @property
+    def clients(self) -> list[PullClient]:
+        """Those that are not ending, by partition id."""
+        return [self._clients[key] for key in sorted(self._clients)]
+
+    def apply(self, grants: tuple[Grant, ...], deadline_ms: int) -> None:
+        """Renew what stays, make what is new, hand over what went, lapsed or came back with another token."""
+        self._grants = grants
+        self._deadline_ms = deadline_ms
+        wanted = {int(grant.partition.partition_id): grant for grant in grants}
+        for partition_id, client in list(self._clients.items()):
+            grant = wanted.get(partition_id)
+            if grant is None or grant.token != client.token or client.lapsed:
+                self.end(client)
+            else:
+                client.renew(deadline_ms)
+        for partition_id, grant in wanted.items():
+            if partition_id in self._clients or partition_id in self._ending:
+                continue
+            if grant.partition.address is not None:
+                self._clients[partition_id] = self._make(grant, deadline_ms)
+
+    def end(self, client: PullClient) -> None:
+        """Hand a partition over, in a task of its own."""
+        if self._clients.get(client.partition_id) is not client:
+            return
+        del self._clients[client.partition_id]
+        client.stop_starting()
+        self._ending[client.partition_id] = asyncio.create_task(
+            self._ended(client), name=f"hand over {client.partition_id}"
+        )
+
+    async def _ended(self, client: PullClient) -> None:
+        try:
+            await self._hand_over(client)
+        finally:
+            del self._ending[client.partition_id]
+        if client.partition_id in {int(one.partition.partition_id) for one in self._grants}:
+            # Granted again while it was being handed over.
+            self.apply(self._grants, self._deadline_ms)
+
+    def lose_all(self) -> None:
+        """The session is gone: end everything, and grant nothing until the next one."""
+        self._grants = ()
+        for client in self.clients:
+            self.end(client)
+
+    def end_all(self) -> list[asyncio.Task[None]]:
+        """Begin to hand over everything; the tasks that do."""
+        self.lose_all()
+        return list(self._ending.values())
+
+
+class PullRegister:
+    """Composites by (subject, consumer group)."""
+
+    def __init__(self) -> None:
+        self._composites: dict[tuple[str, str], CompositePullClient] = {}
+
+    def register(self, subject: str, group: str, composite: CompositePullClient) -> None:
+        """Add the composite of a subscription; there is one for each."""
+        assert (subject, group) not in self._composites
+        self._composites[subject, group] = composite
+
+    @property
+    def clients(self) -> list[PullClient]:
+        """The pull clients of all composites."""
+        return [client for one in self._composites.values() for client in one.clients]
+
+    def end_all(self) -> list[asyncio.Task[None]]:
+        """Begin to hand over everything."""
+        return [task for one in self._composites.values() for task in one.end_all()]

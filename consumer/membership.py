@@ -1,0 +1,164 @@
+"""A consumer's session with the metaserver: join, heartbeat by long poll, deadline, leave.
+
+Invariants
+    The deadline is the boot clock at the sending of the heartbeat + ttl - margin, so it ends before the
+    metaserver's; an answer that comes late has less of it left, never more.
+    A lower version of the grants never replaces a higher one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from ..protocol.clock import Clock
+from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant
+from ..protocol.errors import KeylaneError, Retry, SessionUnknownError
+from ..rpc.client import MetaClient
+from .settings import ConsumerSettings
+
+log = logging.getLogger("keylane.consumer")
+
+
+class Membership:
+    """
+    Keeps one session alive and begins another when it was lost.
+
+    `on_grants(grants, deadline_ms)` gets every renewal; `on_lost()` hears that the session is gone and with it
+    all grants; `drained()` lists sealed partitions acked to their end.
+    """
+
+    def __init__(
+        self,
+        *,
+        subject: str,
+        group: str,
+        client: str,
+        meta: MetaClient,
+        settings: ConsumerSettings,
+        clock: Clock,
+        dice: random.Random,
+        on_grants: Callable[[Grants, int], None],
+        on_lost: Callable[[], None],
+        drained: Callable[[], tuple[int, ...]],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.session = ""
+        self._subject = subject
+        self._group = group
+        self._client = client
+        self._meta = meta
+        self._settings = settings
+        self._clock = clock
+        self._dice = dice
+        self._on_grants = on_grants
+        self._on_lost = on_lost
+        self._drained = drained
+        self._on_fatal = on_fatal
+        self._version = -1
+        self._heartbeat_ms = settings.ttl_ms // 3
+        self._nudge = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Join; what the metaserver refuses for good is raised here."""
+        await self._join()
+        self._task = asyncio.create_task(self._beat(), name=f"session {self.session[:8]}")
+
+    async def _join(self) -> None:
+        session = f"{self._dice.getrandbits(128):032x}"
+        joined = await self._meta.join(
+            Join(
+                subject=self._subject,
+                group=self._group,
+                session=session,
+                client=self._client,
+                ttl_ms=self._settings.ttl_ms,
+            )
+        )
+        self.session = session
+        self._version = -1
+        self._heartbeat_ms = joined.heartbeat_ms
+
+    def nudge(self) -> None:
+        """Send the next heartbeat now: there is something to report, or to ask for again."""
+        self._version = -1
+        self._nudge.set()
+
+    async def _beat(self) -> None:
+        attempt = 0
+        try:
+            while True:
+                try:
+                    if not self.session:
+                        await self._join()
+                    await self._beat_once()
+                    attempt = 0
+                except SessionUnknownError as error:
+                    log.warning("consumer session lost: %s", error.message)
+                    self.session = ""
+                    self._on_lost()
+                except KeylaneError as error:
+                    if error.retry is Retry.NEVER and not self.session:
+                        raise
+                    attempt += 1
+                    log.info("heartbeat: %s", error.message)
+                    wait_ms = self._settings.backoff.wait_ms(attempt, self._dice)
+                    await asyncio.sleep(min(wait_ms, self._heartbeat_ms) / 1000)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._on_fatal(error)
+            raise
+
+    async def _beat_once(self) -> None:
+        sent_at_ms = self._clock.boot_ms()
+        self._nudge.clear()
+        call = asyncio.create_task(
+            self._meta.heartbeat(
+                Heartbeat(
+                    session=self.session,
+                    known_version=self._version,
+                    drained=self._drained(),
+                    wait_ms=self._heartbeat_ms,
+                ),
+                timeout_ms=self._heartbeat_ms,
+            )
+        )
+        nudge = asyncio.create_task(self._nudge.wait())
+        try:
+            await asyncio.wait((call, nudge), return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                return
+            grants = call.result()
+        finally:
+            call.cancel()
+            nudge.cancel()
+            await asyncio.gather(call, nudge, return_exceptions=True)
+        if grants.version < self._version:
+            return
+        self._version = grants.version
+        self._on_grants(grants, sent_at_ms + grants.ttl_ms - self._settings.margin_ms)
+
+    async def released(self, session: str, partition_id: int, token: int) -> None:
+        """Report a finished hand-over; if that fails, the lease's end says the same, later."""
+        try:
+            await self._meta.release(
+                ReleaseGrant(session=session, partition_id=partition_id, token=token)
+            )
+        except KeylaneError as error:
+            log.info("report of partition %d: %s", partition_id, error.message)
+
+    async def stop(self) -> None:
+        """Leave; what is still held is free at once."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self.session:
+            try:
+                await self._meta.leave(Leave(session=self.session))
+            except KeylaneError as error:
+                log.info("leave: %s", error.message)
+            self.session = ""

@@ -1,0 +1,344 @@
+"""One partition under one grant: fence, pull, hand out, ack, release.
+
+    ACQUIRE ─▶ PULL ⇄ hand out ─▶ handled ─▶ ack queue ─▶ ACK       stop: finish handlers ─▶ flush acks ─▶ RELEASE
+
+Invariants
+    The fence is raised before the cursor is read; nothing is pulled without it.
+    After `deadline_ms` no handler starts and no request renews the pull lock.
+    A restarted broker is met again with the same token; what was pulled before is not pulled twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+from ..protocol.batch import batch_starts, columns
+from ..protocol.clock import Clock
+from ..protocol.control import Grant
+from ..protocol.errors import (
+    FencedError,
+    KeylaneError,
+    LeaseLostError,
+    OffsetOutOfRangeError,
+    Retry,
+)
+from ..protocol.frames import Ack, Acked, Acquire, Acquired, Batches, Pull, Release
+from ..protocol.message import Message
+from ..protocol.offsets import AckedOffsets
+from ..protocol.record import Header
+from ..rpc.client import BrokerClient
+from .acks import AckQueue
+from .settings import ConsumerSettings
+
+log = logging.getLogger("keylane.consumer")
+ROOM_SHARE = 2
+"""Pulling goes on when less than 1/ROOM_SHARE of the buffer is in use."""
+
+
+class PullClient:
+    """
+    Pulls one partition for one consumer session.
+
+    `hand_out(messages)` gets messages in the order of their offsets, without those acked already;
+    `on_lost(client)` hears that the broker fenced this token; `on_fatal(error)` of what no retry mends.
+    """
+
+    def __init__(
+        self,
+        *,
+        subject: str,
+        group: str,
+        session: str,
+        grant: Grant,
+        broker: BrokerClient,
+        deadline_ms: int,
+        settings: ConsumerSettings,
+        clock: Clock,
+        dice: random.Random,
+        hand_out: Callable[[list[Message]], None],
+        on_lost: Callable[[PullClient], None],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.partition_id = int(grant.partition.partition_id)
+        self.token = grant.token
+        self.stopping = False
+        self.fenced = False
+        self.deadline_ms = deadline_ms
+        """End of the lease on this machine's boot clock; 0 once handing over."""
+        self.waiting_for = "the fence"
+        """What it waits for, for people."""
+        self._subject = subject
+        self._group = group
+        self.session = session
+        self._broker = broker
+        self._settings = settings
+        self._clock = clock
+        self._dice = dice
+        self._hand_out = hand_out
+        self._on_lost = on_lost
+        self._on_fatal = on_fatal
+        self._acks = AckQueue()
+        self._acked = AckedOffsets()
+        self._next_offset = -1
+        self._sealed_end: int | None = None
+        self._cursor = 0
+        self._closed = False
+        self._lease_until_ms = deadline_ms
+        self._buffered = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._ack_due = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._pulling = asyncio.create_task(self._run(self._pull), name=f"pull {self.partition_id}")
+        self._acking = asyncio.create_task(self._run(self._ack), name=f"ack {self.partition_id}")
+
+    # ── the lease ────────────────────────────────────────────────────────────────────────────────────
+    def renew(self, deadline_ms: int) -> None:
+        """The lease now ends at `deadline_ms`.  A lapsed one is not renewed: messages may have been left out."""
+        assert not self.lapsed
+        self.deadline_ms = self._lease_until_ms = deadline_ms
+
+    @property
+    def lapsed(self) -> bool:
+        """True when this client lost its right for good: fenced, or past its deadline."""
+        return self.fenced or self._clock.boot_ms() >= self._lease_until_ms
+
+    @property
+    def left_ms(self) -> int:
+        """What is left of the lease."""
+        return max(0, self._lease_until_ms - self._clock.boot_ms())
+
+    def stop_starting(self) -> None:
+        """From now on no handler starts and nothing more is pulled."""
+        self.stopping = True
+        self.deadline_ms = 0
+        self._pulling.cancel()
+
+    @property
+    def drained(self) -> bool:
+        """True when the partition is sealed and its group has acked it to the end."""
+        return self._sealed_end is not None and self._cursor >= self._sealed_end
+
+    # ── what handlers did ────────────────────────────────────────────────────────────────────────────
+    def done(self, offset: int) -> None:
+        """The message at `offset` is handled."""
+        self._acks.done(offset)
+        if not self._ack_due.is_set():
+            self._ack_due.set()
+        self.forget(1)
+
+    def forget(self, count: int) -> None:
+        """So many of the messages handed out are no longer waiting or running."""
+        self._buffered -= count
+        if self._buffered * ROOM_SHARE < self._settings.buffer_messages:
+            self._room.set()
+        if self.stopping:
+            self._settled.set()
+
+    async def ack(self, message: Message) -> None:
+        """The user's ack of a message handed out by iteration."""
+        if self._closed or self.lapsed:
+            raise LeaseLostError(partition_id=self.partition_id, offset=message.offset)
+        self.done(message.offset)
+
+    @property
+    def outstanding(self) -> int:
+        """Messages handed out and neither done nor forgotten."""
+        return self._buffered
+
+    async def settled(self) -> None:
+        """Wait until everything handed out is done or forgotten."""
+        while self._buffered:
+            self._settled.clear()
+            await self._settled.wait()
+
+    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────
+    async def _run(self, body: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await body()
+        except FencedError as error:
+            log.info("partition %d: %s", self.partition_id, error.message)
+            self._lose()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._on_fatal(error)
+            raise
+
+    def _lose(self) -> None:
+        if not self.fenced:
+            self.fenced = True
+            self.deadline_ms = 0
+            self._on_lost(self)
+
+    async def _pull(self) -> None:
+        attempt = 0
+        acquired = False
+        while self._clock.boot_ms() < self.deadline_ms:
+            try:
+                if not acquired:
+                    await self._acquire()
+                    acquired = True
+                await self._pull_once()
+                attempt = 0
+            except FencedError:
+                raise
+            except KeylaneError as error:
+                if error.retry is Retry.NEVER and isinstance(error, OffsetOutOfRangeError):
+                    raise
+                acquired = False
+                attempt += 1
+                self.waiting_for = error.message
+                log.info("partition %d: %s", self.partition_id, error.message)
+                await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._dice) / 1000)
+
+    async def _acquire(self) -> None:
+        answer, _ = await self._broker.call(
+            Acquire(
+                0,
+                self.partition_id,
+                self._group,
+                self.session,
+                self.token,
+                self._settings.ttl_ms,
+            )
+        )
+        assert isinstance(answer, Acquired)
+        if self._next_offset < 0:
+            self._acked = AckedOffsets(answer.cursor, list(answer.ranges))
+            self._next_offset = self._cursor = answer.cursor
+        if answer.sealed:
+            self._sealed_end = answer.next_offset
+
+    async def _pull_once(self) -> None:
+        if self._buffered >= self._settings.buffer_messages:
+            self._room.clear()
+            self.waiting_for = "handlers"
+        await self._room.wait()
+        if self._clock.boot_ms() >= self.deadline_ms:
+            return
+        self.waiting_for = "messages"
+        wait_ms = min(self._settings.pull_wait_ms, self._settings.ttl_ms // 3)
+        answer, payload = await self._broker.call(
+            Pull(
+                0,
+                self.partition_id,
+                self._group,
+                self.session,
+                self.token,
+                self._next_offset,
+                self._settings.pull_bytes,
+                wait_ms,
+            ),
+            wait_ms=wait_ms,
+        )
+        assert isinstance(answer, Batches)
+        if answer.sealed:
+            self._sealed_end = answer.next_offset
+        for start, header in batch_starts(payload):
+            self._open_batch(payload, start, header)
+            if header.length < len(payload):
+                await asyncio.sleep(0)
+
+    def _open_batch(self, payload: memoryview, start: int, header: Header) -> None:
+        """Cut a batch into messages and hand out those at or above the next offset that are not acked."""
+        if header.next_offset <= self._next_offset:
+            return
+        cut = columns(payload, header, start)
+        blob, keys, values, props = cut.blob, cut.key_edges, cut.value_edges, cut.property_edges
+        base = header.base_offset
+        subject, partition_id, token = self._subject, self.partition_id, self.token
+        first = max(0, self._next_offset - base)
+        bare = props[0] == props[-1]
+        messages = [
+            Message(
+                subject,
+                blob[keys[index] : keys[index + 1]],
+                blob[values[index] : values[index + 1]],
+                base + index,
+                partition_id,
+                cut.sent_at_ns[index],
+                token,
+                1,
+                b"" if bare else blob[props[index] : props[index + 1]],
+                self,
+            )
+            for index in range(first, header.count)
+        ]
+        if self._acked.ranges or self._acked.cursor > self._next_offset:
+            messages = [one for one in messages if one.offset not in self._acked]
+        self._next_offset = header.next_offset
+        self._buffered += len(messages)
+        self._hand_out(messages)
+
+    async def _ack(self) -> None:
+        attempt = 0
+        idle_s = self._settings.ttl_ms / 3000
+        while True:
+            try:
+                async with asyncio.timeout(idle_s):
+                    await self._ack_due.wait()
+                await asyncio.sleep(self._settings.ack_linger_ms / 1000)
+            except TimeoutError:
+                if self._next_offset < 0 or self.lapsed:
+                    continue
+            try:
+                await self._send_acks()
+                attempt = 0
+            except FencedError:
+                raise
+            except KeylaneError as error:
+                attempt += 1
+                log.info("acks of partition %d: %s", self.partition_id, error.message)
+                await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._dice) / 1000)
+
+    async def _send_acks(self) -> None:
+        """One request with what is handled, or an empty one that only renews the pull lock."""
+        self._ack_due.clear()
+        try:
+            answer, _ = await self._broker.call(
+                Ack(
+                    0,
+                    self.partition_id,
+                    self._group,
+                    self.session,
+                    self.token,
+                    self._acks.take(),
+                )
+            )
+        except BaseException:
+            self._ack_due.set()
+            raise
+        assert isinstance(answer, Acked)
+        self._acks.confirmed()
+        self._cursor = answer.cursor
+        if self._acks:
+            self._ack_due.set()
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+    async def hand_over(self, *, flush_ms: int) -> None:
+        """After the handlers ended: flush acks and give the pull lock back, within `flush_ms`."""
+        await self.close()
+        if self.fenced:
+            return
+        try:
+            async with asyncio.timeout(flush_ms / 1000):
+                while self._acks:
+                    await self._send_acks()
+                if self._next_offset >= 0:
+                    await self._broker.call(
+                        Release(0, self.partition_id, self._group, self.session, self.token)
+                    )
+        except (TimeoutError, KeylaneError) as error:
+            # The next owner's higher token takes the partition all the same; what was not acked comes again.
+            log.info("hand-over of partition %d: %s", self.partition_id, error or "too slow")
+
+    async def close(self) -> None:
+        """Stop the tasks; later acks are refused."""
+        self._closed = True
+        self.stop_starting()
+        self._acking.cancel()
+        await asyncio.gather(self._pulling, self._acking, return_exceptions=True)

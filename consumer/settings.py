@@ -1,0 +1,62 @@
+"""What a consumer can be told, with the reasons for the defaults.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..protocol.backoff import Backoff
+from ..protocol.errors import ConfigError
+from ..protocol.limits import ACK_RANGES_MAX, PULL_BYTES_MAX, TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """
+    Raises:
+        ConfigError: values that cannot work together, all of them at once.
+    """
+
+    ttl_ms: int = TTL_MS_DEFAULT
+    """A consumer that was silent for so long loses its partitions."""
+    concurrency: int = 16
+    """Handlers at once, each on another order key."""
+    pull_bytes: int = 1 << 20
+    pull_wait_ms: int = 5_000
+    buffer_messages: int = 20_000
+    """Per partition, pulled and not yet handled; above it pulling pauses."""
+    ack_linger_ms: int = 20
+    """Acks gather so long before one request carries them."""
+    handover_ms: int = 5_000
+    """Running handlers may take so long to end when their partition goes to another consumer; then they are
+    cancelled. Never longer than the lease."""
+    call_timeout_ms: int = 5_000
+    backoff: Backoff = field(default_factory=Backoff)
+    handler_backoff: Backoff = field(default_factory=lambda: Backoff(first_ms=100, max_ms=30_000))
+    """A failing message is tried again in place, ever more slowly; later ones of its key wait."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} must be in [{low}, {high}], not {getattr(self, name)}"
+            for name, low, high in (
+                ("ttl_ms", TTL_MS_MIN, TTL_MS_MAX),
+                ("concurrency", 1, 10_000),
+                ("pull_bytes", 1, PULL_BYTES_MAX),
+                ("pull_wait_ms", 0, 30_000),
+                ("buffer_messages", 1, 1_000_000),
+                ("ack_linger_ms", 0, 10_000),
+                ("handover_ms", 0, 600_000),
+                ("call_timeout_ms", 10, 600_000),
+            )
+            if not low <= getattr(self, name) <= high
+        ]
+        if self.concurrency > ACK_RANGES_MAX:
+            problems.append(
+                f"concurrency above {ACK_RANGES_MAX} could leave more gaps than a cursor keeps"
+            )
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+    @property
+    def margin_ms(self) -> int:
+        """How much earlier than the metaserver this side ends its lease."""
+        return max(50, self.ttl_ms // 10)

@@ -1,0 +1,159 @@
+"""Runs handlers: so many worker tasks, each taking the next message that may run.
+
+A handler runs inside its worker task, so one that never waits costs no task and no turn of the event loop.
+
+Invariants
+    The lease's deadline is looked at before every handler starts; a handler never starts after it.
+    A message is done only when its handler returned; one that raised is tried again in place, with back-off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ..protocol.backoff import Backoff
+from ..protocol.clock import Clock
+from ..protocol.message import Message
+from .lanes import Lanes
+from .pull_client import PullClient
+
+log = logging.getLogger("keylane.consumer")
+
+Handler = Callable[[Message], Awaitable[Any]] | Callable[[Message], Any]
+MESSAGES_PER_TURN = 256
+"""After so many the worker lets the event loop turn: heartbeats and pulls must go on."""
+
+
+class _Worker:
+    __slots__ = ("cancelled", "message", "task")
+
+    def __init__(self) -> None:
+        self.message: Message | None = None
+        self.cancelled = False
+        self.task: asyncio.Task[None] | None = None
+
+
+class Workers:
+    """`concurrency` workers over one set of lanes."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int,
+        backoff: Backoff,
+        clock: Clock,
+        dice: random.Random,
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        self._lanes = Lanes()
+        self._handler = handler
+        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
+        )
+        self._backoff = backoff
+        self._boot_ms = clock.boot_ms
+        self._dice = dice
+        self._on_crash = on_crash
+        self._work = asyncio.Event()
+        self._workers = [_Worker() for _ in range(concurrency)]
+        for index, worker in enumerate(self._workers):
+            worker.task = asyncio.create_task(self._run(worker), name=f"handler {index}")
+
+    def put(self, messages: list[Message]) -> None:
+        """Add messages of one partition, in the order of their offsets."""
+        self._lanes.put(messages)
+        self._work.set()
+
+    async def _run(self, worker: _Worker) -> None:
+        try:
+            left = MESSAGES_PER_TURN
+            message: Message | None = None
+            while True:
+                if message is None:
+                    message = self._lanes.take()
+                if message is None:
+                    self._work.clear()
+                    await self._work.wait()
+                    continue
+                worker.message = message
+                handled = await self._handle(worker, message)
+                worker.message = None
+                client = message.delivery
+                assert isinstance(client, PullClient)
+                if handled:
+                    client.done(message.offset)
+                else:
+                    client.forget(1)
+                message = self._lanes.finish(message.order_key)
+                left -= 1
+                if not left:
+                    left = MESSAGES_PER_TURN
+                    await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._on_crash(error)
+            raise
+
+    async def _handle(self, worker: _Worker, message: Message) -> bool:
+        """Run the handler until it succeeds; False if the partition was lost before that."""
+        client = message.delivery
+        assert isinstance(client, PullClient)
+        try:
+            while True:
+                if self._boot_ms() >= client.deadline_ms:
+                    return False
+                try:
+                    if self._is_async:
+                        await self._handler(message)
+                    else:
+                        self._handler(message)
+                except Exception:
+                    if message.attempt == 1:
+                        log.warning(
+                            "handler failed on %s partition %d offset %d; trying again in place",
+                            message.subject,
+                            message.partition_id,
+                            message.offset,
+                            exc_info=True,
+                        )
+                    wait_ms = self._backoff.wait_ms(message.attempt, self._dice)
+                    message.attempt += 1
+                    await asyncio.sleep(wait_ms / 1000)
+                    continue
+                worker.cancelled = False
+                return True
+        except asyncio.CancelledError:
+            if not worker.cancelled:
+                raise
+            worker.cancelled = False
+            assert worker.task is not None
+            worker.task.uncancel()
+            return False
+
+    async def quiesce(self, client: PullClient, *, timeout_ms: int) -> None:
+        """Forget what waits of `client`'s partition; let its running handlers end or, late, be cancelled."""
+        client.forget(self._lanes.drop(client.partition_id))
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await client.settled()
+        except TimeoutError:
+            for worker in self._workers:
+                if worker.message is not None and worker.message.delivery is client:
+                    worker.cancelled = True
+                    assert worker.task is not None
+                    worker.task.cancel()
+            await client.settled()
+
+    async def close(self) -> None:
+        """Stop all workers."""
+        tasks = [worker.task for worker in self._workers if worker.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,267 @@
+"""The producer users hold: `send` queues a message at once, its ticket tells what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import xxhash
+
+from ..protocol.clock import Clock, SystemClock
+from ..protocol.errors import ClosedError, InvalidRequestError, QueueFullError
+from ..protocol.ids import check_name
+from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
+from ..protocol.message import check_message_size, pack_properties
+from ..protocol.routing import OrderStrategy
+from ..rpc.client import BrokerClient, MetaClient
+from ..rpc.http_network import HttpNetwork
+from ..rpc.network import Network
+from .account import Account
+from .sender import SubjectSender
+from .settings import ProducerSettings
+from .ticket import Ticket
+
+_hash = xxhash.xxh3_64_intdigest
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStats:
+    """Counts since the producer was opened."""
+
+    sent: int
+    acked: int
+    failed: int
+    retries: int
+    """Batches sent again."""
+    waiting: dict[str, str]
+    """Partitions whose messages wait, and for what."""
+
+
+class Producer:
+    """
+    Sends messages; messages of one order key are stored in the order of their `send` calls.
+
+        async with Producer("127.0.0.1:7000") as producer:
+            receipt = await producer.send("flights", b"...", key=b"UA-N14228")
+
+    Args:
+        meta: `host:port` of a metaserver, or several.
+        strategy: what the caller expects the subject to have; another one stored there is an error.
+        settings: batches, windows, time-outs.
+    """
+
+    def __init__(
+        self,
+        meta: str | Iterable[str],
+        *,
+        strategy: OrderStrategy | str | None = None,
+        settings: ProducerSettings | None = None,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        dice: random.Random | None = None,
+    ) -> None:
+        self._addresses = [meta] if isinstance(meta, str) else list(meta)
+        self._strategy = OrderStrategy(strategy) if strategy is not None else None
+        self._settings = settings or ProducerSettings()
+        self._batch_bytes = self._settings.batch_bytes
+        self._batch_count = self._settings.batch_count
+        self._network = network
+        self._own_network: HttpNetwork | None = None
+        self._clock = clock or SystemClock()
+        self._now_ns = self._clock.wall_ns
+        self._dice = dice or random.Random(secrets.randbits(64))
+        self._producer_id = self._dice.getrandbits(63) | 1
+        self._senders: dict[str, SubjectSender] = {}
+        self._brokers: dict[str, BrokerClient] = {}
+        self._open = False
+        self._meta: MetaClient | None = None
+        self._account = Account(self._settings.queue_bytes)
+
+    async def __aenter__(self) -> Self:
+        if self._network is None:
+            self._network = self._own_network = HttpNetwork()
+        self._meta = MetaClient(self._network, self._addresses)
+        try:
+            await self._meta.health()
+        except BaseException:
+            await self._close_network()
+            raise
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close(flush=kind is None)
+
+    def send(
+        self,
+        subject: str,
+        value: bytes,
+        *,
+        key: bytes = b"",
+        properties: Mapping[str, str] | None = None,
+    ) -> Ticket:
+        """
+        Queue a message; it keeps its place behind earlier ones of its key from this moment on.
+
+        Args:
+            subject: an existing subject.
+            value: up to 1 MiB together with key and properties.
+            key: the order key; none means any partition, and no order.
+            properties: text to text, up to 64 KiB packed.
+
+        Returns:
+            A ticket: `await` it for the Receipt.  An unknown subject is told there.
+
+        Raises:
+            MessageTooLargeError, InvalidRequestError: nothing was queued.
+            QueueFullError: `await producer.room()` first; nothing was queued.
+            ClosedError: not open.
+        """
+        try:
+            sender = self._senders[subject]
+        except KeyError:
+            sender = self._new_sender(subject)
+        if type(value) is not bytes or type(key) is not bytes:
+            raise InvalidRequestError("key and value must be bytes")
+        packed = pack_properties(properties) if properties else b""
+        if len(value) + len(key) + len(packed) > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX:
+            check_message_size(len(key), len(value), len(packed))
+        if self._account.full:
+            raise QueueFullError(queued_bytes=self._account.bytes)
+        place = _hash(key) & 1023 if key else self._dice.getrandbits(10)
+        executor = sender.table[place]
+        if executor is None:
+            return sender.hold(key, value, packed, self._now_ns())
+        if sender.diverted and executor is not sender.home(place) and not executor.open.reordered:
+            executor.roll(reordered=True)
+        parcel = executor.open
+        index = parcel.add(key, value, packed, self._now_ns())
+        if not index:
+            executor.started()
+        elif parcel.size >= self._batch_bytes or index + 1 >= self._batch_count:
+            executor.roll()
+        return Ticket(parcel, index)
+
+    def _new_sender(self, subject: str) -> SubjectSender:
+        if not self._open or self._meta is None:
+            raise ClosedError("the producer is not open; use: async with Producer(...)")
+        check_name("subject", subject)
+        sender = self._senders[subject] = SubjectSender(
+            subject,
+            strategy=self._strategy,
+            meta=self._meta,
+            broker_at=self._broker_at,
+            producer_id=self._producer_id,
+            settings=self._settings,
+            clock=self._clock,
+            dice=self._dice,
+            account=self._account,
+            on_dead=self._forget,
+        )
+        return sender
+
+    def _forget(self, sender: SubjectSender) -> None:
+        if self._senders.get(sender.subject) is sender:
+            del self._senders[sender.subject]
+
+    def _broker_at(self, address: str) -> BrokerClient:
+        broker = self._brokers.get(address)
+        if broker is None:
+            assert self._network is not None
+            broker = self._brokers[address] = BrokerClient(
+                self._network, address, timeout_ms=self._settings.call_timeout_ms
+            )
+        return broker
+
+    async def room(self) -> None:
+        """Wait while the queue is full, until half of it is free."""
+        await self._account.room()
+
+    async def send_all(
+        self, subject: str, messages: Iterable[tuple[bytes, bytes]], *, await_every: int = 1_000
+    ) -> int:
+        """
+        Queue `(key, value)` pairs as fast as there is room, then wait for all answers.
+
+        Returns:
+            How many were sent.
+
+        Raises:
+            What `send` and `flush` raise.
+        """
+        count = 0
+        for key, value in messages:
+            self.send(subject, value, key=key)
+            count += 1
+            if not count % await_every:
+                await asyncio.sleep(0)
+                await self._account.room()
+        await self.flush()
+        return count
+
+    async def flush(self) -> None:
+        """
+        Wait until everything queued is answered.
+
+        Raises:
+            The first error since the last flush with which a message was given up.
+        """
+        for sender in self._senders.values():
+            sender.roll()
+        await self._account.drained()
+        error, self._account.first_error = self._account.first_error, None
+        if error is not None:
+            raise error
+
+    @property
+    def stats(self) -> ProducerStats:
+        """Counts since the producer was opened."""
+        account = self._account
+        executors = [one for sender in self._senders.values() for one in sender.executors]
+        gathering = sum(len(one.open) for one in executors)
+        return ProducerStats(
+            sent=account.acked + account.failed + account.messages + gathering,
+            acked=account.acked,
+            failed=account.failed,
+            retries=sum(one.retries for one in executors),
+            waiting={
+                one.group.partition_name: one.waiting_for for one in executors if one.waiting_for
+            },
+        )
+
+    async def close(self, *, flush: bool = True) -> None:
+        """Send what is queued, within `close_timeout_ms`; what is not acked by then is given up."""
+        if not self._open:
+            return
+        try:
+            if flush:
+                async with asyncio.timeout(self._settings.close_timeout_ms / 1000):
+                    await self.flush()
+        except TimeoutError:
+            pass
+        finally:
+            self._open = False
+            senders, self._senders = list(self._senders.values()), {}
+            for sender in senders:
+                await sender.close()
+            for broker in self._brokers.values():
+                await broker.close()
+            await self._close_network()
+        if flush and self._account.first_error is not None:
+            raise self._account.first_error
+
+    async def _close_network(self) -> None:
+        if self._own_network is not None:
+            await self._own_network.close()
+            self._own_network = None
+            self._network = None

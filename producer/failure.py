@@ -1,0 +1,66 @@
+"""What an executor does after a batch failed: the whole difference between STRICT and BEST_TRIED.  Pure."""
+
+from __future__ import annotations
+
+import enum
+
+from ..protocol.errors import (
+    BrokerReadOnlyError,
+    CorruptBatchError,
+    InternalError,
+    KeylaneError,
+    OverloadedError,
+    PartitionUnknownError,
+    SequenceGapError,
+    StaleRouteError,
+    UnreachableError,
+    WrongBrokerError,
+)
+from ..protocol.routing import OrderStrategy
+
+
+class Step(enum.Enum):
+    """The next step for a parcel that was not acked."""
+
+    AGAIN = "same partition, same sequence, after a pause"
+    NEW_ROUTE = "ask for a newer route, then older messages first"
+    ELSEWHERE = "another available partition, declared as reordered"
+    GIVE_UP = "out of the queue with its error"
+
+
+_TRY_AGAIN = (
+    UnreachableError,
+    BrokerReadOnlyError,
+    OverloadedError,
+    SequenceGapError,
+    CorruptBatchError,
+    InternalError,
+)
+_ROUTE_MOVED = (StaleRouteError, PartitionUnknownError, WrongBrokerError)
+
+
+def decide_after_failure(
+    error: KeylaneError,
+    strategy: OrderStrategy,
+    *,
+    tries: int,
+    tries_max: int,
+    home_tries: int,
+) -> Step:
+    """
+    The next step after try number `tries` (from 1) of a parcel ended in `error`.
+
+    STRICT never leaves its partition but through a route change, and never gives up what may pass later.
+    BEST_TRIED goes elsewhere after `home_tries` and gives up after `tries_max`.
+    """
+    if isinstance(error, _ROUTE_MOVED):
+        if strategy is OrderStrategy.BEST_TRIED and tries >= tries_max:
+            return Step.GIVE_UP
+        return Step.NEW_ROUTE
+    if not isinstance(error, _TRY_AGAIN):
+        return Step.GIVE_UP
+    if strategy is OrderStrategy.STRICT:
+        return Step.AGAIN
+    if tries >= tries_max:
+        return Step.GIVE_UP
+    return Step.AGAIN if tries < home_tries else Step.ELSEWHERE

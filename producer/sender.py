@@ -1,0 +1,272 @@
+"""Messages of one subject on their way to executors: the route table, and what happens while there is none.
+
+Invariants
+    The messages of one key reach one executor at a time, in the order they were sent; when their partition is
+    left, the older ones go first and newer ones wait in the hold until the newer route is here.
+
+    send() ─▶ table[logical partition] ─▶ executor          hold: a parcel of messages without a partition yet
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from ..protocol.clock import Clock
+from ..protocol.errors import KeylaneError, NoPartitionError, Retry
+from ..protocol.limits import LOGICAL_PARTITIONS, PULL_WAIT_MS_MAX
+from ..protocol.routing import OrderStrategy, Partition, Route, logical_partition, route_table
+from ..rpc.client import BrokerClient, MetaClient
+from .account import Account
+from .executor import Executor, MessageGroup
+from .failure import Step
+from .parcel import Parcel
+from .settings import ProducerSettings
+from .ticket import Ticket
+
+log = logging.getLogger("keylane.producer")
+CLIENT_TYPE = "producer"
+AMISS_WAIT_MS = 500
+
+
+class SubjectSender:
+    """The executors of one subject and the table that leads to them.  `table[lp]` is None while held."""
+
+    def __init__(
+        self,
+        subject: str,
+        *,
+        strategy: OrderStrategy | None,
+        meta: MetaClient,
+        broker_at: Callable[[str], BrokerClient],
+        producer_id: int,
+        settings: ProducerSettings,
+        clock: Clock,
+        dice: random.Random,
+        account: Account,
+        on_dead: Callable[[SubjectSender], None],
+    ) -> None:
+        self.subject = subject
+        self.table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
+        self.diverted = False
+        """True while some partition does not answer and BEST_TRIED sends its messages elsewhere."""
+        self._asked = strategy
+        self._meta = meta
+        self._broker_at = broker_at
+        self._producer_id = producer_id
+        self._settings = settings
+        self._clock = clock
+        self._dice = dice
+        self._account = account
+        self._on_dead = on_dead
+        self._loop = asyncio.get_running_loop()
+        self._route: Route | None = None
+        self._executors: dict[int, Executor] = {}
+        self._hold: list[Parcel] = [Parcel(self._loop.create_future())]
+        self._home: list[Executor | None] = [None] * LOGICAL_PARTITIONS
+        self._refresh = asyncio.Event()
+        self._task = asyncio.create_task(self._follow_route(), name=f"route {subject}")
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────────────
+    def hold(self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int) -> Ticket:
+        """Keep a message that has no executor now."""
+        parcel = self._hold[-1]
+        if self._full(parcel):
+            parcel = Parcel(self._loop.create_future())
+            self._hold.append(parcel)
+        size = parcel.size
+        index = parcel.add(key, value, packed_properties, sent_at_ns)
+        self._account.enter(1, parcel.size - size)
+        return Ticket(parcel, index)
+
+    def home(self, place: int) -> Executor | None:
+        """The executor of the partition that logical partition `place` belongs to."""
+        return self._home[place]
+
+    @property
+    def executors(self) -> list[Executor]:
+        """One for each message group, by partition id."""
+        return [self._executors[key] for key in sorted(self._executors)]
+
+    def roll(self) -> None:
+        """Let everything gathered so far go."""
+        for executor in self._executors.values():
+            executor.roll()
+
+    # ── the route ────────────────────────────────────────────────────────────────────────────────────
+    async def _follow_route(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                self._apply(await self._ask())
+                attempt = 0
+            except KeylaneError as error:
+                attempt += 1
+                if error.retry is Retry.NEVER and self._route is None:
+                    self._die(error)
+                    return
+                log.info("route of %s: %s", self.subject, error.message)
+                await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._dice) / 1000)
+
+    async def _ask(self) -> Route:
+        """A newer route when there is one; the same after a while, a short one when something is amiss."""
+        known = -1 if self._route is None else self._route.version
+        amiss = self._refresh.is_set() or self._amiss()
+        self._refresh.clear()
+        call = asyncio.create_task(
+            self._meta.route(
+                self.subject,
+                known_version=known,
+                wait_ms=AMISS_WAIT_MS if amiss else PULL_WAIT_MS_MAX,
+                order_strategy=self._asked,
+            )
+        )
+        refresh = asyncio.create_task(self._refresh.wait())
+        try:
+            await asyncio.wait((call, refresh), return_when=asyncio.FIRST_COMPLETED)
+            if not call.done() and self._route is not None:
+                return self._route
+            return await call
+        finally:
+            call.cancel()
+            refresh.cancel()
+            await asyncio.gather(call, refresh, return_exceptions=True)
+
+    def _amiss(self) -> bool:
+        return None in self._home or any(not one.available for one in self._executors.values())
+
+    def _die(self, error: KeylaneError) -> None:
+        """The metaserver will never give a route: everything held is given up."""
+        self._on_dead(self)
+        for parcel in self._hold:
+            if len(parcel):
+                parcel.settle(error)
+                self._account.settled(parcel, error)
+
+    def _apply(self, route: Route) -> None:
+        if self._route is not None and route.version < self._route.version:
+            return
+        self._route = route
+        for partition in route.open_partitions():
+            if partition.address is None:
+                continue
+            executor = self._executors.get(partition.partition_id)
+            if executor is None:
+                self._executors[partition.partition_id] = self._new_executor(partition, route)
+            elif executor.partition.address != partition.address:
+                executor.moved(partition, self._broker_at(partition.address))
+        self._home = [
+            self._executors.get(partition.partition_id) for partition in route_table(route)
+        ]
+        self._retire(route)
+        self._divert()
+        self._drain_hold()
+
+    def _retire(self, route: Route) -> None:
+        """Close executors of partitions that are open no more, once all they had is answered."""
+        open_ids = {partition.partition_id for partition in route.open_partitions()}
+        for partition_id, executor in list(self._executors.items()):
+            if partition_id not in open_ids and executor.idle:
+                del self._executors[partition_id]
+                self._loop.create_task(executor.close())
+
+    def _new_executor(self, partition: Partition, route: Route) -> Executor:
+        assert partition.address is not None
+        group = MessageGroup(CLIENT_TYPE, self.subject, partition.name, partition.broker_group)
+        return Executor(
+            group,
+            partition,
+            self._broker_at(partition.address),
+            strategy=route.order_strategy,
+            producer_id=self._producer_id,
+            settings=self._settings,
+            clock=self._clock,
+            dice=self._dice,
+            on_leave=self._leave,
+            account=self._account,
+            on_available=self._availability_changed,
+        )
+
+    # ── leaving a partition ──────────────────────────────────────────────────────────────────────────
+    def _availability_changed(self) -> None:
+        self._refresh.set()
+        self._divert()
+
+    def _divert(self) -> None:
+        """Fill the table; under BEST_TRIED, ranges of partitions that do not answer go to one that does."""
+        route = self._route
+        if route is None:
+            return
+        self.table = list(self._home)
+        spare = [executor for executor in self.executors if executor.available]
+        lost = {id(one): one for one in self._home if one is not None and not one.available}
+        self.diverted = bool(lost and spare and route.order_strategy is OrderStrategy.BEST_TRIED)
+        if self.diverted:
+            instead = {key: self._dice.choice(spare) for key in lost}
+            self.table = [instead.get(id(home), home) for home in self._home]
+
+    def _leave(self, executor: Executor, parcels: list[Parcel], step: Step) -> None:
+        if step is Step.ELSEWHERE:
+            spare = [one for one in self.executors if one.available and one is not executor]
+            target = self._dice.choice(spare) if spare else executor
+            for parcel in parcels:
+                parcel.reordered = parcel.reordered or target is not executor
+            target.take_over(parcels)
+            return
+        # The partition is sealed: newer messages of its range wait behind these until the next route is here.
+        self.table = [None if one is executor else one for one in self.table]
+        self._hold = [*parcels, *self._hold]
+        self._refresh.set()
+
+    def _drain_hold(self) -> None:
+        """Hand the held messages to their executors, oldest first."""
+        held, self._hold = self._hold, [Parcel(self._loop.create_future())]
+        adopting: dict[int, Executor] = {}
+        still_held: Parcel | None = None
+        for parcel in held:
+            self._account.leave(parcel)
+            for index, key in enumerate(parcel.keys):
+                place = logical_partition(key) if key else self._dice.getrandbits(10)
+                executor = self.table[place]
+                if executor is None:
+                    still_held = self._hold_again(still_held, parcel, index)
+                    continue
+                if id(executor) not in adopting or self._full(executor.open):
+                    adopting[id(executor)] = executor
+                    executor.roll()
+                executor.open.adopt(parcel, index)
+                executor.open.tries = max(executor.open.tries, parcel.tries)
+        for executor in adopting.values():
+            executor.roll()
+
+    def _hold_again(self, last: Parcel | None, parcel: Parcel, index: int) -> Parcel:
+        """Keep a message held, in a parcel of its own kind; returns that parcel."""
+        if last is None or self._full(last):
+            last = Parcel(self._loop.create_future())
+            self._hold.insert(len(self._hold) - 1, last)
+        size = last.size
+        last.adopt(parcel, index)
+        self._account.enter(1, last.size - size)
+        return last
+
+    def _full(self, parcel: Parcel) -> bool:
+        settings = self._settings
+        return parcel.size >= settings.batch_bytes or len(parcel) >= settings.batch_count
+
+    async def close(self) -> None:
+        """Stop everything; what is not settled is given up."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        for executor in self.executors:
+            for parcel in await executor.close():
+                self._give_up(parcel)
+        for parcel in self._hold:
+            if len(parcel):
+                self._give_up(parcel)
+
+    def _give_up(self, parcel: Parcel) -> None:
+        error = NoPartitionError("the producer was closed before this message was acked")
+        parcel.settle(error)
+        self._account.settled(parcel, error)

@@ -1,0 +1,31 @@
+"""What `send` returns: awaiting it gives the receipt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any
+
+import msgspec
+
+from ..protocol.message import Receipt
+from .parcel import Parcel
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """A message on its way.  `await ticket` waits for its Receipt or raises what became of it."""
+
+    parcel: Parcel
+    index: int
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        future = self.parcel.future
+        if not future.done():
+            # Shielded: one waiter that is cancelled must not cancel the whole batch.
+            yield from asyncio.shield(future).__await__()
+        return self.parcel.receipt(self.index)
+
+    @property
+    def done(self) -> bool:
+        """True once the answer is here."""
+        return self.parcel.future.done()
