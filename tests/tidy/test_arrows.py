@@ -1,0 +1,191 @@
+"""Who may import whom: the arrows of docs/ARCHITECTURE.md, read from the source.
+
+A failure prints `file:line imports X: the reason`.  A new exception is a decision: write it here, with
+its reason, and in docs/ARCHITECTURE.md.
+"""
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+
+import pytest
+from tidy.tree import FILES, PACKAGES, ROOMS, ROOT, Import, Source, imports_of
+
+PROGRAMS = {"metaserver", "broker", "producer", "consumer", "spark"}
+
+# room -> the rooms it may import, besides itself
+ARROWS: dict[str, set[str]] = {
+    "protocol": set(),
+    "rpc": {"protocol"},
+    **{program: {"protocol", "rpc"} for program in PROGRAMS},
+    "metaserver": {"protocol", "rpc", "migrations"},  # it runs them
+    "cli": {"protocol", "rpc", *PROGRAMS},
+    "migrations": set(),
+    "": {"protocol", "producer", "consumer"},  # the public face
+}
+
+# The machine: files, folders, environment.
+MACHINE_MODULES = ["os", "io", "pathlib", "shutil", "tempfile", "fcntl", "mmap", "glob"]
+MACHINE = [
+    "broker/storage/*",
+    "*/settings.py",  # a program reads its settings and names its data folder
+    "*/__main__.py",
+    "cli/*",
+    "consumer/client.py",  # a session says its host and process id to whoever looks for it
+    "metaserver/database.py",  # where the SQLite file lies
+    "metaserver/migrate.py",  # where the migrations lie
+    "spark/java.py",  # looks for a JDK, keeps a wrapper
+    "spark/session.py",  # PySpark takes its settings from the environment
+]
+
+# Who may import a module.  A pattern is a path under the root; every other file may not.
+HOME_OF: dict[str, list[str]] = {
+    "aiohttp": ["rpc/*"],
+    "uvloop": ["rpc/program.py", "cli/*"],
+    "sqlalchemy": ["metaserver/*", "producer/outbox.py", "migrations/*"],
+    "aiosqlite": ["metaserver/*"],
+    "asyncpg": ["metaserver/*"],
+    "alembic": ["metaserver/*", "migrations/*"],
+    "pyspark": ["spark/*"],
+    "pyarrow": ["spark/*"],
+    "pandas": ["spark/*"],
+    "numpy": ["spark/*"],
+    "py4j": ["spark/*"],
+    "typer": ["cli/*"],
+    "rich": ["cli/*"],
+    **dict.fromkeys(MACHINE_MODULES, MACHINE),
+    "subprocess": ["cli/*", "spark/java.py"],
+    "multiprocessing": ["cli/*"],
+    "signal": ["rpc/program.py", "cli/*"],
+    "socket": ["rpc/*", "cli/*", "consumer/client.py"],
+    # Clocks: passed in as a value, so that tests and simulations own the time.
+    "time": ["protocol/clock.py", "cli/*", "spark/*"],
+    "datetime": ["metaserver/*", "migrations/*", "cli/*", "spark/*"],
+}
+
+# The contract computes and does nothing else: what it may import is written out.
+PROTOCOL_MAY_IMPORT = {
+    *("__future__", "abc", "array", "base64", "bisect", "collections", "dataclasses", "enum"),
+    *("functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "struct"),
+    *("types", "typing", "unicodedata"),
+    "random",  # for the type of the dice that are passed in
+    "zlib",  # a checksum and a codec, no file
+    *("msgspec", "xxhash", "crc32c"),
+}
+
+BANNED_FILE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "shared_code"}
+
+
+def top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def in_house_room(target: str) -> str | None:
+    parts = target.split(".")
+    if parts[0] != "keylane":
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else ""
+
+
+def may(source: Source, patterns: list[str]) -> bool:
+    return any(fnmatch(source.name, pattern) for pattern in patterns)
+
+
+def against_the_arrows(source: Source, found: Import) -> str | None:
+    room = in_house_room(found.target)
+    if room is None or room == source.room:
+        return None
+    if room in ARROWS[source.room]:
+        return None
+    return f"{source.room or 'the public face'} may import only {sorted(ARROWS[source.room])}"
+
+
+def absolute_in_house(_source: Source, found: Import) -> str | None:
+    if not found.relative and top(found.target) in {"keylane", *ROOMS}:
+        return "imports inside the house are relative"
+    return None
+
+
+def away_from_home(source: Source, found: Import) -> str | None:
+    homes = HOME_OF.get(top(found.target))
+    if found.relative or homes is None or may(source, homes):
+        return None
+    return f"{top(found.target)} lives in {', '.join(homes)}"
+
+
+def in_the_contract(source: Source, found: Import) -> str | None:
+    if source.room != "protocol" or found.relative:
+        return None
+    if top(found.target) in PROTOCOL_MAY_IMPORT or source.name == "protocol/clock.py":
+        return None
+    return "protocol/ does no I/O; what it may import is listed in this test"
+
+
+def in_storage(source: Source, found: Import) -> str | None:
+    if source.name.startswith("broker/storage/") and in_house_room(found.target) == "rpc":
+        return "storage knows no network"
+    return None
+
+
+RULES: list[Callable[[Source, Import], str | None]] = [
+    against_the_arrows,
+    absolute_in_house,
+    away_from_home,
+    in_the_contract,
+    in_storage,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_imports(rule):
+    broken = [
+        f"{source.name}:{found.line} imports {found.target}: {reason}"
+        for source in FILES
+        for found in imports_of(source)
+        if (reason := rule(source, found))
+    ]
+    assert not broken, "\n" + "\n".join(broken)
+
+
+def builtin_opens(source: Source) -> Iterator[int]:
+    for node in ast.walk(source.tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "open"
+        ):
+            yield node.lineno
+
+
+def test_files_are_opened_only_where_files_belong():
+    broken = [
+        f"{source.name}:{line} calls open()"
+        for source in FILES
+        if not may(source, HOME_OF["os"])
+        for line in builtin_opens(source)
+    ]
+    assert not broken, "\n" + "\n".join(broken)
+
+
+def test_every_file_name_is_a_noun_of_its_own():
+    broken = [source.name for source in FILES if source.path.stem in BANNED_FILE_NAMES]
+    assert not broken, f"name the idea: {broken}"
+
+
+def test_every_folder_with_code_is_in_the_package_list():
+    named = {name.replace("keylane", ".", 1).replace(".", "/").strip("/") for name in PACKAGES}
+    folders = {source.path.parent.relative_to(ROOT).as_posix().strip(".") for source in FILES}
+    assert folders <= named, "pyproject.toml lacks a package"
+
+
+def test_third_party_modules_are_declared_somewhere_in_this_test():
+    """An import nobody thought about is a dependency nobody decided on."""
+    known = {*HOME_OF, *PROTOCOL_MAY_IMPORT, "keylane", *sys.stdlib_module_names}
+    strange = {
+        f"{source.name}:{found.line} imports {found.target}"
+        for source in FILES
+        for found in imports_of(source)
+        if not found.relative and top(found.target) not in known
+    }
+    assert not strange, "\n" + "\n".join(sorted(strange))

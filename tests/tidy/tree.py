@@ -1,0 +1,74 @@
+"""The source files of the package, read once, for the tests of this folder."""
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES: list[str] = PROJECT["tool"]["setuptools"]["packages"]
+ROOMS = sorted({name.split(".")[1] for name in PACKAGES if "." in name})
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of the package."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.relative_to(ROOT).as_posix()
+
+    @property
+    def room(self) -> str:
+        """The first folder; "" for the public face."""
+        return self.name.split("/")[0] if "/" in self.name else ""
+
+    @cached_property
+    def text(self) -> str:
+        return self.path.read_text()
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, filename=self.name)
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module: `target` is absolute, in-house ones start with "keylane"."""
+
+    target: str
+    line: int
+    relative: bool
+
+
+def package_files() -> list[Source]:
+    found = [ROOT / "__init__.py"]
+    for room in ROOMS:
+        found += sorted((ROOT / room).rglob("*.py"))
+    return [Source(path) for path in found]
+
+
+def imports_of(source: Source) -> Iterator[Import]:
+    """Every import of a file, in functions and under TYPE_CHECKING too."""
+    parts = ["keylane", *source.path.relative_to(ROOT).parent.parts]
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, relative=False)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield Import(node.module or "", node.lineno, relative=False)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(parts[: len(parts) - node.level + 1])
+            if node.module:
+                yield Import(f"{base}.{node.module}", node.lineno, relative=True)
+            else:
+                for alias in node.names:
+                    yield Import(f"{base}.{alias.name}", node.lineno, relative=True)
+
+
+FILES = package_files()
