@@ -6,6 +6,7 @@ An address is `host:port`.  Pools, redirects and proxies are aiohttp's; none of 
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -13,8 +14,13 @@ import aiohttp
 import msgspec
 
 from ..protocol.control import ErrorBody, encode_json
-from ..protocol.errors import InternalError, NotSentError, OutcomeUnknownError
-from ..protocol.limits import FRAME_BYTES_MAX
+from ..protocol.errors import (
+    InternalError,
+    MessageTooLargeError,
+    NotSentError,
+    OutcomeUnknownError,
+)
+from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from .channel import WebSocketChannel
 
 T = TypeVar("T")
@@ -44,7 +50,8 @@ class HttpNetwork:
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise NotSentError(
-                f"cannot reach the broker at {address}: {str(error) or type(error).__name__}", address=address
+                f"cannot reach the broker at {address}: {str(error) or type(error).__name__}",
+                address=address,
             ) from error
         return WebSocketChannel(socket, address)
 
@@ -59,12 +66,15 @@ class HttpNetwork:
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
     ) -> T:
-        """See `network.Network.control`."""
+        """See `network.Network.control`; a body over the limit is a MessageTooLargeError."""
+        packed = b"" if body is None else encode_json(body)
+        if len(packed) > CONTROL_BYTES_MAX:
+            raise MessageTooLargeError(size_bytes=len(packed), limit_bytes=CONTROL_BYTES_MAX)
         try:
             async with self._session.request(
                 method,
                 f"http://{address}{path}",
-                data=None if body is None else encode_json(body),
+                data=None if body is None else io.BytesIO(packed),
                 params=query,
                 headers={"content-type": "application/json"},
                 allow_redirects=False,
@@ -72,7 +82,7 @@ class HttpNetwork:
             ) as response:
                 data = await response.read()
                 status = response.status
-        except (aiohttp.ClientConnectorError, aiohttp.InvalidURL) as error:
+        except (aiohttp.ClientConnectorError, aiohttp.InvalidURL, UnicodeError) as error:
             raise NotSentError(f"cannot reach {address}: {error}", address=address) from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise OutcomeUnknownError(

@@ -14,7 +14,9 @@ import uvloop
 from ..protocol.errors import KeylaneError
 
 
-def run_program(main: Callable[[asyncio.Event], Awaitable[None]], *, log_level: str = "WARNING") -> int:
+def run_program(
+    main: Callable[[asyncio.Event], Awaitable[None]], *, log_level: str = "WARNING"
+) -> int:
     """
     Run `main(stop)` on uvloop until it returns; SIGTERM and SIGINT set `stop`.
 

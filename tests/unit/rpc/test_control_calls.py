@@ -1,0 +1,310 @@
+"""JSON calls over a real socket: errors with their status, limits, addresses in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from io import BytesIO
+
+import aiohttp
+import msgspec
+import pytest
+
+from keylane.protocol.control import (
+    CreateSubject,
+    Done,
+    ErrorBody,
+    Health,
+    Heartbeat,
+    Leave,
+    SubjectList,
+    encode_json,
+)
+from keylane.protocol.errors import (
+    BrokerReadOnlyError,
+    DiskFullError,
+    Fate,
+    FencedError,
+    InternalError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    NotSentError,
+    OutcomeUnknownError,
+    SessionUnknownError,
+    SubjectExistsError,
+    SubjectUnknownError,
+)
+from keylane.protocol.limits import CONTROL_BYTES_MAX
+from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.http_network import HttpNetwork
+from keylane.rpc.server import ControlRoute, status_of
+
+
+class Meta:
+    """Control handlers of a small metaserver."""
+
+    def __init__(self, name: str = "meta") -> None:
+        self.name = name
+        self.asked: list[tuple[object, dict[str, str]]] = []
+        self.error: Exception | None = None
+        self.wait: asyncio.Event | None = None
+
+    async def answer(self, body: object, params) -> object:
+        self.asked.append((body, dict(params)))
+        if self.wait is not None:
+            await self.wait.wait()
+        if self.error is not None:
+            raise self.error
+        if isinstance(body, Leave):
+            return Done()
+        if isinstance(body, CreateSubject):
+            raise SubjectExistsError(subject=body.subject)
+        if "subject" in params:
+            raise SubjectUnknownError(subject=params["subject"])
+        return Health(program=self.name, ready=True)
+
+    def routes(self) -> list[ControlRoute]:
+        return [
+            ControlRoute("GET", "/v1/health", None, self.answer),
+            ControlRoute("GET", "/v1/subjects/{subject}", None, self.answer),
+            ControlRoute("GET", "/v1/subjects/{subject}/route", None, self.answer),
+            ControlRoute("POST", "/v1/subjects", CreateSubject, self.answer),
+            ControlRoute("POST", "/v1/consumers/leave", Leave, self.answer),
+        ]
+
+
+@pytest.fixture
+def meta() -> Meta:
+    return Meta()
+
+
+@pytest.fixture
+async def server(serve, meta):
+    return await serve(*meta.routes())
+
+
+@pytest.fixture
+def client(network: HttpNetwork, server) -> MetaClient:
+    return MetaClient(network, [server.address], timeout_ms=2_000)
+
+
+async def test_a_call_gets_its_answer(client, meta):
+    """A body arrives as it was sent, and the answer as it was given."""
+    assert await client.health() == Health(program="meta", ready=True)
+    assert await client.leave(Leave(session="s")) == Done()
+    assert meta.asked == [(None, {}), (Leave(session="s"), {})]
+
+
+async def test_names_in_paths_arrive_whole(client, meta):
+    """A name with slashes, blanks or signs stays one part of the path; the server's error comes back typed."""
+    for name in ("../../etc", "a b/c", "%2e%2e", "ключ", "x" * 300, "a?b#c"):
+        with pytest.raises(SubjectUnknownError) as caught:
+            await client.subject(name)
+        assert caught.value.details == {"subject": name}
+        assert meta.asked[-1][1] == {"subject": name}
+
+
+async def test_the_queries_of_a_route_arrive(client, meta):
+    """Version and wait of a route are in its query."""
+    with pytest.raises(SubjectUnknownError):
+        await client.route("s", known_version=3, wait_ms=10)
+    assert meta.asked[-1][1] == {"known_version": "3", "wait_ms": "10", "subject": "s"}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (SubjectUnknownError(subject="s"), 404),
+        (SubjectExistsError(), 409),
+        (FencedError(token=5, message="m"), 409),
+        (SessionUnknownError(), 410),
+        (InvalidRequestError("no"), 400),
+        (BrokerReadOnlyError(), 503),
+        (DiskFullError(path="/x"), 500),
+        (NotSentError("the broker"), 500),
+        (InternalError(), 500),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_an_error_has_its_status_and_comes_back_typed(client, meta, server, error, status):
+    """Each error is answered with its HTTP status, and is the same error for the caller."""
+    meta.error = error
+    assert status_of(error) == status
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{server.address}/v1/health") as got,
+    ):
+        assert got.status == status
+        body = msgspec.json.decode(await got.read(), type=ErrorBody)
+        assert (body.code, body.name) == (error.code, type(error).__name__)
+    with pytest.raises(type(error)) as caught:
+        await client.health()
+    assert (caught.value.details, caught.value.fate) == (error.details, error.fate)
+
+
+async def test_a_fault_of_a_handler_is_an_internal_error(client, meta, caplog):
+    """A handler that breaks answers 500 with a typed body, and its text stays in the server's log."""
+    meta.error = ZeroDivisionError("a secret of the server")
+    with pytest.raises(InternalError) as caught:
+        await client.health()
+    assert "secret" not in str(caught.value)
+    assert "a secret of the server" in caplog.text
+    meta.error = None
+    assert (await client.health()).ready
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/v1/subjects", b"", 400),
+        ("POST", "/v1/subjects", b"{", 400),
+        ("POST", "/v1/subjects", b"[]", 400),
+        ("POST", "/v1/subjects", b'{"subject":"s","partitions":2000}', 400),
+        ("POST", "/v1/subjects", b'{"subject":"\xff"}', 400),
+        (
+            "POST",
+            "/v1/subjects",
+            b'{"subject":"s","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            400,
+        ),
+        ("POST", "/v1/subjects", bytes(CONTROL_BYTES_MAX + 1), 413),
+        ("GET", "/v1/nothing", None, 404),
+        ("DELETE", "/v1/health", None, 405),
+        ("GET", "/v1/subjects/%00", None, 404),
+    ],
+    ids=["none", "cut", "list", "limit", "utf8", "nested", "oversize", "path", "method", "NUL"],
+)
+async def test_bad_input_is_a_typed_answer(
+    client, server, meta, caplog, method, path, body, status
+):
+    """Bad JSON, a body too large, an unknown path: an ErrorBody with its status, and the server goes on."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(
+            method, f"http://{server.address}{path}", data=body and BytesIO(body)
+        ) as got,
+    ):
+        assert got.status == status
+        error = msgspec.json.decode(await got.read(), type=ErrorBody).error()
+        assert type(error) in {InvalidRequestError, SubjectUnknownError}
+    assert not caplog.records
+    assert (await client.health()).ready
+
+
+async def test_a_body_over_the_limit_is_a_typed_error_for_the_caller(client, meta):
+    """A call whose body is too large is refused before it is sent."""
+    with pytest.raises(MessageTooLargeError):
+        await client.leave(Leave(session="x" * (CONTROL_BYTES_MAX + 1)))
+    assert not meta.asked
+
+
+async def test_no_answer_in_time_leaves_the_outcome_unknown(network, server, meta):
+    """A deadline that passes raises OutcomeUnknownError."""
+    meta.wait = asyncio.Event()
+    with pytest.raises(OutcomeUnknownError, match=r"GET /v1/health: \w"):
+        await MetaClient(network, [server.address], timeout_ms=60).health()
+    meta.wait.set()
+
+
+async def test_a_server_that_dies_leaves_the_outcome_unknown(network, wire, meta):
+    """A connection that breaks in mid-call raises OutcomeUnknownError."""
+    meta.wait = asyncio.Event()
+    call = asyncio.create_task(MetaClient(network, [wire.address]).leave(Leave(session="s")))
+    async with asyncio.timeout(5):
+        while not meta.asked:
+            await asyncio.sleep(0.001)
+    wire.cut()
+    with pytest.raises(OutcomeUnknownError):
+        await call
+    meta.wait.set()
+
+
+async def test_a_call_waits_longer_when_the_server_may(network, server, meta):
+    """The deadline of a long poll is its wait and the time of a call together."""
+    meta.wait = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.15, meta.wait.set)
+    with pytest.raises(SubjectUnknownError):
+        await MetaClient(network, [server.address], timeout_ms=100).route("s", wait_ms=5_000)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "127.0.0.1:99999", "no port", "", "a..b:7000", "[::1"]
+)
+async def test_nobody_there_is_not_sent(network, address):
+    """No listener, and an address that is none: NotSentError, so the caller may repeat freely."""
+    with pytest.raises(NotSentError) as caught:
+        await MetaClient(network, [address], timeout_ms=2_000).health()
+    assert caught.value.fate is Fate.NOT_DONE
+
+
+async def test_the_answer_of_another_program_is_a_typed_error(network):
+    """A web server that is none of ours answers something that is told as that."""
+
+    async def other(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello")
+        await writer.drain()
+        writer.close()
+
+    listener = await asyncio.start_server(other, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    with pytest.raises(InternalError, match="no JSON of ours"):
+        await MetaClient(network, [f"127.0.0.1:{port}"]).subjects()
+    listener.close()
+
+
+async def test_an_answer_of_the_wrong_shape_is_a_typed_error(network, server):
+    """JSON that is not the answer asked for is an InternalError, not a half-read value."""
+    with pytest.raises(InternalError):
+        await network.control("GET", server.address, "/v1/health", SubjectList, timeout_ms=2_000)
+
+
+async def test_the_next_address_is_asked_when_one_is_not_there(network, server, meta):
+    """Addresses are tried in turn, and the one that answered is asked first from then on."""
+    client = MetaClient(network, ["127.0.0.1:1", "127.0.0.1:2", server.address])
+    assert (await client.health()).ready
+    assert client._addresses[0] == server.address
+    assert (await client.health()).ready
+    assert len(meta.asked) == 2
+
+
+async def test_calls_at_the_same_time_each_try_every_address(network, server):
+    """Calls that move the list of addresses on under each other all find the one that is there."""
+    client = MetaClient(network, ["127.0.0.1:1", server.address, "127.0.0.1:2"])
+    answers = await asyncio.gather(*(client.health() for _ in range(20)))
+    assert all(answer.ready for answer in answers)
+
+
+async def test_all_addresses_dead_is_not_sent(network):
+    """When nobody answers the call was not sent, and every address stays in the list."""
+    client = MetaClient(network, ["127.0.0.1:1", "127.0.0.1:2"])
+    with pytest.raises(NotSentError):
+        await client.health()
+    assert sorted(client._addresses) == ["127.0.0.1:1", "127.0.0.1:2"]
+
+
+async def test_an_unknown_outcome_is_not_tried_elsewhere(network, serve, server, meta):
+    """A call that may have been done is not repeated at another metaserver: the caller decides."""
+    other = Meta("other")
+    second = await serve(*other.routes())
+    meta.wait = asyncio.Event()
+    client = MetaClient(network, [server.address, second.address], timeout_ms=60)
+    with pytest.raises(OutcomeUnknownError):
+        await client.leave(Leave(session="s"))
+    assert not other.asked
+    meta.wait.set()
+
+
+async def test_a_broker_answers_control_calls_on_the_same_port(network, server):
+    """Data plane and control calls share one address."""
+    client = BrokerClient(network, server.address)
+    assert (await client.health()).program == "meta"
+    with pytest.raises(InvalidRequestError, match="404"):
+        await client.partition(7)
+    await client.close()
+
+
+async def test_a_heartbeat_is_json_of_its_type():
+    """What is sent is what the drawing in protocol/control.py says."""
+    assert encode_json(Heartbeat(session="s", drained=(1,))) == (
+        b'{"session":"s","known_version":-1,"drained":[1],"wait_ms":0}'
+    )

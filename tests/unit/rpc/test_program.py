@@ -1,0 +1,60 @@
+"""Running a program: exit statuses, signals, and the line that says it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+
+from keylane.protocol.errors import AddressError
+from keylane.rpc.program import run_program, say_ready
+
+
+def test_a_program_that_returns_exits_with_zero(capfd):
+    """The end of main is status 0 and no output."""
+
+    async def main(stop: asyncio.Event) -> None:
+        assert not stop.is_set()
+
+    assert run_program(main) == 0
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_asks_main_to_stop(number):
+    """SIGTERM and SIGINT set the event; main ends in its own time."""
+    cleaned = []
+
+    async def main(stop: asyncio.Event) -> None:
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(stop.wait(), 5)
+        cleaned.append(True)
+
+    assert run_program(main) == 0
+    assert cleaned
+
+
+def test_an_error_of_ours_is_a_sentence_and_status_one(capfd):
+    """A KeylaneError ends the program with its text and advice on standard error, no traceback."""
+
+    async def main(stop: asyncio.Event) -> None:
+        raise AddressError("cannot listen on 127.0.0.1:80")
+
+    assert run_program(main) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err == (
+        "keylane: cannot listen on 127.0.0.1:80 [AddressError 1400]\n"
+        "  Choose another port, or 0 for any free one.\n"
+    )
+
+
+def test_ready_is_one_line_of_json(capfd):
+    """Whoever started a program reads one JSON line and knows where it serves."""
+    say_ready("broker", "127.0.0.1:7001")
+    out, _ = capfd.readouterr()
+    assert json.loads(out) == {"ready": True, "program": "broker", "address": "127.0.0.1:7001"}
+    assert out.count("\n") == 1

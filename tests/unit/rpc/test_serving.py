@@ -1,0 +1,228 @@
+"""Serving: hostile input ends no more than its own connection, and only loopback is served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+
+import aiohttp
+import msgspec
+import pytest
+
+from keylane.protocol.errors import AddressError, FrameError
+from keylane.protocol.frames import Append, Read, Refused, decode_answer, encode_frame
+from keylane.protocol.limits import FRAME_BYTES_MAX
+from keylane.rpc.http_network import DATA_PATH
+from keylane.rpc.server import Server, check_loopback
+
+
+@pytest.fixture
+async def session():
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+def hostile(header: object, length: int | None = None) -> bytes:
+    packed = msgspec.msgpack.encode(header)
+    return struct.pack("<I", len(packed) if length is None else length) + packed
+
+
+async def still_serves(network, server, neighbour) -> None:
+    """The connection that was open before, and a new one, both get answers."""
+    await neighbour.call(Append(neighbour.next_id(), 1), timeout_ms=5_000)
+    fresh = await network.open_channel(server.address, timeout_ms=2_000)
+    await fresh.call(Append(fresh.next_id(), 1), timeout_ms=5_000)
+    await fresh.close()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "a text frame",
+        b"",
+        b"\x00",
+        hostile([1, 5, 7], length=2**32 - 1),
+        hostile([1, 5, 7], length=99),
+        hostile([1, 5, 7], length=0),
+        hostile([99, 5, 7]),
+        hostile([65, 5, 7, "fsync", False]),
+        hostile([1, 5]),
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+    ids=[
+        "text",
+        "empty",
+        "a byte",
+        "lying",
+        "too long",
+        "no header",
+        "tag",
+        "answer",
+        "cut",
+        "http",
+    ],
+)
+async def test_a_bad_frame_is_refused_and_ends_its_connection_only(
+    network, server, session, desk, caplog, frame
+):
+    """The sender of a bad frame gets a typed refusal and a closed connection; everybody else is served on."""
+    neighbour = await network.open_channel(server.address, timeout_ms=2_000)
+    async with session.ws_connect(f"http://{server.address}{DATA_PATH}") as bad:
+        await (bad.send_str if isinstance(frame, str) else bad.send_bytes)(frame)
+        answer, _ = decode_answer((await bad.receive(timeout=5)).data)
+        assert isinstance(answer, Refused)
+        assert (answer.correlation_id, answer.code) == (0, FrameError.code)
+        assert (await bad.receive(timeout=5)).type is aiohttp.WSMsgType.CLOSE
+        assert bad.close_code == aiohttp.WSCloseCode.PROTOCOL_ERROR
+    assert not desk.arrived
+    assert not caplog.records
+    await still_serves(network, server, neighbour)
+    await neighbour.close()
+
+
+async def test_a_message_over_the_limit_ends_its_connection_only(network, server, session, desk):
+    """A WebSocket message larger than any frame is not read to its end, and the others are served on."""
+    neighbour = await network.open_channel(server.address, timeout_ms=2_000)
+    async with session.ws_connect(f"http://{server.address}{DATA_PATH}") as bad:
+        with contextlib.suppress(ConnectionError):  # the server may hang up while we still write
+            await bad.send_bytes(bytes(FRAME_BYTES_MAX + 1))
+        ends = {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSING}
+        assert (await bad.receive(timeout=5)).type in ends
+    assert not desk.arrived
+    await still_serves(network, server, neighbour)
+    await neighbour.close()
+
+
+async def test_the_word_of_a_server_that_hangs_up_reaches_the_caller(network, server, desk):
+    """Calls under way when the server refuses a frame learn what it refused."""
+    channel = await network.open_channel(server.address, timeout_ms=2_000)
+    held = asyncio.create_task(channel.call(Read(channel.next_id(), 1, 0, 0), timeout_ms=5_000))
+    while not desk.arrived:
+        await asyncio.sleep(0.001)
+    await channel._socket.send_bytes(hostile([99, 5, 7]))
+    with pytest.raises(Exception, match="unreadable request"):
+        await held
+    await channel.close()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x00" * 100,
+        b"POST /v1/partitions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n",
+        b"GET " + DATA_PATH.encode() + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"",
+    ],
+    ids=["zeros", "lying length", "no upgrade", "long path", "silence"],
+)
+async def test_bytes_that_are_no_http_leave_the_server_serving(network, server, raw):
+    """Garbage on the port, or a connection dropped at once, disturbs nobody."""
+    neighbour = await network.open_channel(server.address, timeout_ms=2_000)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(raw)
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    del reader
+    await still_serves(network, server, neighbour)
+    await neighbour.close()
+
+
+async def test_a_client_that_leaves_before_its_answer_disturbs_nobody(
+    network, server, wire, desk, caplog
+):
+    """The work of a client that vanished is dropped without a word."""
+    neighbour = await network.open_channel(server.address, timeout_ms=2_000)
+    leaving = await network.open_channel(wire.address, timeout_ms=2_000)
+    held = asyncio.create_task(leaving.call(Read(leaving.next_id(), 1, 0, 0), timeout_ms=5_000))
+    while not desk.arrived:
+        await asyncio.sleep(0.001)
+    wire.cut()
+    await asyncio.gather(held, return_exceptions=True)
+    desk.let_go.set()
+    await still_serves(network, server, neighbour)
+    assert not caplog.records
+    await leaving.close()
+    await neighbour.close()
+
+
+async def test_a_frame_is_the_same_in_one_piece_and_in_many(server):
+    """A WebSocket message that arrives byte by byte is one frame."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(
+        f"GET {DATA_PATH} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+    )
+    await reader.readuntil(b"\r\n\r\n")
+    frame = encode_frame(Append(5, 1), b"pay")
+    message = bytes([0x82, 0x80 | len(frame), 0, 0, 0, 0]) + frame
+    for byte in message:
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0)
+    head = await reader.readexactly(2)
+    answer, payload = decode_answer(await reader.readexactly(head[1]))
+    assert (answer.correlation_id, payload) == (5, b"pay")
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_addresses_pass(host):
+    """Every loopback address may be served."""
+    check_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["0.0.0.0", "::", "10.0.0.1", "192.168.1.1", "8.8.8.8", "example.com", "", "127.0.0.1.x"],
+)
+async def test_other_addresses_are_not_bound(host):
+    """Without access control nothing but loopback is served, and the error says so."""
+    server = Server([])
+    with pytest.raises(AddressError, match="access control is still to come"):
+        await server.start(host, 0)
+    await server.stop()
+
+
+async def test_a_port_in_use_is_told(server):
+    """A port that somebody listens on is an AddressError that names it."""
+    second = Server([])
+    with pytest.raises(AddressError, match=f"cannot listen on 127.0.0.1:{server.port}") as caught:
+        await second.start("127.0.0.1", server.port)
+    assert caught.value.details == {"port": server.port}
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, 10**9])
+async def test_an_impossible_port_is_told(port):
+    """A number that is no port is an AddressError."""
+    with pytest.raises(AddressError):
+        await Server([]).start("127.0.0.1", port)
+
+
+async def test_a_port_is_free_again_at_once(serve, network):
+    """A server that stopped leaves its port to the next one, though connections were open."""
+    first = await serve()
+    channel = await network.open_channel(first.address, timeout_ms=2_000)
+    await first.stop()
+    second = await serve(port=first.port)
+    assert second.address == first.address
+    await channel.close()
+
+
+async def test_the_address_of_an_ipv6_server_can_be_dialled(network, desk):
+    """An IPv6 address is written with brackets, as clients need it."""
+    if not socket.has_ipv6:
+        return
+    server = Server([], data_handler=desk)
+    try:
+        await server.start("::1", 0)
+    except AddressError:  # a machine without ::1
+        return
+    channel = await network.open_channel(server.address, timeout_ms=2_000)
+    await channel.call(Append(channel.next_id(), 1), timeout_ms=5_000)
+    await channel.close()
+    await server.stop()
