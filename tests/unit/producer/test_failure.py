@@ -1,0 +1,58 @@
+"""What follows a failed batch."""
+
+import pytest
+
+from keylane.producer.failure import Step, decide_after_failure
+from keylane.protocol.errors import (
+    BrokerReadOnlyError,
+    InvalidRequestError,
+    NotSentError,
+    OutcomeUnknownError,
+    OverloadedError,
+    PartitionUnknownError,
+    ProducerFencedError,
+    SequenceGapError,
+    StaleRouteError,
+)
+from keylane.protocol.routing import OrderStrategy
+
+STRICT, BEST_TRIED = OrderStrategy.STRICT, OrderStrategy.BEST_TRIED
+PASSING = [
+    NotSentError,
+    OutcomeUnknownError,
+    BrokerReadOnlyError,
+    OverloadedError,
+    SequenceGapError,
+]
+
+
+def decide(error, strategy, tries):
+    return decide_after_failure(error(), strategy, tries=tries, tries_max=10, home_tries=3)
+
+
+@pytest.mark.parametrize("error", PASSING)
+@pytest.mark.parametrize("tries", [1, 3, 10, 1_000_000])
+def test_strict_stays_for_ever(error, tries):
+    """STRICT sends what may pass later to the same partition again, however often."""
+    assert decide(error, STRICT, tries) is Step.AGAIN
+
+
+@pytest.mark.parametrize("error", PASSING)
+def test_best_tried_goes_elsewhere_then_gives_up(error):
+    """BEST_TRIED tries at home, then elsewhere, and is out of the queue after ten tries."""
+    steps = [decide(error, BEST_TRIED, tries) for tries in range(1, 11)]
+    assert steps == [Step.AGAIN] * 2 + [Step.ELSEWHERE] * 7 + [Step.GIVE_UP]
+
+
+@pytest.mark.parametrize("error", [StaleRouteError, PartitionUnknownError])
+@pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
+def test_a_sealed_partition_asks_for_a_new_route(error, strategy):
+    """Only a route change moves messages of either strategy without a word."""
+    assert decide(error, strategy, 1) is Step.NEW_ROUTE
+
+
+@pytest.mark.parametrize("error", [InvalidRequestError, ProducerFencedError])
+@pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
+def test_what_no_retry_mends_is_given_up(error, strategy):
+    """A refusal for good is told to the sender at once."""
+    assert decide(error, strategy, 1) is Step.GIVE_UP
