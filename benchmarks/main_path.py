@@ -1,0 +1,148 @@
+"""Measures the main path: acked sends, handled messages, both at once, a single send; prints JSON.
+
+`--rounds N` (5), `--count N` (1,000,000 messages a round), `--quick` (one round of a tenth).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+from machine import machine, peak_mb
+
+from keylane.protocol.control import CreateSubject
+from keylane.protocol.errors import NotEnoughBrokersError
+from keylane.protocol.routing import OrderStrategy
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+ROLES = str(Path(__file__).with_name("roles.py"))
+
+
+class Cluster:
+    """A metaserver and one broker, each a process of its own."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._stack = stack
+        self.meta_process, self.meta = self._start(
+            "keylane.metaserver", "--data", str(folder / "meta"), "--port", "0"
+        )
+        self.broker_process, _ = self._start(
+            "keylane.broker", "--group", "g1", "--data", str(folder / "broker"),
+            "--meta", self.meta, "--port", "0",
+        )  # fmt: skip
+
+    def _start(self, module: str, *arguments: str) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True
+        )
+        self._stack.callback(process.wait)
+        self._stack.callback(process.terminate)
+        return process, line_of(process)["address"]
+
+    def create(self, subject: str) -> None:
+        """A subject of 4 partitions."""
+
+        async def create() -> None:
+            network = HttpNetwork()
+            body = CreateSubject(subject=subject, partitions=4, order_strategy=OrderStrategy.STRICT)
+            try:
+                for _ in range(100):
+                    try:
+                        await MetaClient(network, [self.meta]).create_subject(body)
+                    except NotEnoughBrokersError:
+                        await asyncio.sleep(0.05)
+                    else:
+                        return
+                raise AssertionError("the broker did not report itself")
+            finally:
+                await network.close()
+
+        asyncio.run(create())
+
+    def role(self, role: str, subject: str, count: int) -> subprocess.Popen[str]:
+        """Start a measured process."""
+        return subprocess.Popen(
+            [sys.executable, ROLES, role, self.meta, subject, str(count)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+
+def line_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next JSON line a process prints."""
+    output: IO[str] | None = process.stdout
+    assert output is not None
+    line = output.readline()
+    if not line:
+        raise SystemExit(f"a measured process ended with status {process.wait()}")
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def round_of(cluster: Cluster, number: int, count: int) -> dict[str, float]:
+    """One round of all figures."""
+    figures: dict[str, float] = {}
+    apart, both = f"apart-{number}", f"both-{number}"
+    cluster.create(apart)
+    cluster.create(both)
+
+    sender = cluster.role("send", apart, count)
+    sent = line_of(sender)
+    sender.wait()
+    figures["sent_per_second"] = count / sent["seconds"]
+    figures["producer_peak_mb"] = sent["peak_mb"]
+
+    consumer = cluster.role("consume", apart, count + 1)
+    line_of(consumer)
+    handled = line_of(consumer)
+    consumer.wait()
+    figures["handled_per_second"] = count / handled["seconds"]
+    figures["consumer_peak_mb"] = handled["peak_mb"]
+
+    consumer = cluster.role("consume", both, count + 1)
+    line_of(consumer)
+    sender = cluster.role("send", both, count)
+    sent, handled = line_of(sender), line_of(consumer)
+    sender.wait()
+    consumer.wait()
+    figures["both_per_second"] = count / (handled["ended"] - sent["started"])
+
+    one = cluster.role("single", apart, 500)
+    single = line_of(one)
+    one.wait()
+    figures["single_send_p50_ms"] = single["p50_ms"]
+    figures["single_send_p99_ms"] = single["p99_ms"]
+    figures["fdatasync_p50_ms"] = single["fdatasync_p50_ms"]
+    figures["broker_peak_mb"] = peak_mb(cluster.broker_process.pid)
+    return figures
+
+
+def main() -> None:
+    """Run the rounds, print medians."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    rounds, count = (1, options.count // 10) if options.quick else (options.rounds, options.count)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        cluster = Cluster(Path(folder), stack)
+        found = []
+        for number in range(rounds):
+            found.append(round_of(cluster, number, count))
+            print(f"round {number + 1} of {rounds}", file=sys.stderr)
+    medians = {key: round(statistics.median(one[key] for one in found), 3) for key in found[0]}
+    print(json.dumps({"machine": machine(), "rounds": rounds, "count": count, **medians}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What the measured processes do: send, consume, send one by one.  Each prints one JSON line.
+
+Run as `python benchmarks/roles.py ROLE META SUBJECT COUNT`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+from machine import peak_mb
+
+from keylane import Consumer, Message, Producer
+
+KEYS = [b"key-%05d" % index for index in range(10_000)]
+VALUE = bytes(range(100))
+SENDS_PER_TURN = 500
+
+
+async def send(meta: str, subject: str, count: int) -> dict[str, object]:
+    """Send `count` messages as fast as there is room; the clock stops with the last ack."""
+    async with Producer(meta, strategy="strict") as producer:
+        await producer.send(subject, VALUE, key=KEYS[0])
+        started = time.monotonic()
+        queue = producer.send
+        for base in range(0, count, SENDS_PER_TURN):
+            for index in range(base, base + SENDS_PER_TURN):
+                queue(subject, VALUE, key=KEYS[index % 10_000])
+            await asyncio.sleep(0)
+            await producer.room()
+        await producer.flush()
+        ended = time.monotonic()
+        assert producer.stats.acked == count + 1
+    return {"started": started, "ended": ended, "seconds": ended - started}
+
+
+async def consume(meta: str, subject: str, count: int) -> dict[str, object]:
+    """Handle `count` messages, one `async` call each; the clock runs from the first to the last of them."""
+    handled = 0
+    started = ended = 0.0
+    done = asyncio.Event()
+
+    async def handle(_message: Message) -> None:
+        nonlocal handled, started, ended
+        handled += 1
+        if handled == 1:
+            started = time.monotonic()
+        elif handled == count:
+            ended = time.monotonic()
+            done.set()
+
+    async with Consumer(meta, subject=subject, group="bench", handler=handle):
+        print(json.dumps({"ready": True}), flush=True)
+        await done.wait()
+    return {"started": started, "ended": ended, "seconds": ended - started}
+
+
+async def single(meta: str, subject: str, count: int) -> dict[str, object]:
+    """Send one by one, each after the ack of the one before; beside it the disk's own fdatasync."""
+    sends: list[float] = []
+    flushes: list[float] = []
+    with tempfile.NamedTemporaryFile() as probe:
+        async with Producer(meta, strategy="strict") as producer:
+            await producer.send(subject, VALUE, key=KEYS[0])
+            for index in range(count):
+                began = time.perf_counter()
+                await producer.send(subject, VALUE, key=KEYS[index])
+                sends.append((time.perf_counter() - began) * 1000)
+                if index % 2:
+                    os.write(probe.fileno(), bytes(350))
+                    began = time.perf_counter()
+                    os.fdatasync(probe.fileno())
+                    flushes.append((time.perf_counter() - began) * 1000)
+    ordered = sorted(sends)
+    return {
+        "p50_ms": statistics.median(ordered),
+        "p99_ms": ordered[len(ordered) * 99 // 100],
+        "fdatasync_p50_ms": statistics.median(flushes),
+    }
+
+
+def main() -> None:
+    """Run one role."""
+    role, meta, subject, count = sys.argv[1:]
+    body = {"send": send, "consume": consume, "single": single}[role]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        result = runner.run(body(meta, subject, int(count)))
+    print(json.dumps(result | {"peak_mb": peak_mb(os.getpid())}), flush=True)
+
+
+if __name__ == "__main__":
+    assert Path(__file__).name == "roles.py"
+    main()
