@@ -72,6 +72,11 @@ class AckedOffsets:
         """The acked ranges above the cursor, sorted."""
         return list(zip(self._starts, self._ends, strict=True))
 
+    @property
+    def range_count(self) -> int:
+        """How many ranges there are above the cursor."""
+        return len(self._starts)
+
     def __contains__(self, offset: int) -> bool:
         if offset < self.cursor:
             return True

@@ -1,0 +1,126 @@
+"""A broker put together: folder, store, server, registration; started and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ..protocol.clock import Clock, SystemClock
+from ..protocol.control import BrokerHeartbeat
+from ..rpc.client import MetaClient
+from ..rpc.http_network import HttpNetwork
+from ..rpc.network import Network
+from ..rpc.server import Server
+from .control import BrokerControl
+from .registration import Registration
+from .service import BrokerService
+from .settings import BrokerSettings
+from .storage.files import RealFiles
+from .storage.identity import Identity, claim_folder
+from .store import Store
+
+log = logging.getLogger("keylane.broker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningBroker:
+    """A broker that serves."""
+
+    address: str
+    identity: Identity
+    store: Store
+
+
+@contextlib.asynccontextmanager
+async def running_broker(
+    settings: BrokerSettings,
+    *,
+    network: Network | None = None,
+    clock: Clock | None = None,
+    dice: random.Random | None = None,
+) -> AsyncIterator[RunningBroker]:
+    """
+    Recover, listen and report; stop in the other order at the end of the block.
+
+    The metaserver need not be reachable.  A network given is the caller's to close.
+
+    Raises:
+        DataFolderError, CorruptLogError, AddressError: it cannot start.
+    """
+    clock = clock or SystemClock()
+    dice = dice or random.SystemRandom()
+    async with contextlib.AsyncExitStack() as stack:
+        files = RealFiles(settings.data)
+        writer = ThreadPoolExecutor(1, "commit")
+        stack.callback(writer.shutdown)
+        readers = ThreadPoolExecutor(settings.reader_threads, "read")
+        stack.callback(readers.shutdown)
+        run_commit = _in_pool(writer)
+        stack.callback(files.close)
+
+        def open_store() -> tuple[Identity, Store]:
+            files.lock()
+            identity = claim_folder(files, broker_group=settings.group, dice=dice)
+            store = Store.open(
+                files, settings, clock=clock, run_commit=run_commit, run_read=_in_pool(readers)
+            )
+            return identity, store
+
+        identity, store = await run_commit(open_store)
+        stack.push_async_callback(store.close)
+        service = BrokerService(store, clock=clock)
+        if network is None:
+            network = HttpNetwork()
+            stack.push_async_callback(network.close)
+
+        def report() -> BrokerHeartbeat:
+            return BrokerHeartbeat(
+                broker_group=settings.group,
+                broker_id=identity.broker_id,
+                address=server.address,
+                writable=not store.commit.reason,
+            )
+
+        registration = Registration(MetaClient(network, settings.meta), report, dice=dice)
+        control = BrokerControl(
+            store,
+            broker_group=settings.group,
+            broker_id=identity.broker_id,
+            clock=clock,
+            registration=lambda: registration.problem,
+        )
+        server = Server(control.routes(), data_handler=service.handle)
+        await server.start(settings.host, settings.port)
+        stack.push_async_callback(server.stop)
+        stack.callback(service.close)
+        task = asyncio.create_task(registration.run(), name="registration")
+        stack.push_async_callback(_end, task)
+        yield RunningBroker(address=server.address, identity=identity, store=store)
+
+
+def _in_pool(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:
+    def run(function: Callable[..., Any], /, *args: Any) -> Awaitable[Any]:
+        return asyncio.get_running_loop().run_in_executor(pool, function, *args)
+
+    return run
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def run_broker(
+    settings: BrokerSettings, stop: asyncio.Event, *, ready: Callable[[str], None]
+) -> None:
+    """Serve until `stop` is set; `ready` is called with the address once it serves."""
+    async with running_broker(settings) as broker:
+        ready(broker.address)
+        await stop.wait()

@@ -1,0 +1,91 @@
+"""Control calls of a broker: hosting partitions, looking at them, health."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..protocol.clock import Clock
+from ..protocol.control import Health, HostPartition, PartitionStatus, PartitionStatusList
+from ..protocol.errors import InvalidRequestError, PartitionUnknownError, WrongBrokerError
+from ..rpc.server import ControlRoute, Params
+from .store import Store
+
+
+class BrokerControl:
+    """Answers control calls out of a store; `registration` says what is wrong with it, "" for nothing."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        broker_group: str,
+        broker_id: str,
+        clock: Clock,
+        registration: Callable[[], str],
+    ) -> None:
+        self._store = store
+        self._broker_group = broker_group
+        self._broker_id = broker_id
+        self._clock = clock
+        self._registration = registration
+
+    def routes(self) -> list[ControlRoute]:
+        """The table for the server."""
+        return [
+            ControlRoute("POST", "/v1/partitions", HostPartition, self.host),
+            ControlRoute("GET", "/v1/partitions", None, self.list),
+            ControlRoute("GET", "/v1/partitions/{id}", None, self.describe),
+            ControlRoute("GET", "/v1/health", None, self.health),
+        ]
+
+    async def host(self, body: object, _params: Params) -> PartitionStatus:
+        """Host a partition of this broker's group, durably."""
+        assert isinstance(body, HostPartition)
+        if body.partition.broker_group != self._broker_group:
+            raise WrongBrokerError(
+                f"partition {body.partition.partition_id} is of broker group "
+                f"{body.partition.broker_group!r}, this is {self._broker_group!r}",
+                broker_group=self._broker_group,
+            )
+        partition, durable = self._store.host(body)
+        await durable
+        return partition.status(now_ms=self._clock.boot_ms())
+
+    async def list(self, _body: object, _params: Params) -> PartitionStatusList:
+        """Everything hosted, by id."""
+        now_ms = self._clock.boot_ms()
+        hosted = sorted(self._store.state.partitions.items())
+        return PartitionStatusList(
+            broker_group=self._broker_group,
+            partitions=[partition.status(now_ms=now_ms) for _, partition in hosted],
+        )
+
+    async def describe(self, _body: object, params: Params) -> PartitionStatus:
+        """One partition with its groups, or the one group asked for."""
+        text = params["id"]
+        if not (text.isascii() and text.isdecimal() and len(text) < 20):
+            raise InvalidRequestError(f"not a partition id: {text[:40]!r}")
+        partition = self._store.state.partitions.get(int(text))
+        if partition is None:
+            raise PartitionUnknownError(partition_id=int(text))
+        return partition.status(now_ms=self._clock.boot_ms(), group=params.get("group"))
+
+    async def health(self, _body: object, _params: Params) -> Health:
+        """Does it take writes, and is it known to the metaserver."""
+        reason = self._store.commit.reason
+        return Health(
+            program="broker",
+            ready=not reason,
+            reason=reason,
+            details={
+                "broker_group": self._broker_group,
+                "broker_id": self._broker_id,
+                "writable": not reason,
+                "registration": self._registration() or "registered",
+                "partitions": len(self._store.state.partitions),
+                "first_position": self._store.log.first_position,
+                "next_position": self._store.log.end,
+                "cut_bytes": self._store.recovered.cut_bytes,
+                "commits": self._store.commit.commits,
+            },
+        )

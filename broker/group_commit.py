@@ -1,0 +1,284 @@
+"""Group commit: what was decided waits here, and one writer at a time makes all of it durable with one sync.
+
+    decide ▶ submit ▶ queue ─┐                                  ┌▶ settled, future resolved
+                             ├▶ take ▶ write, fdatasync, index ─┤
+    mark ▶ late records ─────┘    (off the event loop)          └▶ failed: see below
+
+While one commit is at the disk the next gathers.  "Late" records (cursors) are made when a commit is taken: one
+per key, whatever happened since the one before.
+
+Invariants
+    A future is resolved only after the sync that carries its record.
+    After a failed write or sync nothing is written again: what was at the disk fails with UNKNOWN fate, what waited
+    with NOT_DONE.  After a full disk nothing is kept and everything decided is undone, newest first; after
+    RETRY_FULL_MS the next append tries again.
+
+Source: Gray's group commit; PostgreSQL's fsyncgate for why a failed sync is never repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, Protocol
+
+from ..protocol.clock import Clock
+from ..protocol.errors import (
+    BrokerReadOnlyError,
+    DiskFullError,
+    FlushFailedError,
+    KeylaneError,
+    OverloadedError,
+    StorageError,
+)
+from .storage.commit_log import CommitLog, WritePlan
+from .storage.consume_queue import ConsumeQueues, Unit
+from .storage.files import Buffer
+
+log = logging.getLogger("keylane.broker")
+
+RETRY_FULL_MS = 1_000
+_NOTHING = bytearray()
+
+
+class RunBlocking(Protocol):
+    """Runs blocking code: in a thread in production, in place in a simulation."""
+
+    def __call__(self, function: Callable[..., Any], /, *args: Any) -> Awaitable[Any]:
+        """The value of `function(*args)`, or its exception."""
+        ...
+
+
+class Entry:
+    """One record on its way to the disk; `count` messages, 0 for the broker's own records, no bytes for a marker."""
+
+    __slots__ = (
+        "appended_at_ms", "base_offset", "count", "future", "partition_id", "position", "record",
+        "settled", "stamped", "undo",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        record: Buffer,
+        *,
+        partition_id: int = 0,
+        base_offset: int = 0,
+        count: int = 0,
+        appended_at_ms: int = 0,
+        settled: Callable[[Entry], None] | None = None,
+        undo: Callable[[], None] | None = None,
+    ) -> None:
+        self.record = record
+        self.partition_id = partition_id
+        self.base_offset = base_offset
+        self.count = count
+        self.appended_at_ms = appended_at_ms
+        self.position = -1
+        """In the log, once it is taken."""
+        self.stamped: bytearray = _NOTHING
+        """The header as it is in the log, once it is taken."""
+        self.settled = settled
+        """Called when it is durable, before `future` is resolved."""
+        self.undo = undo
+        """Takes the decision back after a full disk."""
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class _Late:
+    __slots__ = ("futures", "make")
+
+    def __init__(self, make: Callable[[], Entry]) -> None:
+        self.make = make
+        self.futures: list[asyncio.Future[None]] = []
+
+
+class GroupCommit:
+    """The queue in front of a commit log, and its one writer."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        *,
+        run_blocking: RunBlocking,
+        clock: Clock,
+        queued_bytes_max: int,
+        commit_bytes_max: int,
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._run_blocking = run_blocking
+        self._clock = clock
+        self._queued_bytes_max = queued_bytes_max
+        self._commit_bytes_max = commit_bytes_max
+        self._queue: deque[Entry] = deque()
+        self._queued_bytes = 0
+        """Of the queue and of the commit at the disk."""
+        self._late: dict[Hashable, _Late] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._failure: KeylaneError | None = None
+        self._full_until_ms = 0
+        self.commits = 0
+        """Commits made durable since the start."""
+
+    @property
+    def reason(self) -> str:
+        """Why no writes are taken; "" if they are."""
+        if self._failure is not None:
+            return self._failure.message
+        if self._clock.boot_ms() < self._full_until_ms:
+            return "the disk is full"
+        return ""
+
+    def check_room(self, length: int) -> None:
+        """
+        Let a record of `length` bytes be decided on.
+
+        Raises:
+            BrokerReadOnlyError: a write failed before, or the disk was full a moment ago.
+            OverloadedError: too many bytes are waiting.
+        """
+        if self._failure is not None or self._full_until_ms:
+            reason = self.reason
+            if reason:
+                raise BrokerReadOnlyError(f"the broker takes no writes: {reason}")
+        if self._queued_bytes + length > self._queued_bytes_max and self._queued_bytes:
+            raise OverloadedError(
+                f"{self._queued_bytes} bytes are waiting for the disk", retry_after_ms=10
+            )
+
+    def submit(self, entry: Entry) -> asyncio.Future[None]:
+        """Queue what was decided after `check_room`; the future is resolved when it is durable."""
+        self._queue.append(entry)
+        self._queued_bytes += len(entry.record)
+        if self._task is None:
+            self._start()
+        return entry.future
+
+    def submit_late(self, key: Hashable, make: Callable[[], Entry]) -> asyncio.Future[None]:
+        """Have the next commit carry the record that `make` gives then; one for all who ask under this key."""
+        late = self._late.get(key)
+        if late is None:
+            late = self._late[key] = _Late(make)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        late.futures.append(future)
+        if self._task is None:
+            self._start()
+        return future
+
+    def flushed(self) -> asyncio.Future[None]:
+        """Resolved when everything submitted before is durable; fails if that fails."""
+        entry = Entry(b"")
+        if self._task is None:
+            entry.future.set_result(None)
+            return entry.future
+        return self.submit(entry)
+
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._drain(), name="group commit")
+
+    async def _drain(self) -> None:
+        try:
+            while self._queue or self._late:
+                entries, plan, units = self._take()
+                try:
+                    if plan.end > plan.start:
+                        await self._run_blocking(self._write, plan, units)
+                except StorageError as error:
+                    self._fail(error, entries)
+                except Exception as error:
+                    log.exception("the commit failed")
+                    self._fail(FlushFailedError(f"a fault of our own: {error!r}"), entries)
+                else:
+                    self._settle(entries)
+        finally:
+            self._task = None
+
+    def _take(self) -> tuple[list[Entry], WritePlan, list[tuple[int, Unit]]]:
+        plan = self._log.plan()
+        entries = []
+        units = []
+        queue = self._queue
+        left = self._commit_bytes_max
+        while queue and (left > 0 or not queue[0].record):
+            entry = queue.popleft()
+            entries.append(entry)
+            length = len(entry.record)
+            if length:
+                left -= length
+                entry.position, entry.stamped = plan.add(
+                    entry.record,
+                    base_offset=entry.base_offset,
+                    appended_at_ms=entry.appended_at_ms,
+                )
+                if entry.count:
+                    unit = Unit(
+                        entry.base_offset, entry.count, entry.position, length, entry.appended_at_ms
+                    )
+                    units.append((entry.partition_id, unit))
+        late, self._late = self._late, {}
+        for one in late.values():
+            entry = one.make()
+            entry.position, entry.stamped = plan.add(
+                entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
+            )
+            self._queued_bytes += len(entry.record)
+            entries.append(entry)
+            entries += [_waiting(future) for future in one.futures]
+        return entries, plan, units
+
+    def _write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> None:
+        self._log.write(plan)
+        self._queues.dispatch(units)
+
+    def _settle(self, entries: list[Entry]) -> None:
+        self.commits += 1
+        self._full_until_ms = 0
+        for entry in entries:
+            self._queued_bytes -= len(entry.record)
+            if entry.settled is not None:
+                entry.settled(entry)
+            if not entry.future.done():
+                entry.future.set_result(None)
+
+    def _fail(self, error: StorageError, entries: list[Entry]) -> None:
+        full = isinstance(error, DiskFullError)
+        if full:
+            log.error("the disk is full: no writes for %d ms", RETRY_FULL_MS)
+            self._full_until_ms = self._clock.boot_ms() + RETRY_FULL_MS
+        else:
+            log.critical("no writes until the broker is started again: %s", error)
+            self._failure = error
+        waiting = list(self._queue)
+        self._queue.clear()
+        for one in self._late.values():
+            waiting += [_waiting(future) for future in one.futures]
+        self._late.clear()
+        if full:
+            for entry in reversed(entries + waiting):
+                if entry.undo is not None:
+                    entry.undo()
+        self._queued_bytes = 0
+        for entry in entries:
+            _refuse(entry, type(error)(error.message, **error.details))
+        for entry in waiting:
+            _refuse(entry, BrokerReadOnlyError(f"the broker takes no writes: {error.message}"))
+
+    async def close(self) -> None:
+        """Wait until everything submitted is durable or has failed."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+
+def _waiting(future: asyncio.Future[None]) -> Entry:
+    entry = Entry(b"")
+    entry.future = future
+    return entry
+
+
+def _refuse(entry: Entry, error: KeylaneError) -> None:
+    if not entry.future.done():
+        entry.future.set_exception(error)
+        entry.future.exception()  # nobody may be waiting for it any more

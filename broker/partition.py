@@ -1,0 +1,182 @@
+"""One hosted partition: a fold over its records, the same in recovery and in service.  Pure.
+
+    decide_… (raises, or says what to write)  ──▶  apply_… (at once)  ──▶  the record in the log  ──▶  durable_…
+
+Between decision and durability the state runs ahead of the disk: `next_offset` is the next to give, `readable_offset`
+the end of what readers may see.  If the disk refuses, `undo` values bring the state back (see `store.py`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..protocol.control import GroupStatus, HostPartition, PartitionStatus
+from ..protocol.errors import InvalidRequestError, OverloadedError, StaleRouteError
+from ..protocol.ids import check_name
+from ..protocol.limits import PRODUCERS_PER_PARTITION_MAX
+from ..protocol.offsets import AckedOffsets
+from ..protocol.record import Header
+from ..protocol.routing import PartitionState
+from .appends import Duplicate, ProducerState, after_append, decide_append
+from .pull_lock import PullLock, raise_fence
+from .records import CursorBody, FenceBody
+
+GROUPS_PER_PARTITION_MAX = 1_000
+
+
+class Group:
+    """One consumer group on one partition."""
+
+    __slots__ = ("acked", "durable_fence", "lock", "name", "saved_version", "version")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lock = PullLock()
+        self.durable_fence = 0
+        """The highest fence that is on the disk."""
+        self.acked = AckedOffsets()
+        self.version = 0
+        """Rises with every ack that changed something."""
+        self.saved_version = 0
+        """The version that is on the disk."""
+
+    def cursor_body(self) -> CursorBody:
+        """The record of its progress now."""
+        return CursorBody(self.name, self.lock.fence, self.acked.cursor, self.acked.ranges)
+
+
+AppendUndo = tuple[int, int, int, ProducerState | None, tuple[int, ProducerState] | None]
+
+
+class HostedPartition:
+    """The state of one partition; `facts` never change."""
+
+    __slots__ = (
+        "appended_at_ms", "facts", "first_offset", "groups", "next_offset", "partition_id",
+        "producers", "readable_offset", "sealed",
+    )  # fmt: skip
+
+    def __init__(self, facts: HostPartition) -> None:
+        self.facts = facts
+        self.partition_id: int = facts.partition.partition_id
+        self.first_offset = 0
+        self.next_offset = 0
+        self.readable_offset = 0
+        self.appended_at_ms = 0
+        """Of the newest batch: times within a partition never fall."""
+        self.sealed = False
+        self.producers: dict[int, ProducerState] = {}
+        """By producer id, the one that appended longest ago first."""
+        self.groups: dict[str, Group] = {}
+
+    # ── appends ───────────────────────────────────────────────────────────────────────────────────────
+    def decide_append(self, header: Header) -> Duplicate | None:
+        """See `appends.decide_append`.  Raises StaleRouteError if sealed and not a duplicate."""
+        found = decide_append(self.producers.get(header.producer_id), header)
+        if found is None and self.sealed:
+            raise StaleRouteError(partition_id=self.partition_id, end_offset=self.next_offset)
+        return found
+
+    def apply_append(
+        self, header: Header, *, base_offset: int, appended_at_ms: int
+    ) -> AppendUndo:
+        """Store a batch; returns what `undo_append` needs."""
+        assert base_offset == self.next_offset
+        producers = self.producers
+        before = producers.pop(header.producer_id, None)
+        undo_time = self.appended_at_ms
+        producers[header.producer_id] = after_append(before, header, base_offset=base_offset)
+        forgotten = None
+        if len(producers) > PRODUCERS_PER_PARTITION_MAX:
+            oldest = next(iter(producers))
+            forgotten = (oldest, producers.pop(oldest))
+        self.next_offset = base_offset + header.count
+        self.appended_at_ms = max(appended_at_ms, undo_time)
+        return base_offset, undo_time, header.producer_id, before, forgotten
+
+    def undo_append(self, undo: AppendUndo) -> None:
+        """Take back the newest append."""
+        self.next_offset, self.appended_at_ms, producer_id, before, forgotten = undo
+        del self.producers[producer_id]
+        if forgotten is not None:
+            self.producers = {forgotten[0]: forgotten[1], **self.producers}
+        if before is not None:
+            self.producers[producer_id] = before
+
+    # ── groups ────────────────────────────────────────────────────────────────────────────────────────
+    def group_for_acquire(self, name: str) -> Group:
+        """
+        The group, or a new one that is not kept yet.
+
+        Raises:
+            InvalidNameError, OverloadedError: an illegal name, or too many groups.
+        """
+        found = self.groups.get(name)
+        if found is not None:
+            return found
+        check_name("consumer group", name)
+        if len(self.groups) >= GROUPS_PER_PARTITION_MAX:
+            raise OverloadedError(f"a partition has at most {GROUPS_PER_PARTITION_MAX} groups")
+        return Group(name)
+
+    def apply_fence(self, body: FenceBody) -> None:
+        """A fence rose."""
+        group = self.groups.get(body.group)
+        if group is None:
+            group = self.groups[body.group] = Group(body.group)
+        raise_fence(group.lock, token=body.token, session=body.session)
+
+    def undo_fence(self, name: str, before: PullLock | None) -> None:
+        """Take back the newest fence of a group; None if the group was new with it."""
+        if before is None:
+            del self.groups[name]
+        else:
+            self.groups[name].lock = before
+
+    def apply_cursor(self, body: CursorBody) -> None:
+        """A group's progress, read from the log."""
+        group = self.groups.get(body.group)
+        if group is None:
+            group = self.groups[body.group] = Group(body.group)
+        group.acked = AckedOffsets(body.cursor, body.ranges)
+
+    # ── views ─────────────────────────────────────────────────────────────────────────────────────────
+    def check_same_facts(self, facts: HostPartition) -> None:
+        """Raises InvalidRequestError if `facts` differ in what never changes."""
+        if stored_facts(facts) != self.facts:
+            raise InvalidRequestError(
+                f"partition {self.partition_id} is hosted with other facts",
+                partition_id=self.partition_id,
+            )
+
+    def status(self, *, now_ms: int, group: str | None = None) -> PartitionStatus:
+        """What people and the metaserver see; `group` leaves out the others."""
+        groups = (
+            GroupStatus(
+                group=one.name,
+                token=one.lock.fence,
+                cursor=one.acked.cursor,
+                acked_above=sum(end - start for start, end in one.acked.ranges),
+                lag=self.readable_offset
+                - max(one.acked.cursor, self.first_offset)
+                - sum(end - start for start, end in one.acked.ranges),
+                holder=one.lock.holder(now_ms),
+            )
+            for name, one in sorted(self.groups.items())
+            if group is None or name == group
+        )
+        return PartitionStatus(
+            partition_id=self.partition_id,
+            subject=self.facts.subject,
+            name=self.facts.partition.name,
+            state=PartitionState.SEALED if self.sealed else PartitionState.OPEN,
+            first_offset=self.first_offset,
+            next_offset=self.readable_offset,
+            groups=tuple(groups),
+        )
+
+
+def stored_facts(facts: HostPartition) -> HostPartition:
+    """The facts without what changes: address and state."""
+    partition = msgspec.structs.replace(facts.partition, address=None, state=PartitionState.OPEN)
+    return HostPartition(subject=facts.subject, partition=partition)

@@ -1,0 +1,139 @@
+"""What can be set on a broker: defaults, a TOML file, flags.  Pure, but for reading that file.
+
+    defaults  ◀─  FILE.toml  ◀─  flags            the later wins; an unknown name is an error
+
+All problems are reported together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import ConfigError, InvalidNameError
+from ..protocol.ids import check_name
+from ..protocol.limits import BATCH_BYTES_MAX
+
+MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """Settings of one broker process."""
+
+    group: str
+    """Name of the broker group it serves."""
+    data: Path
+    """Its data folder, used by no other process; made if missing."""
+    meta: tuple[str, ...]
+    """Addresses of metaservers, host:port."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: any free one."""
+    segment_bytes: int = 1 << 30
+    """A segment of the commit log is rolled before it grows past this. RocketMQ's and QMQ's default."""
+    queued_bytes_max: int = 32 * MIB
+    """Appends waiting for the disk; beyond it producers are told to wait. A quarter second of a 128 MB/s disk."""
+    commit_bytes_max: int = 16 * MIB
+    """What one write and sync carries at most, so that a burst does not make the first of it wait for the last."""
+    cache_bytes: int = 16 * MIB
+    """Newest batches kept in memory for consumers that keep up."""
+    reader_threads: int = 2
+    """Threads that read old batches from the disk."""
+
+    def __post_init__(self) -> None:
+        _refuse(_value_problems({name: getattr(self, name) for name in self.__slots__}))
+
+
+_RANGES = {
+    "port": (0, (1 << 16) - 1),
+    "segment_bytes": (4096, 1 << 40),
+    "queued_bytes_max": (BATCH_BYTES_MAX, 1 << 34),
+    "commit_bytes_max": (BATCH_BYTES_MAX, 1 << 30),
+    "cache_bytes": (0, 1 << 40),
+    "reader_threads": (1, 64),
+}
+
+
+def _value_problems(values: Mapping[str, Any]) -> list[str]:
+    found = []
+    if "group" in values:
+        try:
+            check_name("broker group", values["group"])
+        except InvalidNameError as error:
+            found.append(f"group: {error.message}")
+    if "\0" in str(values.get("data", "")):
+        found.append("data: not a folder's name")
+    if "meta" in values:
+        if not values["meta"]:
+            found.append("meta: at least one address, as 127.0.0.1:7000")
+        found += [f"meta: {one!r} is not host:port" for one in values["meta"] if not _is_address(one)]
+    found += [
+        f"{name}: {values[name]} is not in [{low}, {high}]"
+        for name, (low, high) in _RANGES.items()
+        if name in values and not low <= values[name] <= high
+    ]
+    return found
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise ConfigError("broker settings:\n  " + "\n  ".join(problems), problems=len(problems))
+
+
+def _is_address(text: str) -> bool:
+    host, colon, port = text.rpartition(":")
+    return bool(host and colon) and port.isdecimal() and 0 < int(port) < 1 << 16
+
+
+def broker_settings(flags: Mapping[str, Any], config: Path | None = None) -> BrokerSettings:
+    """
+    Settings from a TOML file and flags; a flag that is None was not given.
+
+    Raises:
+        ConfigError: an unreadable file, unknown or missing names, wrong types, impossible values; all at once.
+    """
+    given: dict[str, Any] = {}
+    if config is not None:
+        try:
+            given.update(tomllib.loads(config.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"cannot read {config}: {error}", path=str(config)) from error
+    given.update({name: value for name, value in flags.items() if value is not None})
+    problems = []
+    values: dict[str, Any] = {}
+    fields = {field.name: field for field in dataclasses.fields(BrokerSettings)}
+    for name, value in given.items():
+        if name not in fields:
+            problems.append(f"{name}: no such setting")
+            continue
+        try:
+            values[name] = _typed(name, value)
+        except TypeError as error:
+            problems.append(f"{name}: {error}")
+    problems += [
+        f"{name}: missing"
+        for name, field in fields.items()
+        if field.default is dataclasses.MISSING and name not in given
+    ]
+    _refuse(problems + _value_problems(values))
+    return BrokerSettings(**values)
+
+
+def _typed(name: str, value: Any) -> Any:
+    if name == "data":
+        if isinstance(value, str | Path):
+            return Path(value)
+        raise TypeError(f"text is wanted, not {value!r}")
+    if name == "meta":
+        parts = value.split(",") if isinstance(value, str) else value
+        if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
+            return tuple(part.strip() for part in parts)
+        raise TypeError(f"addresses are wanted, not {value!r}")
+    kind = str if name in {"group", "host"} else int
+    if type(value) is not kind:
+        raise TypeError(f"{'text' if kind is str else 'a whole number'} is wanted, not {value!r}")
+    return value

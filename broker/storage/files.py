@@ -1,0 +1,345 @@
+"""What the store asks of a disk, and the real one.  I/O: the only door to files.
+
+Paths are relative to the data folder, with "/" between the parts.  Every call blocks and raises StorageError or
+one of its kin; a simulated disk that loses, tears and damages writes stands in the place of `RealFiles`.
+
+Invariants
+    A write is durable only after `fdatasync` of its file, a new or removed name only after `sync_folder`.
+    `append` writes all of the buffers or raises; how much of them is there after an error is unknown.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from ...protocol.errors import DataFolderError, DiskFullError, FlushFailedError, StorageError
+
+Buffer = bytes | bytearray | memoryview
+IOV_MAX = 1024
+READ_FILES_MAX = 256
+"""Descriptors kept open for reading; the others are opened again when needed."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class AppendFile(Protocol):
+    """A file open for writing at its end."""
+
+    size: int
+    """Bytes in the file, synced or not."""
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        """Write the buffers one after another.  Raises DiskFullError, StorageError."""
+        ...
+
+    def fdatasync(self) -> None:
+        """Make what was written durable.  Raises FlushFailedError: never try again after it."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut the file, durably."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the file; says nothing about durability."""
+        ...
+
+
+class Files(Protocol):
+    """A data folder."""
+
+    def name(self) -> str:
+        """How people call this folder."""
+        ...
+
+    def lock(self) -> None:
+        """Keep other processes out until `close`.  Raises DataFolderError."""
+        ...
+
+    def make_folder(self, path: str) -> None:
+        """Create a folder, durably; an existing one is fine."""
+        ...
+
+    def list(self, path: str = "") -> list[str]:
+        """Names in a folder, sorted; none if it does not exist."""
+        ...
+
+    def size(self, path: str) -> int | None:
+        """Bytes in a file; None if there is none of this name."""
+        ...
+
+    def open_append(self, path: str) -> AppendFile:
+        """Open a file for writing at its end, created if missing."""
+        ...
+
+    def pread(self, path: str, position: int, length: int) -> bytes:
+        """Up to `length` bytes from `position` on; fewer at the end of the file."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Put a file in another's place, at once."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        ...
+
+    def sync_folder(self, path: str = "") -> None:
+        """Make the names in a folder durable.  Raises FlushFailedError."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Room left on the disk for this user."""
+        ...
+
+    def close(self) -> None:
+        """Let go of descriptors and of the lock."""
+        ...
+
+
+def replace_file(files: Files, path: str, data: bytes) -> None:
+    """Put `data` into the file at once and durably: readers see the old one or the new one, never a part."""
+    draft = path + ".tmp"
+    if files.size(draft) is not None:
+        files.remove(draft)
+    out = files.open_append(draft)
+    try:
+        out.append([data])
+        out.fdatasync()
+    finally:
+        out.close()
+    files.rename(draft, path)
+    files.sync_folder(path.rpartition("/")[0])
+
+
+def _error(operation: str, path: str, error: OSError) -> StorageError:
+    text = f"{operation} {path}: {error.strerror or error}"
+    if error.errno in _FULL:
+        return DiskFullError(text, operation=operation, path=path)
+    return StorageError(text, operation=operation, path=path)
+
+
+class RealAppendFile:
+    """See `AppendFile` for the contract."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self.size = os.fstat(descriptor).st_size
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        """See `AppendFile.append`; gathers, and goes on after a short write."""
+        for first in range(0, len(buffers), IOV_MAX):
+            left: list[Buffer] = list(buffers[first : first + IOV_MAX])
+            while left:
+                try:
+                    written = os.pwritev(self._descriptor, left, self.size)
+                except OSError as error:
+                    raise _error("write", self._path, error) from error
+                self.size += written
+                left = _rest(left, written)
+
+    def fdatasync(self) -> None:
+        """See `AppendFile.fdatasync`."""
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise FlushFailedError(
+                f"fdatasync {self._path}: {error.strerror}", operation="fdatasync", path=self._path
+            ) from error
+
+    def truncate(self, size: int) -> None:
+        """See `AppendFile.truncate`."""
+        try:
+            os.ftruncate(self._descriptor, size)
+            self.size = size
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise FlushFailedError(
+                f"truncate {self._path}: {error.strerror}", operation="truncate", path=self._path
+            ) from error
+
+    def close(self) -> None:
+        """See `AppendFile.close`."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _rest(buffers: list[Buffer], written: int) -> list[Buffer]:
+    for index, buffer in enumerate(buffers):
+        size = len(buffer)
+        if written < size:
+            return [memoryview(buffer)[written:], *buffers[index + 1 :]]
+        written -= size
+    return []
+
+
+class RealFiles:
+    """The folder `root` of this machine; may be used from several threads."""
+
+    def __init__(self, root: Path | str) -> None:
+        self._root = str(root)
+        self._lock_descriptor = -1
+        self._guard = threading.Lock()
+        self._reading: OrderedDict[str, list[int]] = OrderedDict()
+        """path → [descriptor, threads reading from it now], least recently used first."""
+
+    def name(self) -> str:
+        """See `Files.name`."""
+        return self._root
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def lock(self) -> None:
+        """See `Files.lock`; makes the folder if it is missing."""
+        try:
+            Path(self._root).mkdir(parents=True, exist_ok=True)
+            self._lock_descriptor = os.open(self._path("lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise DataFolderError(
+                f"cannot write in the data folder {self._root}: {error.strerror}", path=self._root
+            ) from error
+        try:
+            fcntl.flock(self._lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = -1
+            raise DataFolderError(
+                f"another broker is using the data folder {self._root}", path=self._root
+            ) from error
+
+    def make_folder(self, path: str) -> None:
+        """See `Files.make_folder`."""
+        try:
+            Path(self._path(path)).mkdir()
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise _error("mkdir", path, error) from error
+        self.sync_folder(path.rpartition("/")[0])
+
+    def list(self, path: str = "") -> list[str]:
+        """See `Files.list`."""
+        try:
+            return sorted(os.listdir(self._path(path)))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _error("list", path, error) from error
+
+    def size(self, path: str) -> int | None:
+        """See `Files.size`."""
+        try:
+            return os.stat(self._path(path)).st_size
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _error("stat", path, error) from error
+
+    def open_append(self, path: str) -> RealAppendFile:
+        """See `Files.open_append`."""
+        try:
+            return RealAppendFile(path, os.open(self._path(path), os.O_RDWR | os.O_CREAT, 0o644))
+        except OSError as error:
+            raise _error("open", path, error) from error
+
+    def pread(self, path: str, position: int, length: int) -> bytes:
+        """See `Files.pread`."""
+        try:
+            with self._descriptor(path) as descriptor:
+                data = os.pread(descriptor, length, position)
+                while len(data) < length:
+                    more = os.pread(descriptor, length - len(data), position + len(data))
+                    if not more:
+                        break
+                    data += more
+        except OSError as error:
+            raise _error("read", path, error) from error
+        return data
+
+    @contextmanager
+    def _descriptor(self, path: str) -> Iterator[int]:
+        with self._guard:
+            held = self._reading.get(path)
+            if held is None:
+                held = [os.open(self._path(path), os.O_RDONLY), 0]
+                self._reading[path] = held
+                self._evict()
+            else:
+                self._reading.move_to_end(path)
+            held[1] += 1
+        try:
+            yield held[0]
+        finally:
+            with self._guard:
+                held[1] -= 1
+                if not held[1] and self._reading.get(path) is not held:
+                    os.close(held[0])
+
+    def _evict(self) -> None:
+        spare = len(self._reading) - READ_FILES_MAX
+        for path in list(self._reading)[: max(spare, 0)]:
+            self._forget(path)
+
+    def _forget(self, path: str) -> None:
+        held = self._reading.pop(path, None)
+        if held is not None and not held[1]:
+            os.close(held[0])
+
+    def rename(self, old: str, new: str) -> None:
+        """See `Files.rename`."""
+        with self._guard:
+            self._forget(old)
+            self._forget(new)
+        try:
+            os.replace(self._path(old), self._path(new))
+        except OSError as error:
+            raise _error("rename", new, error) from error
+
+    def remove(self, path: str) -> None:
+        """See `Files.remove`."""
+        with self._guard:
+            self._forget(path)
+        try:
+            os.remove(self._path(path))
+        except OSError as error:
+            raise _error("remove", path, error) from error
+
+    def sync_folder(self, path: str = "") -> None:
+        """See `Files.sync_folder`."""
+        try:
+            descriptor = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise FlushFailedError(
+                f"fsync {path or '.'}: {error.strerror}", operation="fsync", path=path
+            ) from error
+
+    def free_bytes(self) -> int:
+        """See `Files.free_bytes`."""
+        try:
+            found = os.statvfs(self._root)
+        except OSError as error:
+            raise _error("statvfs", "", error) from error
+        return found.f_bavail * found.f_frsize
+
+    def close(self) -> None:
+        """See `Files.close`."""
+        with self._guard:
+            for path in list(self._reading):
+                self._forget(path)
+        if self._lock_descriptor >= 0:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = -1

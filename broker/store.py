@@ -1,0 +1,350 @@
+"""The store of a broker: state, log, index and cache joined; every decision is made here, at once, on the event loop.
+
+Methods that decide return the entry or future to wait for: awaiting it is the caller's, so that calls made one after
+another are decided in that order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from copy import copy
+from functools import partial
+
+from ..protocol.batch import check_batch
+from ..protocol.clock import Clock
+from ..protocol.control import HostPartition
+from ..protocol.errors import CorruptBatchError, CorruptLogError, InvalidRequestError
+from ..protocol.ids import check_name
+from ..protocol.limits import LOGICAL_PARTITIONS
+from ..protocol.record import HEADER_BYTES, Header, Kind, read_record
+from .appends import Duplicate
+from .group_commit import Entry, GroupCommit, RunBlocking
+from .partition import Group, HostedPartition, stored_facts
+from .records import FenceBody, encode_body
+from .settings import BrokerSettings
+from .state import BrokerState
+from .storage.commit_log import CommitLog
+from .storage.consume_queue import ConsumeQueues, Unit
+from .storage.files import Files
+from .storage.index_file import FileConsumeQueues
+from .storage.recovery import Recovered, recover_log
+from .tail_cache import TailCache
+
+OWN_RECORD_BYTES = 4096
+"""Room asked for a fence, a seal or a partition before its record is made."""
+DISPATCH_UNITS = 4096
+
+
+class Store:
+    """What a broker stores, recovered; `open` it, then use it from one event loop."""
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        clock: Clock,
+        state: BrokerState,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        recovered: Recovered,
+        run_commit: RunBlocking,
+        run_read: RunBlocking,
+    ) -> None:
+        self.state = state
+        self.log = log
+        self.recovered = recovered
+        self._clock = clock
+        self._queues = queues
+        self._run_commit = run_commit
+        self._run_read = run_read
+        self._cache = TailCache(settings.cache_bytes)
+        self.commit = GroupCommit(
+            log,
+            queues,
+            run_blocking=run_commit,
+            clock=clock,
+            queued_bytes_max=settings.queued_bytes_max,
+            commit_bytes_max=settings.commit_bytes_max,
+        )
+        self._wake: Callable[[int], None] = lambda _partition_id: None
+
+    @classmethod
+    def open(
+        cls,
+        files: Files,
+        settings: BrokerSettings,
+        *,
+        clock: Clock,
+        run_commit: RunBlocking,
+        run_read: RunBlocking,
+    ) -> Store:
+        """
+        Recover the store of a locked data folder; blocks.
+
+        Raises:
+            CorruptLogError: durable bytes are damaged; nothing was changed.
+        """
+        state = BrokerState()
+        queues = FileConsumeQueues(files)
+        queues.truncate(0)
+        units: list[tuple[int, Unit]] = []
+
+        def visit(header: Header, body: memoryview) -> None:
+            state.apply(header, body)
+            if header.kind == Kind.MESSAGES:
+                units.append((header.partition_id, _unit_of(header)))
+                if len(units) >= DISPATCH_UNITS:
+                    queues.dispatch(units)
+                    units.clear()
+
+        recovered = recover_log(files, visit)
+        queues.dispatch(units)
+        log = CommitLog(
+            files, segment_bytes=settings.segment_bytes, bases=recovered.bases, end=recovered.end
+        )
+        return cls(
+            settings=settings,
+            clock=clock,
+            state=state,
+            log=log,
+            queues=queues,
+            recovered=recovered,
+            run_commit=run_commit,
+            run_read=run_read,
+        )
+
+    def on_change(self, wake: Callable[[int], None]) -> None:
+        """Have `wake(partition_id)` called when a partition has more to read, or a newer owner, or is sealed."""
+        self._wake = wake
+
+    # ── appends ───────────────────────────────────────────────────────────────────────────────────────
+    def append(
+        self, partition_id: int, record: memoryview
+    ) -> tuple[asyncio.Future[None], int, bool]:
+        """
+        Decide on one batch.
+
+        Returns:
+            What to wait for, the base offset (-1: stored, no longer known where), whether it is a duplicate.
+
+        Raises:
+            CorruptBatchError, InvalidRequestError, PartitionUnknownError, StaleRouteError, SequenceGapError,
+            ProducerFencedError, OverloadedError, BrokerReadOnlyError: nothing was stored.
+        """
+        header = check_batch(record)
+        if header.length != len(record):
+            raise CorruptBatchError(
+                "bytes after the batch", length=header.length, size_bytes=len(record)
+            )
+        if header.partition_id != partition_id:
+            raise InvalidRequestError(
+                f"a batch of partition {header.partition_id} for partition {partition_id}",
+                partition_id=partition_id,
+            )
+        partition = self.state.partition(partition_id)
+        self.commit.check_room(header.length)
+        found = partition.decide_append(header)
+        if isinstance(found, Duplicate):
+            return self.commit.flushed(), found.base_offset, True
+        base_offset = partition.next_offset
+        undo = partition.apply_append(
+            header, base_offset=base_offset, appended_at_ms=self._clock.wall_ms()
+        )
+        entry = Entry(
+            record,
+            partition_id=partition_id,
+            base_offset=base_offset,
+            count=header.count,
+            appended_at_ms=partition.appended_at_ms,
+            settled=partial(self._stored, partition),
+            undo=partial(partition.undo_append, undo),
+        )
+        return self.commit.submit(entry), base_offset, False
+
+    def _stored(self, partition: HostedPartition, entry: Entry) -> None:
+        next_offset = entry.base_offset + entry.count
+        partition.readable_offset = next_offset
+        self._cache.add(
+            entry.partition_id,
+            entry.base_offset,
+            next_offset,
+            header=entry.stamped,
+            body=memoryview(entry.record)[HEADER_BYTES:],
+        )
+        self._wake(entry.partition_id)
+
+    # ── partitions ────────────────────────────────────────────────────────────────────────────────────
+    def host(self, facts: HostPartition) -> tuple[HostedPartition, asyncio.Future[None]]:
+        """
+        Host a partition; again with the same facts changes nothing.
+
+        Raises:
+            InvalidRequestError, InvalidNameError: impossible facts, or other ones than stored.
+            BrokerReadOnlyError, OverloadedError
+        """
+        facts = stored_facts(facts)
+        _check_facts(facts)
+        partition_id: int = facts.partition.partition_id
+        known = self.state.partitions.get(partition_id)
+        if known is not None:
+            known.check_same_facts(facts)
+            return known, self.commit.flushed()
+        self.commit.check_room(OWN_RECORD_BYTES)
+        partition = self.state.host(facts)
+        entry = Entry(
+            encode_body(partition_id, facts),
+            partition_id=partition_id,
+            undo=partial(self.state.partitions.pop, partition_id),
+        )
+        return partition, self.commit.submit(entry)
+
+    def seal(self, partition_id: int) -> tuple[HostedPartition, asyncio.Future[None]]:
+        """Let a partition take no more appends; its end offset is fixed from now on."""
+        partition = self.state.partition(partition_id)
+        if partition.sealed:
+            return partition, self.commit.flushed()
+        self.commit.check_room(OWN_RECORD_BYTES)
+        partition.sealed = True
+        entry = Entry(
+            encode_body(partition_id, None),
+            partition_id=partition_id,
+            base_offset=partition.next_offset,
+            settled=lambda entry: self._wake(entry.partition_id),
+            undo=partial(setattr, partition, "sealed", False),
+        )
+        return partition, self.commit.submit(entry)
+
+    # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
+    def raise_fence(
+        self, partition: HostedPartition, group: Group, *, token: int, session: str
+    ) -> asyncio.Future[None]:
+        """Raise a group's fence after `decide_acquire` said so; the group is kept from now on."""
+        self.commit.check_room(OWN_RECORD_BYTES)
+        before = copy(group.lock) if group.name in partition.groups else None
+        body = FenceBody(group.name, token, session)
+        partition.groups[group.name] = group
+        partition.apply_fence(body)
+        self._wake(partition.partition_id)
+
+        def settled(_entry: Entry) -> None:
+            group.durable_fence = max(group.durable_fence, token)
+
+        entry = Entry(
+            encode_body(partition.partition_id, body),
+            partition_id=partition.partition_id,
+            settled=settled,
+            undo=partial(partition.undo_fence, group.name, before),
+        )
+        return self.commit.submit(entry)
+
+    def save_progress(self, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
+        """Make a group's progress durable with the next commit."""
+
+        def make() -> Entry:
+            version = group.version
+
+            def settled(_entry: Entry) -> None:
+                group.saved_version = max(group.saved_version, version)
+
+            return Entry(
+                encode_body(partition.partition_id, group.cursor_body()),
+                partition_id=partition.partition_id,
+                base_offset=group.acked.cursor,
+                settled=settled,
+            )
+
+        return self.commit.submit_late((partition.partition_id, group.name), make)
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────
+    async def read(
+        self, partition: HostedPartition, offset: int, *, bytes_max: int
+    ) -> tuple[bytes, int]:
+        """
+        Durable batches from the one that holds `offset` on, and one past the last offset among them.
+
+        Raises:
+            CorruptLogError: the first of them is damaged on the disk.
+        """
+        pieces, upto = self._cache.read(partition.partition_id, offset, bytes_max=bytes_max)
+        if pieces:
+            return b"".join(pieces), upto
+        data, upto = await self._run_read(
+            self._read_disk, partition.partition_id, offset, partition.readable_offset, bytes_max
+        )
+        return data, upto
+
+    def _read_disk(
+        self, partition_id: int, offset: int, end: int, bytes_max: int
+    ) -> tuple[bytes, int]:
+        units = self._queues.find(partition_id, offset, end=end, bytes_max=bytes_max)
+        if not units or units[0].base_offset > offset:
+            raise CorruptLogError(
+                f"the index of partition {partition_id} lacks offset {offset}", partition_id=partition_id
+            )
+        parts: list[bytes] = []
+        upto = offset
+        first = 0
+        while first < len(units):
+            last = first + 1
+            limit = self.log.segment_end(units[first].position)
+            while last < len(units) and _adjacent(units[last - 1], units[last], limit):
+                last += 1
+            start = units[first].position
+            stop = units[last - 1].position + units[last - 1].length
+            data = self.log.read(start, stop - start)
+            for unit in units[first:last]:
+                if not _is_unit(data, unit.position - start, partition_id, unit):
+                    if unit is units[0]:
+                        raise CorruptLogError(
+                            f"the batch at position {unit.position} is damaged",
+                            position=unit.position,
+                            partition_id=partition_id,
+                        )
+                    return b"".join([*parts, data[: unit.position - start]]), upto
+                upto = unit.next_offset
+            parts.append(data)
+            first = last
+        return parts[0] if len(parts) == 1 else b"".join(parts), upto
+
+    async def close(self) -> None:
+        """Finish what is queued, write out the index, close files."""
+        await self.commit.close()
+        await self._run_commit(self._close)
+
+    def _close(self) -> None:
+        self._queues.close()
+        self.log.close()
+
+
+def _unit_of(header: Header) -> Unit:
+    return Unit(
+        header.base_offset, header.count, header.position, header.length, header.appended_at_ms
+    )
+
+
+def _adjacent(one: Unit, following: Unit, limit: int) -> bool:
+    return one.position + one.length == following.position < limit
+
+
+def _is_unit(data: bytes, start: int, partition_id: int, unit: Unit) -> bool:
+    header = read_record(data, start)
+    return (
+        isinstance(header, Header)
+        and header.partition_id == partition_id
+        and _unit_of(header) == unit
+    )
+
+
+def _check_facts(facts: HostPartition) -> None:
+    partition = facts.partition
+    check_name("subject", facts.subject)
+    check_name("partition name", partition.name)
+    if not 1 <= partition.partition_id < 1 << 63:
+        raise InvalidRequestError(f"not a partition id: {partition.partition_id}")
+    if not 0 <= partition.range_start < partition.range_end <= LOGICAL_PARTITIONS:
+        raise InvalidRequestError(
+            f"not a range of logical partitions: [{partition.range_start}, {partition.range_end})"
+        )
+    if partition.queue < 0 or len(partition.parents) > LOGICAL_PARTITIONS:
+        raise InvalidRequestError("impossible queue or parents")

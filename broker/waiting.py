@@ -1,0 +1,39 @@
+"""Pulls that wait for their partition to have something to say."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Waiting:
+    """Futures of long polls, by partition."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, set[asyncio.Future[None]]] = {}
+
+    async def wait(self, partition_id: int, wait_ms: int) -> None:
+        """Until the partition is woken, `wait_ms` at most."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(partition_id, set()).add(future)
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                await future
+        except TimeoutError:
+            pass
+        finally:
+            left = self._waiting.get(partition_id)
+            if left is not None:
+                left.discard(future)
+                if not left:
+                    del self._waiting[partition_id]
+
+    def wake(self, partition_id: int) -> None:
+        """End the waits on this partition."""
+        for future in self._waiting.pop(partition_id, ()):
+            if not future.done():
+                future.set_result(None)
+
+    def wake_all(self) -> None:
+        """End all waits."""
+        for partition_id in list(self._waiting):
+            self.wake(partition_id)
