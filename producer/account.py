@@ -21,11 +21,6 @@ class Account:
         self._room = asyncio.Event()
         self._drained = asyncio.Event()
 
-    @property
-    def full(self) -> bool:
-        """True when no more should be queued."""
-        return self.bytes >= self._bytes_max
-
     def enter(self, messages: int, size: int) -> None:
         """Messages joined the queue."""
         self.messages += messages
@@ -53,7 +48,7 @@ class Account:
 
     async def room(self) -> None:
         """Wait while full, until half is free."""
-        while self.full:
+        while self.bytes >= self._bytes_max:
             self._room.clear()
             await self._room.wait()
 

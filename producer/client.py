@@ -12,6 +12,7 @@ from typing import Self
 
 import xxhash
 
+from ..protocol.batch import BYTES_PER_MESSAGE
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.errors import ClosedError, InvalidRequestError, QueueFullError
 from ..protocol.ids import check_name
@@ -69,6 +70,8 @@ class Producer:
         self._strategy = OrderStrategy(strategy) if strategy is not None else None
         self._settings = settings or ProducerSettings()
         self._batch_bytes = self._settings.batch_bytes
+        self._queue_bytes = self._settings.queue_bytes
+        self._large_bytes = self._settings.large_bytes
         self._batch_count = self._settings.batch_count
         self._network = network
         self._own_network: HttpNetwork | None = None
@@ -134,9 +137,10 @@ class Producer:
         if type(value) is not bytes or type(key) is not bytes:
             raise InvalidRequestError("key and value must be bytes")
         packed = pack_properties(properties) if properties else b""
-        if len(value) + len(key) + len(packed) > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX:
+        size = len(value) + len(key) + len(packed)
+        if size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX:
             check_message_size(len(key), len(value), len(packed))
-        if self._account.full:
+        if self._account.bytes >= self._queue_bytes:
             raise QueueFullError(queued_bytes=self._account.bytes)
         place = _hash(key) & 1023 if key else self._dice.getrandbits(10)
         executor = sender.table[place]
@@ -144,11 +148,21 @@ class Producer:
             return sender.hold(key, value, packed, self._now_ns())
         if sender.diverted and executor is not sender.home(place) and not executor.open.reordered:
             executor.roll(reordered=True)
+        if size > self._large_bytes:
+            executor.roll(reordered=executor.open.reordered)
+        # `Parcel.add`, written out: this is where a producer's time goes.
         parcel = executor.open
-        index = parcel.add(key, value, packed, self._now_ns())
+        values = parcel.values
+        index = len(values)
+        values.append(value)
+        parcel.keys.append(key)
+        parcel.times.append(self._now_ns())
+        if packed or parcel.properties is not None:
+            parcel.add_properties(index, packed)
+        parcel.size = filled = parcel.size + size + BYTES_PER_MESSAGE
         if not index:
             executor.started()
-        elif parcel.size >= self._batch_bytes or index + 1 >= self._batch_count:
+        elif filled >= self._batch_bytes or index + 1 >= self._batch_count:
             executor.roll()
         return Ticket(parcel, index)
 

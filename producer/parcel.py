@@ -68,12 +68,16 @@ class Parcel:
         self.keys.append(key)
         self.values.append(value)
         self.times.append(sent_at_ns)
-        if packed_properties and self.properties is None:
-            self.properties = [b""] * index
-        if self.properties is not None:
-            self.properties.append(packed_properties)
+        if packed_properties or self.properties is not None:
+            self.add_properties(index, packed_properties)
         self.size += len(key) + len(value) + len(packed_properties) + BYTES_PER_MESSAGE
         return index
+
+    def add_properties(self, index: int, packed_properties: bytes) -> None:
+        """The properties of the message just added; the column begins with the first that has any."""
+        if self.properties is None:
+            self.properties = [b""] * index
+        self.properties.append(packed_properties)
 
     def adopt(self, parcel: Parcel, index: int) -> None:
         """Put message `index` of another parcel at the end; its ticket learns its fate from here."""

@@ -73,7 +73,7 @@ class SubjectSender:
     def hold(self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int) -> Ticket:
         """Keep a message that has no executor now."""
         parcel = self._hold[-1]
-        if self._full(parcel):
+        if self._full(parcel, len(value)):
             parcel = Parcel(self._loop.create_future())
             self._hold.append(parcel)
         size = parcel.size
@@ -228,12 +228,13 @@ class SubjectSender:
         for parcel in held:
             self._account.leave(parcel)
             for index, key in enumerate(parcel.keys):
+                size = len(parcel.values[index])
                 place = logical_partition(key) if key else self._dice.getrandbits(10)
                 executor = self.table[place]
                 if executor is None:
                     still_held = self._hold_again(still_held, parcel, index)
                     continue
-                if id(executor) not in adopting or self._full(executor.open):
+                if id(executor) not in adopting or self._full(executor.open, size):
                     adopting[id(executor)] = executor
                     executor.roll()
                 executor.open.adopt(parcel, index)
@@ -243,7 +244,7 @@ class SubjectSender:
 
     def _hold_again(self, last: Parcel | None, parcel: Parcel, index: int) -> Parcel:
         """Keep a message held, in a parcel of its own kind; returns that parcel."""
-        if last is None or self._full(last):
+        if last is None or self._full(last, len(parcel.values[index])):
             last = Parcel(self._loop.create_future())
             self._hold.insert(len(self._hold) - 1, last)
         size = last.size
@@ -251,9 +252,14 @@ class SubjectSender:
         self._account.enter(1, last.size - size)
         return last
 
-    def _full(self, parcel: Parcel) -> bool:
+    def _full(self, parcel: Parcel, value_bytes: int) -> bool:
+        """True if a message with such a value does not belong into `parcel` any more."""
         settings = self._settings
-        return parcel.size >= settings.batch_bytes or len(parcel) >= settings.batch_count
+        return (
+            parcel.size >= settings.batch_bytes
+            or len(parcel) >= settings.batch_count
+            or (len(parcel) > 0 and value_bytes > settings.large_bytes)
+        )
 
     async def close(self) -> None:
         """Stop everything; what is not settled is given up."""

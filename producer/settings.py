@@ -38,7 +38,7 @@ class ProducerSettings:
         problems = [
             f"{name} must be in [{low}, {high}], not {getattr(self, name)}"
             for name, low, high in (
-                ("batch_bytes", 1, BATCH_BYTES_MAX - MESSAGE_BYTES_MAX),
+                ("batch_bytes", 1, BATCH_BYTES_MAX // 2),
                 ("batch_count", 1, BATCH_COUNT_MAX),
                 ("linger_ms", 0, 10_000),
                 ("in_flight_max", 1, 64),
@@ -52,3 +52,8 @@ class ProducerSettings:
         ]
         if problems:
             raise ConfigError("; ".join(problems))
+
+    @property
+    def large_bytes(self) -> int:
+        """A message above this begins a batch of its own, so that no batch outgrows what a frame may carry."""
+        return self.batch_bytes // 2

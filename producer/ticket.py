@@ -12,7 +12,7 @@ from ..protocol.message import Receipt
 from .parcel import Parcel
 
 
-class Ticket(msgspec.Struct, frozen=True):
+class Ticket(msgspec.Struct, frozen=True, gc=False):
     """A message on its way.  `await ticket` waits for its Receipt or raises what became of it."""
 
     parcel: Parcel
