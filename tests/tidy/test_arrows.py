@@ -26,7 +26,7 @@ ARROWS: dict[str, set[str]] = {
 }
 
 # The machine: files, folders, environment.
-MACHINE_MODULES = ["os", "io", "pathlib", "shutil", "tempfile", "fcntl", "mmap", "glob"]
+MACHINE_MODULES = ["os", "pathlib", "shutil", "tempfile", "fcntl", "mmap", "glob"]
 MACHINE = [
     "broker/storage/*",
     "*/settings.py",  # a program reads its settings and names its data folder
@@ -150,11 +150,7 @@ def test_imports(rule):
 
 def builtin_opens(source: Source) -> Iterator[int]:
     for node in ast.walk(source.tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == "open"
-        ):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"open", "io.open"}:
             yield node.lineno
 
 

@@ -1,0 +1,115 @@
+"""The wheel, installed in an empty environment beside a user's own `consumer.py` and `broker/`."""
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+BUILT = {".venv", ".git", "__pycache__", "build", "dist", ".pytest_cache", ".hypothesis"}
+
+USER_PROGRAM = """
+import json
+
+import broker
+import consumer
+import keylane
+from keylane import Consumer, KeylaneError, Message, Producer
+from keylane.protocol import errors
+
+print(json.dumps({
+    "broker": broker.OWNER,
+    "consumer": consumer.OWNER,
+    "keylane": keylane.__file__,
+    "classes": [Consumer.__module__, Message.__module__, Producer.__module__],
+    "same_errors": KeylaneError is errors.KeylaneError,
+}))
+"""
+
+
+def run(*command: object, cwd: Path) -> str:
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy, so that the tree stays clean and other tests see nothing half made."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "a folder of any name"
+    shutil.copytree(ROOT, source, ignore=lambda _folder, names: BUILT & set(names))
+    build = ["-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
+    run(sys.executable, *build, source, cwd=folder)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def empty_environment(tmp_path_factory, wheel):
+    """A new venv with the wheel in it; it sees our dependencies, but not the checkout."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True, with_pip=False)
+    python = folder / "bin" / "python"
+    install = ["--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index"]
+    run(sys.executable, "-m", "pip", "--python", python, *install, wheel, cwd=folder)
+    # A path file adds one folder and does not read the path files in it, so the link
+    # from our own environment to the checkout is not followed.
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    target = Path(run(python, "-c", code, cwd=folder).strip())
+    (target / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder
+
+
+@pytest.fixture
+def user_folder(tmp_path):
+    """A project whose modules have the names of our rooms."""
+    for room in ("broker", "protocol", "rpc", "cli"):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("OWNER = 'the user'\n")
+    for room in ("consumer", "producer", "metaserver"):
+        (tmp_path / f"{room}.py").write_text("OWNER = 'the user'\n")
+    return tmp_path
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tops = {name.split("/", 1)[0] for name in names}
+    assert len(tops) == 2
+    assert "keylane" in tops
+    assert not {name for name in names if name.startswith(("keylane/tests", "keylane/benchmarks"))}
+    expected = {
+        f"{package.replace('.', '/')}/{path.name}"
+        for package in SETUPTOOLS["packages"]
+        for path in ROOT.joinpath(*package.split(".")[1:]).glob("*.py")
+    }
+    for package, data in SETUPTOOLS["package-data"].items():
+        expected |= {f"{package.replace('.', '/')}/{name}" for name in data}
+    assert {name for name in names if ".dist-info/" not in name} == expected
+
+
+def test_ours_is_keylane_and_the_users_stay_the_users(empty_environment, user_folder):
+    python = empty_environment / "bin" / "python"
+    (user_folder / "program.py").write_text(USER_PROGRAM)
+    for command in (["program.py"], ["-c", USER_PROGRAM]):
+        seen = json.loads(run(python, *command, cwd=user_folder))
+        assert seen["broker"] == seen["consumer"] == "the user"
+        assert Path(seen["keylane"]).is_relative_to(empty_environment)
+        assert all(module.startswith("keylane.") for module in seen["classes"])
+        assert seen["same_errors"]
+
+
+@pytest.mark.parametrize("command", [["bin/keylane"], ["bin/python", "-m", "keylane.cli"]])
+def test_the_command_runs_there(empty_environment, user_folder, command):
+    program = [empty_environment / command[0], *command[1:]]
+    assert "demo" in run(*program, "--help", cwd=user_folder)
