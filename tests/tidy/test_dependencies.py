@@ -1,0 +1,37 @@
+"""Every dependency has a reason, a range and a pin."""
+
+import re
+
+import pytest
+from tidy.tree import PROJECT, ROOT
+
+DECLARED = {
+    "": PROJECT["project"]["dependencies"],
+    **PROJECT["project"]["optional-dependencies"],
+}
+LOCKED = set(
+    re.findall(r"^([a-z0-9][a-z0-9._-]*)==", (ROOT / "requirements.lock").read_text(), re.M)
+)
+
+
+def names(requirements: list[str]) -> set[str]:
+    found = {re.split(r"[\[<>=!~ ;]", requirement)[0] for requirement in requirements}
+    return found - {"keylane"}
+
+
+def reasons() -> dict[str, str]:
+    """The rows of the tables of packages: name -> reason."""
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    section = text.split("\n## Dependencies\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([a-z0-9-]+) \| (.+?) \| (.*?) ?\|$", section, re.MULTILINE)
+    return {name: f"{used_by} {why}" for name, used_by, why in rows if name != "package"}
+
+
+def test_each_has_its_reason_in_the_architecture():
+    declared = set().union(*(names(requirements) for requirements in DECLARED.values()))
+    assert set(reasons()) == declared
+
+
+@pytest.mark.parametrize("extra", DECLARED)
+def test_each_is_locked(extra):
+    assert names(DECLARED[extra]) <= LOCKED, "run: make lock"
