@@ -28,8 +28,8 @@ TTL_MS_MAX = 600_000
 
 PARTITIONS_MAX = LOGICAL_PARTITIONS
 
-CONTROL_BYTES_MAX = 4 << 20
-"""Body of one JSON control call."""
+CONTROL_BYTES_MAX = 1 << 20
+"""Body of one JSON control call; aiohttp sends larger ones badly."""
 
 IN_FLIGHT_PER_CONNECTION_MAX = 1_024
 CONNECTIONS_MAX = 10_000

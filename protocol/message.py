@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Protocol
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from .errors import CorruptBatchError, InvalidRequestError, MessageTooLargeError
+from .errors import ClosedError, CorruptBatchError, InvalidRequestError, MessageTooLargeError
 from .limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX
 
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})

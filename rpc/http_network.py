@@ -6,7 +6,6 @@ An address is `host:port`.  Pools, redirects and proxies are aiohttp's; none of 
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -74,7 +73,7 @@ class HttpNetwork:
             async with self._session.request(
                 method,
                 f"http://{address}{path}",
-                data=None if body is None else io.BytesIO(packed),
+                data=packed or None,
                 params=query,
                 headers={"content-type": "application/json"},
                 allow_redirects=False,
