@@ -1,0 +1,1 @@
+"""The metaserver: which brokers and subjects there are, and which session owns which partition."""

@@ -1,0 +1,71 @@
+"""What happens in time and not on a call: expired sessions, changes of other metaservers, repairs.
+
+It looks every `poll_ms`, and earlier when a session is about to expire: so a silent consumer is replaced at
+its ttl, whoever else is calling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ..protocol.errors import KeylaneError, NotEnoughBrokersError, StorageError
+from .catalogue import Catalogue
+from .database import Database
+from .members import Members
+from .settings import MetaserverSettings
+from .store_groups import due_groups
+
+log = logging.getLogger("keylane.metaserver")
+
+
+class Attendant:
+    """The periodic work of one metaserver.  Any number of them may do it at once: each step is a transaction."""
+
+    def __init__(
+        self,
+        database: Database,
+        members: Members,
+        catalogue: Catalogue,
+        settings: MetaserverSettings,
+    ) -> None:
+        self._database = database
+        self._members = members
+        self._catalogue = catalogue
+        self._settings = settings
+
+    async def run(self) -> None:
+        """Until cancelled.  A database that does not answer is asked again."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._look_again_and_again())
+            group.create_task(self._repair_again_and_again())
+
+    async def look(self) -> int:
+        """One round; milliseconds until the next one is due."""
+        poll_ms = self._settings.poll_ms
+        try:
+            due = await self._database.read(due_groups)
+            for group_id in due.groups:
+                await self._members.settle(group_id)
+            await self._members.look_around()
+            await self._catalogue.look_around()
+        except StorageError as error:
+            log.warning("the database does not answer: %s", error.message)
+            return poll_ms
+        next_ms = poll_ms if due.next_expiry_ms is None else due.next_expiry_ms + 1
+        return max(1, min(poll_ms, next_ms))
+
+    async def _look_again_and_again(self) -> None:
+        while True:
+            pause_ms = await self.look()
+            await asyncio.sleep(pause_ms / 1000)
+
+    async def _repair_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.repair_ms / 1000)
+            try:
+                await self._catalogue.repair()
+            except NotEnoughBrokersError as error:
+                log.info("%s", error.message)
+            except KeylaneError as error:
+                log.warning("a creation cannot go on: %s", error.message)

@@ -1,0 +1,190 @@
+"""The control calls of a metaserver: path, body and answer of each, and who does it.
+
+The same table makes the routes of the server and the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..protocol.control import (
+    BrokerHeartbeat,
+    BrokerWelcome,
+    CreateSubject,
+    Done,
+    Grants,
+    GroupList,
+    GroupView,
+    Health,
+    Heartbeat,
+    Join,
+    Joined,
+    Leave,
+    ReleaseGrant,
+    SubjectList,
+    SubjectView,
+)
+from ..protocol.errors import InvalidRequestError
+from ..protocol.ids import MAX_I64
+from ..protocol.limits import PULL_WAIT_MS_MAX
+from ..protocol.routing import OrderStrategy, Route
+from ..rpc.server import ControlRoute, Params
+from .catalogue import Catalogue
+from .members import Members
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One control call.  `query` names what may stand behind the question mark."""
+
+    method: str
+    path: str
+    body: type[msgspec.Struct] | None
+    answer: type[msgspec.Struct]
+    handler: Callable[[Any, Params], Awaitable[object]]
+    summary: str
+    query: tuple[str, ...] = ()
+
+
+def control_calls(
+    catalogue: Catalogue, members: Members, health: Callable[[], Awaitable[Health]]
+) -> list[Call]:
+    """Every call, in the order of `protocol/control.py`."""
+
+    async def route(_body: None, params: Params) -> Route:
+        return await catalogue.route(
+            params["subject"],
+            known_version=whole_number(params, "known_version", -1, low=-1),
+            wait_ms=whole_number(params, "wait_ms", 0, high=PULL_WAIT_MS_MAX),
+            order_strategy=strategy(params),
+        )
+
+    return [
+        Call(
+            "POST",
+            "/v1/brokers/heartbeat",
+            BrokerHeartbeat,
+            BrokerWelcome,
+            lambda body, _: catalogue.report(body),
+            "A broker reports itself; the first time registers it.",
+        ),
+        Call(
+            "POST",
+            "/v1/subjects",
+            CreateSubject,
+            SubjectView,
+            lambda body, _: catalogue.create(body),
+            "Create a subject; again with the same settings changes nothing.",
+        ),
+        Call(
+            "GET",
+            "/v1/subjects",
+            None,
+            SubjectList,
+            lambda _body, _: catalogue.subjects(),
+            "All subjects, by name.",
+        ),
+        Call(
+            "GET",
+            "/v1/subjects/{subject}",
+            None,
+            SubjectView,
+            lambda _body, params: catalogue.subject(params["subject"]),
+            "One subject with its route.",
+        ),
+        Call(
+            "GET",
+            "/v1/subjects/{subject}/route",
+            None,
+            Route,
+            route,
+            "The route; waits up to wait_ms for one that differs from known_version.",
+            ("known_version", "wait_ms", "order_strategy"),
+        ),
+        Call(
+            "POST",
+            "/v1/consumers/join",
+            Join,
+            Joined,
+            lambda body, _: members.join(body),
+            "Begin a consumer session.",
+        ),
+        Call(
+            "POST",
+            "/v1/consumers/heartbeat",
+            Heartbeat,
+            Grants,
+            lambda body, _: members.heartbeat(body),
+            "Renew a session; returns at once when its grants differ from known_version.",
+        ),
+        Call(
+            "POST",
+            "/v1/consumers/release",
+            ReleaseGrant,
+            Done,
+            lambda body, _: members.release(body),
+            "The hand-over of a partition is finished.",
+        ),
+        Call(
+            "POST",
+            "/v1/consumers/leave",
+            Leave,
+            Done,
+            lambda body, _: members.leave(body),
+            "End a session; what it held is free.",
+        ),
+        Call(
+            "GET",
+            "/v1/subjects/{subject}/groups/{group}",
+            None,
+            GroupView,
+            lambda _body, params: members.group(params["subject"], params["group"]),
+            "Who owns which partition for a consumer group.",
+        ),
+        Call(
+            "GET",
+            "/v1/subjects/{subject}/groups",
+            None,
+            GroupList,
+            lambda _body, params: members.groups(params["subject"]),
+            "The consumer groups of a subject.",
+        ),
+        Call("GET", "/v1/health", None, Health, lambda _body, _: health(), "Is it ready."),
+    ]
+
+
+def control_routes(calls: Sequence[Call]) -> list[ControlRoute]:
+    """The calls as routes of a server."""
+    return [ControlRoute(one.method, one.path, one.body, one.handler) for one in calls]
+
+
+def whole_number(
+    params: Params, name: str, default: int, *, low: int = 0, high: int = MAX_I64
+) -> int:
+    """A number of the query.  Raises InvalidRequestError."""
+    text = params.get(name)
+    if text is None:
+        return default
+    try:
+        value = int(text) if len(text) <= 20 else None
+    except ValueError:
+        value = None
+    if value is None or not low <= value <= high:
+        raise InvalidRequestError(
+            f"{name} is a whole number from {low} to {high}, not {text!r:.40}"
+        )
+    return value
+
+
+def strategy(params: Params) -> OrderStrategy | None:
+    """The order strategy of the query, if there is one.  Raises InvalidRequestError."""
+    text = params.get("order_strategy")
+    try:
+        return None if text is None else OrderStrategy(text)
+    except ValueError:
+        spelled = ", ".join(OrderStrategy)
+        raise InvalidRequestError(f"order_strategy is one of {spelled}, not {text!r:.40}") from None

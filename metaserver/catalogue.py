@@ -1,0 +1,216 @@
+"""Brokers and subjects: reports, creation in two steps, routes as a long poll.  Shell around the store.
+
+    create ─▶ PLANNED rows in SQL ─▶ every broker hosts its part ─▶ OPEN rows, route version 1
+                     │                          │ a broker fails, or this process ends
+                     └◀── the same call again, or the attendant, goes on from here
+
+Every step may be done twice: hosting is idempotent at the broker, planning and opening are in SQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from msgspec.structs import replace
+
+from ..protocol.control import (
+    BrokerHeartbeat,
+    BrokerView,
+    BrokerWelcome,
+    CreateSubject,
+    HostPartition,
+    SubjectList,
+    SubjectView,
+)
+from ..protocol.errors import (
+    InvalidRequestError,
+    NotEnoughBrokersError,
+    RefusedError,
+    Retry,
+    UnreachableError,
+)
+from ..protocol.ids import Subject, check_name
+from ..protocol.routing import OrderStrategy, Partition, PartitionState, Route
+from ..rpc.client import BrokerClient
+from ..rpc.network import Network
+from .database import Database
+from .settings import MetaserverSettings
+from .store_brokers import broker_views, report_broker
+from .store_subjects import (
+    open_subject,
+    plan_subject,
+    planned_partitions,
+    planned_subjects,
+    read_route,
+    route_versions,
+    subject_names,
+    subject_summaries,
+)
+from .wakeups import Wakeups
+
+HOSTED_AT_ONCE_MAX = 64
+"""Calls to brokers at the same time; each waits for a disk, and the broker gathers them into one flush."""
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
+
+
+class Catalogue:
+    """What there is: broker groups, subjects, routes."""
+
+    def __init__(self, database: Database, network: Network, settings: MetaserverSettings) -> None:
+        self._database = database
+        self._network = network
+        self._settings = settings
+        self._wakeups: Wakeups[Subject] = Wakeups()
+        self._versions: dict[str, int] = {}
+
+    # ── brokers ───────────────────────────────────────────────────────────────────────────────────────
+    async def report(self, report: BrokerHeartbeat) -> BrokerWelcome:
+        """
+        A broker reports itself.
+
+        Raises:
+            InvalidNameError, InvalidRequestError
+            DataFolderError: its group is another data folder's.
+        """
+        check_name("broker group", report.broker_group)
+        if not report.broker_id.isprintable() or not report.broker_id:
+            raise InvalidRequestError("broker_id must be printable text")
+        check_address(report.address)
+        settings = self._settings
+        changed = await self._database.renew(report_broker, report, ttl_ms=settings.broker_ttl_ms)
+        if changed:
+            self._wakeups.wake(await self._database.read(subject_names, changed))
+        return BrokerWelcome(
+            heartbeat_ms=settings.broker_heartbeat_ms, ttl_ms=settings.broker_ttl_ms
+        )
+
+    async def brokers(self) -> list[BrokerView]:
+        """Every broker group known, by name."""
+        return await self._database.read(broker_views)
+
+    # ── subjects ──────────────────────────────────────────────────────────────────────────────────────
+    async def create(self, ask: CreateSubject) -> SubjectView:
+        """
+        Create a subject and have its partitions hosted; again with the same settings changes nothing.
+
+        Raises:
+            InvalidNameError, SubjectExistsError
+            NotEnoughBrokersError: none is there, or one did not take its part; the same call again goes on.
+        """
+        row = await self._database.write(
+            plan_subject, ask, subjects_max=self._settings.subjects_max
+        )
+        if row.route_version == 0:
+            await self._complete(row.name, row.subject_id)
+        return await self.subject(row.name)
+
+    async def repair(self) -> None:
+        """
+        Go on with creations that were cut short.
+
+        Raises:
+            NotEnoughBrokersError: for at least one of them it is still too early.
+        """
+        failed: NotEnoughBrokersError | None = None
+        for row in await self._database.read(planned_subjects):
+            try:
+                await self._complete(row.name, row.subject_id)
+            except NotEnoughBrokersError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    async def _complete(self, name: Subject, subject_id: int) -> None:
+        planned = await self._database.read(planned_partitions, subject_id)
+        room = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._host(name, one, room)) for one in planned]
+        refused = [task.result() for task in tasks if task.result()]
+        if refused:
+            raise NotEnoughBrokersError(
+                f"{len(refused)} of {len(planned)} partitions of {name!r} have no broker yet: "
+                f"{refused[0]}; the creation goes on by itself when the broker answers",
+                subject=name,
+            )
+        await self._database.write(open_subject, name)
+        self._wakeups.wake([name])
+
+    async def _host(
+        self, name: Subject, partition: Partition, room: asyncio.Semaphore
+    ) -> str | None:
+        """Have a broker host a partition; the reason if it did not."""
+        if partition.address is None:
+            return f"broker group {partition.broker_group!r} is silent"
+        # PLANNED is a word of the metaserver; the broker learns of a partition that takes messages.
+        body = HostPartition(subject=name, partition=replace(partition, state=PartitionState.OPEN))
+        async with room:
+            try:
+                await BrokerClient(self._network, partition.address).host_partition(body)
+            except UnreachableError as error:
+                return error.message
+            except RefusedError as error:
+                if error.retry is Retry.NEVER:
+                    raise
+                return error.message
+        return None
+
+    async def subjects(self) -> SubjectList:
+        """All open subjects, by name."""
+        return SubjectList(subjects=await self._database.read(subject_summaries))
+
+    async def subject(self, name: str) -> SubjectView:
+        """One subject.  Raises SubjectUnknownError."""
+        route = await self._database.read(read_route, name)
+        return SubjectView(subject=name, order_strategy=route.order_strategy, route=route)
+
+    # ── routes ────────────────────────────────────────────────────────────────────────────────────────
+    async def route(
+        self,
+        name: str,
+        *,
+        known_version: int = -1,
+        wait_ms: int = 0,
+        order_strategy: OrderStrategy | None = None,
+    ) -> Route:
+        """
+        The route, as soon as its version differs from `known_version`, or after `wait_ms`.
+
+        Raises:
+            InvalidNameError, SubjectUnknownError, StrategyMismatchError
+        """
+        with self._wakeups.listen(Subject(name)) as ring:
+            route = await self._database.read(read_route, name, order_strategy=order_strategy)
+            if route.version != known_version or not wait_ms:
+                return route
+            self._versions.setdefault(name, route.version)
+            await ring.wait(wait_ms)
+            if not ring.rung:
+                return route
+        return await self._database.read(read_route, name, order_strategy=order_strategy)
+
+    async def look_around(self) -> None:
+        """Wake those who wait for routes that another metaserver changed."""
+        names = self._wakeups.keys()
+        if not names:
+            self._versions.clear()
+            return
+        versions = await self._database.read(route_versions, names)
+        self._wakeups.wake(
+            Subject(name)
+            for name, version in versions.items()
+            if self._versions.get(name, version) != version
+        )
+        self._versions = versions
+
+    def close(self) -> None:
+        """Answer everybody who waits."""
+        self._wakeups.wake_all()
+
+
+def check_address(address: str) -> str:
+    """Let `host:port` through.  Raises InvalidRequestError."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match[2]) <= 65_535:
+        raise InvalidRequestError(f"an address is host:port, not {address!r:.80}")
+    return address

@@ -1,0 +1,185 @@
+"""The way to the database: opened, brought up to date, and asked in short transactions.  I/O: SQL.
+
+    work(connection, …) ──▶ write   durable when it returns; on SQLite one at a time
+                        ──▶ renew   survives the end of the process, on SQLite not that of the machine
+                        ──▶ read    sees one state
+
+Work is a synchronous function that takes a connection: a simulation runs the same functions inline.
+Losing a renewal with the machine is harmless: after a new boot every session gets a whole ttl again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from sqlalchemy.engine import Connection, make_url
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from ..protocol.clock import Clock
+from ..protocol.errors import ConfigError, DataFolderError, DiskFullError, StorageError
+from .dialect import prepare_sqlite
+from .migrate import migrate
+from .store_time import adopt_boot
+
+log = logging.getLogger("keylane.metaserver")
+P = ParamSpec("P")
+T = TypeVar("T")
+FILE = "meta.db"
+READERS = 2
+CONNECTIONS = 8
+TRIES = 3
+_RETRY_STATES = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks to try again
+
+
+class Database(Protocol):
+    """What the services need of a database."""
+
+    async def write(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `work` in a transaction of its own.  Raises what it raises, and StorageError."""
+        ...
+
+    async def renew(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As `write`, for what may be lost together with the machine."""
+        ...
+
+    async def read(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `work`, which only reads."""
+        ...
+
+
+class SqlDatabase:
+    """SQLite in a file, or PostgreSQL.  See `Database` for the contract."""
+
+    def __init__(
+        self, write: AsyncEngine, renew: AsyncEngine, read: AsyncEngine, *, one_writer: bool
+    ) -> None:
+        self._write = write
+        self._renew = renew
+        self._read = read
+        self._turn = asyncio.Semaphore(1 if one_writer else CONNECTIONS)
+
+    @property
+    def name(self) -> str:
+        """Of the kind of database: sqlite or postgresql."""
+        return self._write.dialect.name
+
+    async def write(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.write`."""
+        async with self._turn:
+            return await _run(self._write, work, *args, **kwargs)
+
+    async def renew(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.renew`."""
+        async with self._turn:
+            return await _run(self._renew, work, *args, **kwargs)
+
+    async def read(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.read`."""
+        return await _run(self._read, work, *args, **kwargs)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for engine in (self._write, self._renew, self._read):
+            await engine.dispose()
+
+
+async def _run(
+    engine: AsyncEngine,
+    work: Callable[Concatenate[Connection, P], T],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    for left in reversed(range(TRIES)):
+        try:
+            async with engine.begin() as connection:
+                return await connection.run_sync(work, *args, **kwargs)
+        except DBAPIError as error:
+            if not left or getattr(error.orig, "sqlstate", None) not in _RETRY_STATES:
+                raise storage_error(error, engine) from error
+        except (SQLAlchemyError, OSError) as error:
+            raise storage_error(error, engine) from error
+    raise AssertionError("unreachable")
+
+
+def storage_error(error: Exception, engine: AsyncEngine) -> StorageError:
+    """What went wrong with the database, as an error of ours that says what to do."""
+    said = str(getattr(error, "orig", None) or error).splitlines()[0]
+    where = engine.url.render_as_string(hide_password=True)
+    if "unable to open" in said or "readonly" in said or "not a database" in said:
+        return DataFolderError(
+            f"cannot use the database {where}: {said}; give a folder this user may write, "
+            "or move the file away",
+            operation="open",
+        )
+    if "locked" in said:
+        return StorageError(
+            f"the database {where} is locked by another program; end that program, or wait",
+            operation="lock",
+        )
+    if "disk is full" in said or "No space left" in said:
+        return DiskFullError(f"the disk of {where} is full: {said}", operation="write")
+    if isinstance(error, OSError) or getattr(error, "connection_invalidated", False):
+        return StorageError(f"cannot reach the database {where}: {said}", operation="connect")
+    return StorageError(f"the database {where} answered: {said}", operation="query")
+
+
+@asynccontextmanager
+async def open_database(
+    *, folder: Path, url: str | None, clock: Clock, boot: str, broker_ttl_ms: int
+) -> AsyncIterator[SqlDatabase]:
+    """
+    Open the database and bring its schema up to date.
+
+    Args:
+        folder: where SQLite's file is, unless there is a `url`.
+        clock: its boot time is SQLite's time.
+        boot: the boot that time belongs to.
+
+    Raises:
+        ConfigError, DataFolderError, StorageError
+    """
+    target = url or f"sqlite+aiosqlite:///{folder / FILE}"
+    try:
+        database = _engines(target, clock)
+    except (ImportError, SQLAlchemyError) as error:
+        raise ConfigError(f"cannot use database_url: {error}") from error
+    try:
+        await database.write(migrate)
+        if database.name == "sqlite":
+            await database.write(adopt_boot, boot, broker_ttl_ms=broker_ttl_ms)
+        yield database
+    finally:
+        await database.close()
+
+
+def _engines(url: str, clock: Clock) -> SqlDatabase:
+    if make_url(url).get_backend_name() == "postgresql":
+        engine = create_async_engine(url, pool_size=CONNECTIONS, pool_pre_ping=True)
+        return SqlDatabase(engine, engine, engine, one_writer=False)
+    write = create_async_engine(url, pool_size=1, max_overflow=0)
+    renew = create_async_engine(url, pool_size=1, max_overflow=0)
+    read = create_async_engine(
+        url, pool_size=READERS, max_overflow=0, execution_options={"keylane_reads": True}
+    )
+    prepare_sqlite(write.sync_engine, clock)
+    prepare_sqlite(renew.sync_engine, clock, durable=False)
+    prepare_sqlite(read.sync_engine, clock)
+    return SqlDatabase(write, renew, read, one_writer=True)

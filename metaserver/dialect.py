@@ -1,0 +1,97 @@
+"""What SQLite and PostgreSQL say differently: the time, an insert that may lose, how a connection is set up.
+
+Invariants
+    `now_ms()` is the database's own clock.  On PostgreSQL that is `clock_timestamp()`, which moves on within
+    a transaction.  On SQLite it is the machine's boot-time clock, registered on every connection: it counts
+    suspend and never jumps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from ..protocol.clock import Clock
+
+BUSY_MS = 5_000
+"""How long a writer waits for another process on the same SQLite file."""
+
+
+class now_ms(FunctionElement[int]):  # noqa: N801  a function in SQL
+    """The database's time, in milliseconds."""
+
+    type = sa.BigInteger()
+    inherit_cache = True
+    name = "now_ms"
+
+
+@compiles(now_ms, "sqlite")
+def _sqlite_now(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
+    return "keylane_now_ms()"
+
+
+@compiles(now_ms, "postgresql")
+def _postgresql_now(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+
+def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> None:
+    """Insert rows whose key is not there yet, leave the others alone."""
+    if rows:
+        connection.execute(_insert(connection, table).on_conflict_do_nothing(), rows)
+
+
+def insert_or_replace(connection: Connection, table: sa.Table, rows: Rows) -> None:
+    """Insert whole rows; where the primary key is there already, all other columns take the new values."""
+    if rows:
+        statement = _insert(connection, table)
+        keys = list(table.primary_key.columns)
+        others = {one.name: statement.excluded[one.name] for one in table.c if one not in set(keys)}
+        connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=others), rows)
+
+
+def _insert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+    postgres = connection.dialect.name == "postgresql"
+    return postgresql.insert(table) if postgres else sqlite.insert(table)
+
+
+def prepare_sqlite(engine: Engine, clock: Clock, *, durable: bool = True) -> None:
+    """
+    Set up every connection of an SQLite engine.
+
+    Args:
+        clock: its boot time is the database's time.
+        durable: a commit returns when it is on the disk.  Without it a commit survives the end of the
+            process but perhaps not that of the machine.
+    """
+    synchronous = "FULL" if durable else "NORMAL"
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver begins nothing by itself; `begin` below does
+        connection.create_function("keylane_now_ms", 0, clock.boot_ms)
+        cursor = connection.cursor()
+        for pragma in (
+            f"busy_timeout={BUSY_MS}",
+            "journal_mode=WAL",
+            f"synchronous={synchronous}",
+            "foreign_keys=ON",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A deferred transaction that turns into a writer can fail half-way; an immediate one waits first.
+        reads = connection.get_execution_options().get("keylane_reads", False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

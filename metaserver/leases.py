@@ -1,0 +1,179 @@
+"""How leases change hands: what is readable, who is granted what, when a hand-over is over.  Pure.
+
+    free ──grant, token + 1──▶ held ──another session is wanted──▶ withdrawn
+     ▲                          │ session ends                       │ release, or session ends
+     └──────────────────────────┴────────────────────────────────────┘
+
+Invariants
+    A held or withdrawn lease is granted to nobody else before it is free.
+    A withdrawn lease never becomes held again: the same session gets it back only with a higher token.
+    Every grant takes a token above all before it.
+    A partition is granted only when the group has drained all its parents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..protocol.errors import TokenUnknownError
+from ..protocol.ids import FencingToken, PartitionId, SessionId
+from ..protocol.routing import PartitionState
+from .allocation import allocate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """One consumer group's lease of one partition, held or not."""
+
+    partition_id: PartitionId
+    token: FencingToken = FencingToken(0)
+    """Of the last grant; 0 before the first."""
+    session: SessionId | None = None
+    wanted: SessionId | None = None
+    """Who shall hold it once it is free."""
+    withdrawn: bool = False
+    """The holder was asked to hand it over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readable:
+    """What decides if a group may read a partition."""
+
+    partition_id: PartitionId
+    state: PartitionState
+    parents: tuple[PartitionId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """What to write after the leases of a group were settled."""
+
+    leases: tuple[Lease, ...]
+    """Those that changed."""
+    sessions: frozenset[SessionId]
+    """Those whose grants changed."""
+    last_token: FencingToken
+
+
+def readable_partitions(
+    partitions: Iterable[Readable], drained: Collection[PartitionId]
+) -> list[Readable]:
+    """
+    The partitions a group may read now: there is data or may come some, the group is not through with it,
+    and is through with all it continues.
+
+    A parent whose data is gone holds nobody up.
+    """
+    known = list(partitions)
+    gone = {one.partition_id for one in known if one.state is PartitionState.EXPIRED}
+    passed = gone | set(drained)
+    return [
+        one
+        for one in known
+        if one.state in {PartitionState.OPEN, PartitionState.SEALED}
+        and one.partition_id not in passed
+        and passed.issuperset(one.parents)
+    ]
+
+
+def settle_leases(
+    leases: Mapping[PartitionId, Lease],
+    sessions: Sequence[SessionId],
+    readable: Sequence[Readable],
+    *,
+    last_token: FencingToken,
+) -> Settlement:
+    """
+    Free what the dead held, decide who shall hold what, withdraw and grant.
+
+    Args:
+        leases: all rows of the group.
+        sessions: the live ones, in the order of joining.
+        readable: what `readable_partitions` lets through.
+        last_token: the highest token the group was ever given.
+    """
+    live = set(sessions)
+    after = {
+        key: lease
+        if lease.session is None or lease.session in live
+        else replace(lease, session=None, withdrawn=False)
+        for key, lease in leases.items()
+    }
+    target = allocate(
+        sessions,
+        [one.partition_id for one in readable],
+        current=_owners(after.values(), live),
+        preferred=_heirs(after, readable, live),
+    )
+    changed: set[SessionId] = set()
+    for partition_id in after.keys() | target.keys():
+        lease = after.get(partition_id) or Lease(partition_id=partition_id)
+        wanted = target.get(partition_id)
+        if lease.session is not None and lease.session != wanted and not lease.withdrawn:
+            changed.add(lease.session)
+            lease = replace(lease, withdrawn=True)
+        after[partition_id] = replace(lease, wanted=wanted)
+    for partition_id in sorted(target):
+        granted = grant(after[partition_id], last_token=last_token)
+        if granted is not None:
+            after[partition_id] = granted
+            last_token = granted.token
+            changed.add(target[partition_id])
+    rows = tuple(lease for key, lease in sorted(after.items()) if lease != leases.get(key))
+    return Settlement(leases=rows, sessions=frozenset(changed), last_token=last_token)
+
+
+def grant(lease: Lease, *, last_token: FencingToken) -> Lease | None:
+    """The lease in the hands of the session that is wanted, with the next token; None if it is not free."""
+    if lease.session is not None or lease.wanted is None:
+        return None
+    token = FencingToken(last_token + 1)
+    return replace(lease, session=lease.wanted, token=token, withdrawn=False)
+
+
+def release(lease: Lease | None, session: SessionId, token: int) -> Lease | None:
+    """
+    The lease after its holder let go of it; None if that had happened before, so that a retry is harmless.
+
+    Raises:
+        TokenUnknownError: a token that was never granted.
+    """
+    if lease is None or not 0 < token <= lease.token:
+        raise TokenUnknownError(token=token)
+    if lease.token != token or lease.session is None:
+        return None
+    if lease.session != session:
+        raise TokenUnknownError("the grant of this token is another session's", token=token)
+    return replace(lease, session=None, withdrawn=False)
+
+
+def _owners(leases: Iterable[Lease], live: Collection[SessionId]) -> dict[PartitionId, SessionId]:
+    """Who is to keep what, the longest owned first; what is on its way to its next owner comes last."""
+    held = []
+    moving = []
+    for lease in leases:
+        if lease.withdrawn and lease.wanted in live:
+            moving.append(lease)
+        elif lease.session is not None:
+            held.append(lease)
+        elif lease.wanted in live:
+            moving.append(lease)
+    held.sort(key=lambda lease: lease.token)
+    moving.sort(key=lambda lease: lease.partition_id)
+    owners = {lease.partition_id: lease.session for lease in held}
+    owners |= {lease.partition_id: lease.wanted for lease in moving}
+    return {key: session for key, session in owners.items() if session is not None}
+
+
+def _heirs(
+    leases: Mapping[PartitionId, Lease], readable: Sequence[Readable], live: Collection[SessionId]
+) -> dict[PartitionId, SessionId]:
+    """For each child whose parent somebody holds: that session; it has the keys' state at hand."""
+    heirs = {}
+    for one in readable:
+        for parent in one.parents:
+            lease = leases.get(parent)
+            if lease is not None and lease.session is not None and lease.session in live:
+                heirs[one.partition_id] = lease.session
+    return heirs

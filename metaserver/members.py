@@ -1,0 +1,184 @@
+"""The consumers' calls: join, heartbeat as a long poll, release, leave.  Shell around the store.
+
+    heartbeat ─▶ renewed at once, many in one transaction ─▶ grants changed? ─▶ answer
+                                                                   │ no
+                                                                   └─▶ wait for a change, at most a third of the ttl
+
+A change rings the sessions it concerns and no others: a thousand waiting consumers cost nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ..protocol.control import (
+    Done,
+    Grants,
+    GroupList,
+    GroupView,
+    Heartbeat,
+    Join,
+    Joined,
+    Leave,
+    ReleaseGrant,
+)
+from ..protocol.errors import InvalidRequestError, SessionUnknownError
+from ..protocol.ids import ConsumerGroup, SessionId
+from .database import Database
+from .settings import MetaserverSettings
+from .store_groups import grants_versions, group_names, group_versions, read_group
+from .store_leases import Changes, note_drained, read_grants, release_lease, settle_group
+from .store_sessions import (
+    SessionRow,
+    check_session,
+    join_group,
+    leave_group,
+    renew_sessions,
+)
+from .wakeups import Turns, Wakeups
+
+log = logging.getLogger("keylane.metaserver")
+DRAINED_MAX = 4_096
+"""Sealed partitions in one heartbeat."""
+RENEWED_AT_ONCE_MAX = 1_000
+GRANTS_CACHED_MAX = 20_000
+
+
+class Members:
+    """Consumer sessions and what they are granted, over one database."""
+
+    def __init__(self, database: Database, settings: MetaserverSettings) -> None:
+        self._database = database
+        self._settings = settings
+        self._wakeups: Wakeups[SessionId] = Wakeups()
+        self._settling: Turns[int, None] = Turns(self._settle_now)
+        self._renewing: Turns[None, dict[str, SessionRow]] = Turns(self._renew_now)
+        self._to_renew: set[SessionId] = set()
+        self._cached: dict[SessionId, Grants] = {}
+        self._known: dict[SessionId, SessionRow] = {}
+        self._group_versions: dict[int, int] = {}
+
+    async def join(self, ask: Join) -> Joined:
+        """Begin a session.  When this returns, the group's partitions are dealt out anew."""
+        row = await self._database.renew(join_group, ask, sessions_max=self._settings.sessions_max)
+        await self.settle(row.group_id)
+        longest = self._settings.heartbeat_ms_max
+        return Joined(ttl_ms=row.ttl_ms, heartbeat_ms=min(longest, row.ttl_ms // 3))
+
+    async def heartbeat(self, ask: Heartbeat) -> Grants:
+        """
+        Renew, then answer as soon as the grants differ from `known_version`.
+
+        Raises:
+            SessionUnknownError, InvalidRequestError
+        """
+        check_session(ask.session)
+        if len(ask.drained) > DRAINED_MAX:
+            raise InvalidRequestError(f"at most {DRAINED_MAX} drained partitions at once")
+        session = SessionId(ask.session)
+        with self._wakeups.listen(session) as ring:
+            row = self._known[session] = await self._renew(session)
+            try:
+                if ask.drained:
+                    group_id = await self._database.write(note_drained, session, ask.drained)
+                    if group_id is not None:
+                        await self.settle(group_id)
+                # Never so long that the next renewal comes late.
+                wait_ms = min(ask.wait_ms, row.ttl_ms // 3)
+                if row.grants_version == ask.known_version and wait_ms:
+                    await ring.wait(wait_ms)
+                cached = self._cached.get(session)
+                if cached is not None and cached.version == row.grants_version and not ring.rung:
+                    return cached
+                return await self._read_grants(session)
+            finally:
+                self._known.pop(session, None)
+
+    async def release(self, ask: ReleaseGrant) -> Done:
+        """
+        A hand-over is finished; its next owner is granted at once.
+
+        Raises:
+            SessionUnknownError, TokenUnknownError
+        """
+        self._tell(await self._database.write(release_lease, ask))
+        return Done()
+
+    async def leave(self, ask: Leave) -> Done:
+        """End a session; again is harmless."""
+        group_id = await self._database.write(leave_group, ask.session)
+        if group_id is not None:
+            await self.settle(group_id)
+            self._forget(SessionId(ask.session))
+        return Done()
+
+    async def group(self, subject: str, group: str) -> GroupView:
+        """Owners.  Raises SubjectUnknownError, GroupUnknownError."""
+        return await self._database.read(read_group, subject, ConsumerGroup(group))
+
+    async def groups(self, subject: str) -> GroupList:
+        """All groups of a subject.  Raises SubjectUnknownError."""
+        return GroupList(groups=await self._database.read(group_names, subject))
+
+    async def settle(self, group_id: int) -> None:
+        """Make the group's leases fit its sessions and partitions, as they are at this call or later."""
+        await self._settling.run(group_id)
+
+    async def look_around(self) -> None:
+        """Wake those whose grants were changed by another metaserver."""
+        waiting = dict(self._known)
+        ids = {row.group_id for row in waiting.values()}
+        if not ids:
+            self._group_versions.clear()
+            return
+        versions = await self._database.read(group_versions, ids)
+        moved = [
+            one for one, version in versions.items() if self._group_versions.get(one) != version
+        ]
+        if moved:
+            grants = await self._database.read(grants_versions, moved)
+            for session, row in waiting.items():
+                if row.group_id in moved and grants.get(session) != row.grants_version:
+                    self._wakeups.wake([session])
+        self._group_versions = versions
+
+    def close(self) -> None:
+        """Answer everybody who waits."""
+        self._wakeups.wake_all()
+
+    async def _renew(self, session: SessionId) -> SessionRow:
+        self._to_renew.add(session)
+        row = (await self._renewing.run(None)).get(session)
+        if row is None:
+            self._forget(session)
+            raise SessionUnknownError(session=session)
+        return row
+
+    async def _renew_now(self, _key: None) -> dict[str, SessionRow]:
+        """One transaction renews everybody who asked until now."""
+        asked, self._to_renew = sorted(self._to_renew), set()
+        renewed: dict[str, SessionRow] = {}
+        for start in range(0, len(asked), RENEWED_AT_ONCE_MAX):
+            part = asked[start : start + RENEWED_AT_ONCE_MAX]
+            renewed |= await self._database.renew(renew_sessions, part)
+        return renewed
+
+    async def _settle_now(self, group_id: int) -> None:
+        self._tell(await self._database.write(settle_group, group_id))
+
+    async def _read_grants(self, session: SessionId) -> Grants:
+        grants = await self._database.read(read_grants, session)
+        if len(self._cached) >= GRANTS_CACHED_MAX:
+            self._cached.clear()
+        self._cached[session] = grants
+        return grants
+
+    def _tell(self, changes: Changes) -> None:
+        for session in changes.ended:
+            log.info("session %s ended: silent for its ttl", session)
+            self._forget(session)
+        self._wakeups.wake(changes.versions)
+        self._wakeups.wake(changes.ended)
+
+    def _forget(self, session: SessionId) -> None:
+        self._cached.pop(session, None)

@@ -1,0 +1,113 @@
+"""A running metaserver: database open, attendant at work, server listening; all of it ends together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from msgspec import to_builtins
+
+from ..protocol.clock import Clock, SystemClock
+from ..protocol.control import Health
+from ..protocol.errors import StorageError
+from ..rpc.http_network import HttpNetwork
+from ..rpc.network import Network
+from ..rpc.server import ControlRoute, Params, Server
+from .attendant import Attendant
+from .calls import control_calls, control_routes
+from .catalogue import Catalogue
+from .database import open_database
+from .members import Members
+from .openapi import openapi_document
+from .settings import MetaserverSettings, machine_boot, prepare_folder
+
+API_VERSION = "1"
+
+
+class RunningMetaserver:
+    """What `running_metaserver` hands out."""
+
+    def __init__(self, server: Server, attending: asyncio.Task[None]) -> None:
+        self._server = server
+        self._attending = attending
+
+    @property
+    def address(self) -> str:
+        """host:port where it listens."""
+        return self._server.address
+
+    async def serve_until(self, stop: asyncio.Event) -> None:
+        """Return when `stop` is set; raise if the periodic work met a fault of ours."""
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([stopped, self._attending], return_when=asyncio.FIRST_COMPLETED)
+            if self._attending.done():
+                self._attending.result()
+        finally:
+            stopped.cancel()
+
+
+@asynccontextmanager
+async def running_metaserver(
+    settings: MetaserverSettings,
+    *,
+    network: Network | None = None,
+    clock: Clock | None = None,
+) -> AsyncIterator[RunningMetaserver]:
+    """
+    Run a metaserver in this event loop until the block ends.
+
+    Args:
+        network: how brokers are called; none: a real one, closed at the end.
+        clock: its boot time is SQLite's time; none: the machine's.
+
+    Raises:
+        ConfigError, DataFolderError, StorageError, AddressError
+    """
+    folder = prepare_folder(settings.data)
+    own = HttpNetwork() if network is None else None
+    try:
+        async with open_database(
+            folder=folder,
+            url=settings.database_url,
+            clock=clock or SystemClock(),
+            boot=machine_boot(),
+            broker_ttl_ms=settings.broker_ttl_ms,
+        ) as database:
+            catalogue = Catalogue(database, network or own, settings)  # type: ignore[arg-type]
+            members = Members(database, settings)
+
+            async def health() -> Health:
+                try:
+                    brokers = await catalogue.brokers()
+                except StorageError as error:
+                    return Health(program="metaserver", ready=False, reason=error.message)
+                details = {"database": database.name, "brokers": to_builtins(brokers)}
+                return Health(program="metaserver", ready=True, details=details)
+
+            calls = control_calls(catalogue, members, health)
+            document = openapi_document(calls, version=API_VERSION)
+
+            async def openapi(_body: object, _params: Params) -> object:
+                return document
+
+            routes = [
+                *control_routes(calls),
+                ControlRoute("GET", "/v1/openapi.json", None, openapi),
+            ]
+            server = Server(routes)
+            await server.start(settings.host, settings.port)
+            attendant = Attendant(database, members, catalogue, settings)
+            attending = asyncio.create_task(attendant.run())
+            try:
+                yield RunningMetaserver(server, attending)
+            finally:
+                members.close()
+                catalogue.close()
+                await server.stop()
+                attending.cancel()
+                await asyncio.wait([attending])
+    finally:
+        if own is not None:
+            await own.close()

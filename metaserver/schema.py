@@ -1,0 +1,140 @@
+"""The tables: brokers, subjects, partitions with their parents, and the leases of consumer groups.
+
+    subjects ─┬─ partitions ─── partition_parents
+              └─ groups ─┬─ sessions       one consumer each; alive while expires_at > now by the database
+                         ├─ leases         one row for each partition ever granted; the row outlives its owner
+                         └─ drained        sealed partitions which the group has acked to their end
+
+Invariants
+    Ids of subjects, partitions and groups are never given twice, not even after a delete.
+    `groups.last_token` only rises, and every grant takes the next one: tokens rise for each partition, and
+    no two grants of a group share one.
+    `expires_at` is the database's time in milliseconds, and is compared with nothing else.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+# SQLite numbers rows by itself only for a column that is exactly INTEGER; it holds 64 bits there as well.
+BigId = BigInteger().with_variant(Integer(), "sqlite")
+
+facts = Table(
+    "facts",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("value", String(512), nullable=False),
+    comment="one value for the whole database each, such as the machine's boot that its times belong to",
+)
+
+brokers = Table(
+    "brokers",
+    metadata,
+    Column("broker_group", String(200), primary_key=True),
+    Column("broker_id", String(512), nullable=False),
+    Column("address", String(512), nullable=False),
+    Column("readable", Boolean, nullable=False),
+    Column("writable", Boolean, nullable=False),
+    Column("seen_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+
+subjects = Table(
+    "subjects",
+    metadata,
+    Column("subject_id", BigId, primary_key=True, autoincrement=True),
+    Column("name", String(200), nullable=False, unique=True),
+    Column("order_strategy", String(16), nullable=False),
+    Column("partitions_wanted", Integer, nullable=False),
+    Column("partitions_named", Integer, nullable=False, comment="how many names were given so far"),
+    Column("route_version", BigInteger, nullable=False, comment="0: not open yet"),
+    sqlite_autoincrement=True,  # an id is never given twice
+)
+
+partitions = Table(
+    "partitions",
+    metadata,
+    Column("partition_id", BigId, primary_key=True, autoincrement=True),
+    Column("subject_id", ForeignKey("subjects.subject_id"), nullable=False, index=True),
+    Column("name", String(240), nullable=False),
+    Column("queue", Integer, nullable=False),
+    Column("range_start", Integer, nullable=False),
+    Column("range_end", Integer, nullable=False),
+    Column("broker_group", ForeignKey(brokers.c.broker_group), nullable=False, index=True),
+    Column("state", String(16), nullable=False),
+    UniqueConstraint("subject_id", "name"),
+    sqlite_autoincrement=True,  # an id is never given twice
+)
+
+partition_parents = Table(
+    "partition_parents",
+    metadata,
+    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+    Column("parent_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("group_id", BigId, primary_key=True, autoincrement=True),
+    Column("subject_id", ForeignKey("subjects.subject_id"), nullable=False),
+    Column("name", String(200), nullable=False),
+    Column("last_token", BigInteger, nullable=False),
+    Column("version", BigInteger, nullable=False, comment="rises whenever any grant changes"),
+    Column("settled", Boolean, nullable=False),
+    Column("route_version", BigInteger, nullable=False, comment="the one it was settled with"),
+    UniqueConstraint("subject_id", "name"),
+    sqlite_autoincrement=True,  # an id is never given twice
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("session", String(64), primary_key=True),
+    Column("group_id", ForeignKey(groups.c.group_id), nullable=False, index=True),
+    Column("client", String(512), nullable=False),
+    Column("joined", BigInteger, nullable=False, comment="rises within the group"),
+    Column("ttl_ms", Integer, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("grants_version", BigInteger, nullable=False),
+    Index(None, "expires_at"),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
+    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+    Column("token", BigInteger, nullable=False),
+    Column("session", String(64), comment="who holds it; none: free"),
+    Column("wanted", String(64), comment="who shall hold it, as soon as it is free"),
+    Column("withdrawn", Boolean, nullable=False),
+    Index(None, "session"),
+)
+
+drained = Table(
+    "drained",
+    metadata,
+    Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
+    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+)

@@ -1,0 +1,131 @@
+"""The metaserver's settings: defaults, then a TOML file, then the command line; all problems at once."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import ConfigError, DataFolderError
+
+DATABASE_SCHEMES = ("sqlite+aiosqlite:", "postgresql+asyncpg:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetaserverSettings:
+    """
+    How a metaserver runs.
+
+    Raises:
+        ConfigError: lists everything that cannot work.
+    """
+
+    data: Path = field(metadata={"doc": "folder of the embedded database"})
+    database_url: str | None = field(
+        default=None,
+        metadata={"doc": "postgresql+asyncpg://… where several metaservers share a database"},
+    )
+    host: str = field(default="127.0.0.1", metadata={"doc": "loopback address to listen on"})
+    port: int = field(default=7000, metadata={"doc": "0: any free one"})
+    broker_heartbeat_ms: int = field(
+        default=1_000, metadata={"doc": "how often a broker reports itself"}
+    )
+    broker_ttl_ms: int = field(
+        default=10_000,
+        metadata={"doc": "silent for so long, a broker is not available; a restart fits inside"},
+    )
+    heartbeat_ms_max: int = field(
+        default=5_000, metadata={"doc": "longest time between two heartbeats of a consumer"}
+    )
+    poll_ms: int = field(
+        default=500,
+        metadata={"doc": "how often the database is asked what other metaservers changed"},
+    )
+    repair_ms: int = field(
+        default=2_000, metadata={"doc": "how often a creation that was cut short is tried again"}
+    )
+    sessions_max: int = field(default=10_000, metadata={"doc": "consumers of one group"})
+    subjects_max: int = field(default=10_000, metadata={"doc": "subjects"})
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} must be a whole number from {low} to {high}, not {getattr(self, name)!r}"
+            for name, (low, high) in _RANGES.items()
+            if not _within(getattr(self, name), low, high)
+        ]
+        if not problems and self.broker_ttl_ms < 2 * self.broker_heartbeat_ms:
+            problems.append("broker_ttl_ms must be at least twice broker_heartbeat_ms")
+        url = self.database_url
+        if url is not None and not str(url).startswith(DATABASE_SCHEMES):
+            problems.append(f"database_url begins with one of {', '.join(DATABASE_SCHEMES)}")
+        if not isinstance(self.host, str) or not self.host:
+            problems.append("host must be an address")
+        if problems:
+            raise ConfigError("; ".join(problems), problems=len(problems))
+
+
+_RANGES = {
+    "port": (0, 65_535),
+    "broker_heartbeat_ms": (50, 60_000),
+    "broker_ttl_ms": (100, 600_000),
+    "heartbeat_ms_max": (100, 60_000),
+    "poll_ms": (10, 10_000),
+    "repair_ms": (100, 600_000),
+    "sessions_max": (1, 100_000),
+    "subjects_max": (1, 1_000_000),
+}
+
+
+def _within(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def read_settings(given: Mapping[str, Any], config: Path | None = None) -> MetaserverSettings:
+    """
+    Settings from a TOML file and what was given besides; what was given wins, None counts as not given.
+
+    Raises:
+        ConfigError: unreadable file, unknown names, impossible values.
+    """
+    merged: dict[str, Any] = {}
+    if config is not None:
+        try:
+            merged = tomllib.loads(config.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"cannot read {config}: {error}") from error
+    merged |= {name: value for name, value in given.items() if value is not None}
+    known = {one.name for one in fields(MetaserverSettings)}
+    problems = [f"unknown setting {name!r}" for name in merged if name not in known]
+    if "data" not in merged:
+        problems.append("data: a folder is needed")
+    elif not isinstance(merged["data"], str | Path):
+        problems.append("data must be the path of a folder")
+    else:
+        merged["data"] = Path(merged["data"])
+    if problems:
+        raise ConfigError("; ".join(problems), problems=len(problems))
+    return MetaserverSettings(**merged)
+
+
+def prepare_folder(data: Path) -> Path:
+    """
+    Make the data folder if it is not there.
+
+    Raises:
+        DataFolderError: it cannot be made.
+    """
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataFolderError(f"cannot use {data} as data folder: {error}", path=data) from error
+    return data
+
+
+def machine_boot() -> str:
+    """The machine's present boot, as an id; the boot-time clock starts again with each."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""  # unknown: every start counts as a new boot, which only lets sessions live a ttl longer

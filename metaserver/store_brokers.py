@@ -1,0 +1,116 @@
+"""Rows of brokers: who reported, from where, and who is silent.  SQL, synchronous.
+
+Invariants
+    A broker group belongs to one data folder: while that is alive, or has partitions, no other replaces it.
+    Whatever changes the address that clients are told raises the version of the routes it is in.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..protocol.control import BrokerHeartbeat, BrokerView
+from ..protocol.errors import DataFolderError
+from ..protocol.ids import BrokerGroup
+from ..protocol.routing import PartitionState
+from .dialect import insert_new, now_ms
+from .schema import brokers, partitions, subjects
+
+
+def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> list[int]:
+    """
+    Note that a broker lives, and where.
+
+    Returns:
+        The ids of the subjects whose route changed by it.
+
+    Raises:
+        DataFolderError: the group is another data folder's.
+    """
+    here = brokers.c.broker_group == report.broker_group
+    fresh = {
+        "broker_group": report.broker_group,
+        "broker_id": report.broker_id,
+        "address": report.address,
+        "readable": report.readable,
+        "writable": report.writable,
+        "seen_at": now_ms(),
+        "expires_at": now_ms() + ttl_ms,
+    }
+    alive = (brokers.c.expires_at > now_ms()).label("alive")
+    found = sa.select(brokers.c.broker_id, brokers.c.address, alive).where(here).with_for_update()
+    row = connection.execute(found).one_or_none()
+    if row is None:
+        empty = {"seen_at": 0, "expires_at": 0}
+        insert_new(connection, brokers, fresh | empty)
+        row = connection.execute(found).one()
+    if row.broker_id != report.broker_id:
+        hosted = _hosted(connection, report.broker_group)
+        if row.alive or hosted:
+            state = f"alive at {row.address}" if row.alive else f"silent, with {hosted} partitions"
+            raise DataFolderError(
+                f"broker group {report.broker_group!r} belongs to another data folder, which is {state}",
+                broker_group=report.broker_group,
+            )
+    connection.execute(sa.update(brokers).where(here).values(fresh))
+    if row.alive and row.address == report.address:
+        return []
+    return _renew_routes(connection, report.broker_group)
+
+
+def _hosted(connection: Connection, broker_group: str) -> int:
+    there = partitions.c.broker_group == broker_group
+    live = partitions.c.state != PartitionState.EXPIRED
+    found = sa.select(sa.func.count()).select_from(partitions).where(there, live)
+    return connection.execute(found).scalar_one()
+
+
+def _renew_routes(connection: Connection, broker_group: str) -> list[int]:
+    """Raise the version of every open route with a partition on the broker group."""
+    there = partitions.c.broker_group == broker_group
+    inside = sa.select(partitions.c.subject_id).where(there).distinct()
+    raised = (
+        sa.update(subjects)
+        .where(subjects.c.subject_id.in_(inside), subjects.c.route_version > 0)
+        .values(route_version=subjects.c.route_version + 1)
+        .returning(subjects.c.subject_id)
+    )
+    return list(connection.execute(raised).scalars())
+
+
+def writable_groups(connection: Connection) -> list[BrokerGroup]:
+    """The available broker groups that take writes, those with the fewest open partitions first."""
+    count = (
+        sa.select(sa.func.count())
+        .where(
+            partitions.c.broker_group == brokers.c.broker_group,
+            partitions.c.state.in_([PartitionState.PLANNED, PartitionState.OPEN]),
+        )
+        .scalar_subquery()
+    )
+    found = (
+        sa.select(brokers.c.broker_group)
+        .where(brokers.c.expires_at > now_ms(), brokers.c.writable, brokers.c.readable)
+        .order_by(count, brokers.c.broker_group)
+    )
+    return [BrokerGroup(name) for name in connection.execute(found).scalars()]
+
+
+def broker_views(connection: Connection) -> list[BrokerView]:
+    """Every broker group there ever was, by name."""
+    found = sa.select(
+        brokers.c.broker_group,
+        brokers.c.address,
+        (brokers.c.expires_at > now_ms()).label("available"),
+        (now_ms() - brokers.c.seen_at).label("silent_ms"),
+    ).order_by(brokers.c.broker_group)
+    return [
+        BrokerView(
+            broker_group=row.broker_group,
+            address=row.address,
+            available=bool(row.available),
+            silent_ms=max(0, row.silent_ms),
+        )
+        for row in connection.execute(found)
+    ]

@@ -1,0 +1,103 @@
+"""What is due with consumer groups, and how they look from outside.  SQL, synchronous."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..protocol.control import GroupView, OwnerView
+from ..protocol.errors import GroupUnknownError
+from ..protocol.ids import ConsumerGroup, SessionId, check_name
+from .dialect import now_ms
+from .schema import groups, leases, sessions, subjects
+from .store_partitions import subject_partitions
+from .store_subjects import SERVED, open_subject_row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """Groups to settle now, and how long until the next session may expire."""
+
+    groups: tuple[int, ...]
+    next_expiry_ms: int | None
+
+
+def due_groups(connection: Connection) -> Due:
+    """The groups with a dead session, an unsettled change, or a route newer than the one they were settled with."""
+    expired = sa.select(sessions.c.group_id).where(sessions.c.expires_at <= now_ms())
+    unsettled = (
+        sa.select(groups.c.group_id)
+        .join(subjects, subjects.c.subject_id == groups.c.subject_id)
+        .where(
+            sa.or_(
+                sa.not_(groups.c.settled),
+                groups.c.route_version != subjects.c.route_version,
+            )
+        )
+    )
+    due = connection.execute(sa.union(expired, unsettled)).scalars().all()
+    left = connection.execute(sa.select(sa.func.min(sessions.c.expires_at) - now_ms())).scalar()
+    return Due(groups=tuple(due), next_expiry_ms=left)
+
+
+def group_versions(connection: Connection, ids: Collection[int]) -> dict[int, int]:
+    """The present versions of these groups."""
+    found = sa.select(groups.c.group_id, groups.c.version).where(groups.c.group_id.in_(ids))
+    return {row.group_id: row.version for row in connection.execute(found)}
+
+
+def grants_versions(connection: Connection, ids: Collection[int]) -> dict[SessionId, int]:
+    """The version of the grants of every session of these groups."""
+    found = sa.select(sessions.c.session, sessions.c.grants_version).where(
+        sessions.c.group_id.in_(ids)
+    )
+    return {SessionId(row.session): row.grants_version for row in connection.execute(found)}
+
+
+def group_names(connection: Connection, subject: str) -> list[str]:
+    """The consumer groups of a subject, by name.  Raises SubjectUnknownError."""
+    row = open_subject_row(connection, subject)
+    found = sa.select(groups.c.name).where(groups.c.subject_id == row.subject_id)
+    return list(connection.execute(found.order_by(groups.c.name)).scalars())
+
+
+def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> GroupView:
+    """
+    Who owns what.
+
+    Raises:
+        InvalidNameError, SubjectUnknownError, GroupUnknownError
+    """
+    row = open_subject_row(connection, subject)
+    check_name("consumer group", group)
+    here = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
+    group_id = connection.execute(sa.select(groups.c.group_id).where(here)).scalar_one_or_none()
+    if group_id is None:
+        raise GroupUnknownError(subject=subject, group=group)
+    left = (sessions.c.expires_at - now_ms()).label("left_ms")
+    alive = sa.and_(sessions.c.group_id == group_id, sessions.c.expires_at > now_ms())
+    live = {
+        one.session: one
+        for one in connection.execute(
+            sa.select(sessions.c.session, sessions.c.client, left).where(alive)
+        )
+    }
+    rows = connection.execute(sa.select(leases).where(leases.c.group_id == group_id))
+    held = {one.partition_id: one for one in rows}
+    owners = []
+    for partition in subject_partitions(connection, row.subject_id, SERVED):
+        lease = held.get(partition.partition_id)
+        session = None if lease is None else live.get(lease.session)
+        owners.append(
+            OwnerView(
+                partition=partition,
+                token=0 if lease is None else lease.token,
+                session=None if session is None else session.session,
+                client=None if session is None else session.client,
+                expires_in_ms=None if session is None else max(0, session.left_ms),
+            )
+        )
+    return GroupView(subject=subject, group=group, sessions=len(live), owners=tuple(owners))

@@ -1,0 +1,231 @@
+"""Rows of leases: settled, released, drained.  SQL around the deciders of `leases.py`, synchronous.
+
+Invariants
+    Every change of a group's leases holds the lock of the group's row, so that it sees the last one whole.
+    A token is stored in the same transaction as the grant that carries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..protocol.control import Grant, Grants, ReleaseGrant
+from ..protocol.errors import TokenUnknownError
+from ..protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
+from ..protocol.routing import PartitionState
+from .dialect import insert_new, insert_or_replace
+from .leases import Lease, Readable, grant, readable_partitions, release, settle_leases
+from .schema import drained, groups, leases, partitions, sessions, subjects
+from .store_partitions import granted_partitions, subject_parents
+from .store_sessions import live_session, mark_unsettled, sweep_sessions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What the clients should hear of: new versions of sessions' grants, and sessions that ended."""
+
+    versions: Mapping[SessionId, int]
+    ended: Collection[SessionId] = ()
+
+
+NOTHING = Changes(versions={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    group_id: int
+    subject_id: int
+    last_token: FencingToken
+    version: int
+    settled: bool
+    route_version: int
+    """The one the group was settled with."""
+    subject_version: int
+    """The one the subject has now."""
+
+
+def settle_group(connection: Connection, group_id: int) -> Changes:
+    """Sweep dead sessions, then withdraw and grant until the leases fit the sessions and the partitions."""
+    group = _lock_group(connection, group_id)
+    ended = sweep_sessions(connection, group_id)
+    moved = group.route_version != group.subject_version
+    if group.settled and not ended and not moved:
+        return NOTHING
+    found = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
+    live = [
+        SessionId(one) for one in connection.execute(found.order_by(sessions.c.joined)).scalars()
+    ]
+    rows = sa.select(leases).where(leases.c.group_id == group_id)
+    held = {row.partition_id: _lease(row) for row in connection.execute(rows)}
+    settlement = settle_leases(
+        held, live, _readable(connection, group), last_token=group.last_token
+    )
+    _store_leases(connection, group_id, settlement.leases)
+    # A new route version may mean a new address: everybody's grants are told again.
+    changed = set(live) if moved else settlement.sessions
+    version = group.version + 1
+    connection.execute(
+        sa.update(groups)
+        .where(groups.c.group_id == group_id)
+        .values(
+            version=version,
+            last_token=settlement.last_token,
+            settled=True,
+            route_version=group.subject_version,
+        )
+    )
+    _raise_versions(connection, changed, version)
+    return Changes(versions=dict.fromkeys(changed, version), ended=ended)
+
+
+def release_lease(connection: Connection, ask: ReleaseGrant) -> Changes:
+    """
+    The holder is through with a hand-over: grant the partition to whom it was withdrawn for.
+
+    Raises:
+        SessionUnknownError, TokenUnknownError
+    """
+    group = _lock_group(connection, live_session(connection, ask.session).group_id)
+    live_session(connection, ask.session)  # it may have been swept while the lock was waited for
+    if not (0 < ask.partition_id <= MAX_I64 and 0 < ask.token <= MAX_I64):
+        raise TokenUnknownError(partition_id=ask.partition_id, token=ask.token)
+    here = sa.and_(leases.c.group_id == group.group_id, leases.c.partition_id == ask.partition_id)
+    row = connection.execute(sa.select(leases).where(here)).one_or_none()
+    held = None if row is None else _lease(row)
+    free = release(held, SessionId(ask.session), ask.token)
+    if free is None:
+        return NOTHING
+    granted = grant(free, last_token=group.last_token)
+    found = sa.select(sessions.c.session).where(sessions.c.session == free.wanted)
+    wanted = connection.execute(found.with_for_update()).scalar_one_or_none()
+    if granted is None or wanted is None:
+        _store_leases(connection, group.group_id, [free])
+        mark_unsettled(connection, group.group_id)
+        return NOTHING
+    _store_leases(connection, group.group_id, [granted])
+    version = group.version + 1
+    connection.execute(
+        sa.update(groups)
+        .where(groups.c.group_id == group.group_id)
+        .values(version=version, last_token=granted.token)
+    )
+    changed = {SessionId(wanted)}
+    _raise_versions(connection, changed, version)
+    return Changes(versions=dict.fromkeys(changed, version))
+
+
+def note_drained(connection: Connection, session: str, ids: Collection[int]) -> int | None:
+    """
+    The group has acked these sealed partitions to their end, says the session that holds them.
+
+    Others than SEALED ones of the session's own are passed over: their present owner will say it.
+
+    Returns:
+        The id of the group if that was news, else None.
+
+    Raises:
+        SessionUnknownError
+    """
+    group_id = live_session(connection, session).group_id
+    _lock_group(connection, group_id)
+    wanted = [one for one in ids if 0 < one <= MAX_I64]
+    known = sa.select(drained.c.partition_id).where(drained.c.group_id == group_id)
+    found = (
+        sa.select(leases.c.partition_id)
+        .join(partitions, partitions.c.partition_id == leases.c.partition_id)
+        .where(
+            leases.c.group_id == group_id,
+            leases.c.session == session,
+            leases.c.partition_id.in_(wanted),
+            leases.c.partition_id.not_in(known),
+            partitions.c.state == PartitionState.SEALED,
+        )
+    )
+    news = [
+        {"group_id": group_id, "partition_id": one} for one in connection.execute(found).scalars()
+    ]
+    insert_new(connection, drained, news)
+    if not news:
+        return None
+    mark_unsettled(connection, group_id)
+    return group_id
+
+
+def read_grants(connection: Connection, session: str) -> Grants:
+    """
+    What a live session holds.
+
+    Raises:
+        SessionUnknownError
+    """
+    # The version first: if a change comes between, the grants are newer than it says, and are told again.
+    row = live_session(connection, session)
+    held = granted_partitions(connection, session)
+    return Grants(
+        version=row.grants_version,
+        ttl_ms=row.ttl_ms,
+        grants=tuple(Grant(partition=partition, token=token) for partition, token in held),
+    )
+
+
+def _lock_group(connection: Connection, group_id: int) -> _Group:
+    row = connection.execute(
+        sa.select(groups, subjects.c.route_version.label("subject_version"))
+        .join(subjects, subjects.c.subject_id == groups.c.subject_id)
+        .where(groups.c.group_id == group_id)
+        .with_for_update(of=groups)
+    ).one()
+    return _Group(
+        group_id=row.group_id,
+        subject_id=row.subject_id,
+        last_token=FencingToken(row.last_token),
+        version=row.version,
+        settled=row.settled,
+        route_version=row.route_version,
+        subject_version=row.subject_version,
+    )
+
+
+def _readable(connection: Connection, group: _Group) -> list[Readable]:
+    of_subject = partitions.c.subject_id == group.subject_id
+    parents = subject_parents(connection, of_subject)
+    rows = connection.execute(
+        sa.select(partitions.c.partition_id, partitions.c.state)
+        .where(of_subject, partitions.c.state != PartitionState.PLANNED)
+        .order_by(partitions.c.range_start, partitions.c.partition_id)
+    )
+    facts = [
+        Readable(
+            partition_id=PartitionId(row.partition_id),
+            state=PartitionState(row.state),
+            parents=parents.get(row.partition_id, ()),
+        )
+        for row in rows
+    ]
+    passed = sa.select(drained.c.partition_id).where(drained.c.group_id == group.group_id)
+    return readable_partitions(facts, set(connection.execute(passed).scalars()))
+
+
+def _lease(row: sa.Row[Any]) -> Lease:
+    return Lease(
+        partition_id=row.partition_id,
+        token=row.token,
+        session=row.session,
+        wanted=row.wanted,
+        withdrawn=row.withdrawn,
+    )
+
+
+def _store_leases(connection: Connection, group_id: int, rows: Collection[Lease]) -> None:
+    insert_or_replace(connection, leases, [{"group_id": group_id, **asdict(row)} for row in rows])
+
+
+def _raise_versions(connection: Connection, changed: Collection[SessionId], version: int) -> None:
+    if changed:
+        told = sessions.c.session.in_(changed)
+        connection.execute(sa.update(sessions).where(told).values(grants_version=version))

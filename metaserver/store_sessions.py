@@ -1,0 +1,177 @@
+"""Rows of consumer sessions: joined, renewed, ended.  SQL, synchronous.
+
+Invariants
+    A session lives while `expires_at` is after the database's time.  It is renewed only while it lives: one
+    that has expired stays dead, even before anybody has swept it away.
+    Whoever begins or ends a session marks its group unsettled in the same transaction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..protocol.control import Join
+from ..protocol.errors import InvalidRequestError, OverloadedError, SessionUnknownError
+from ..protocol.ids import SessionId, check_name
+from .dialect import insert_new, now_ms
+from .schema import groups, leases, sessions
+from .store_subjects import open_subject_row
+
+_SESSION = re.compile(r"[0-9a-f]{16,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRow:
+    """A live session."""
+
+    session: SessionId
+    group_id: int
+    ttl_ms: int
+    grants_version: int
+
+
+_row = sa.select(
+    sessions.c.session, sessions.c.group_id, sessions.c.ttl_ms, sessions.c.grants_version
+)
+
+
+def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> SessionRow:
+    """
+    Begin a session; again while it lives changes nothing.  The group exists from its first session on.
+
+    Raises:
+        InvalidNameError, SubjectUnknownError
+        InvalidRequestError: the session is one of another group.
+        OverloadedError: the group has `sessions_max` sessions.
+    """
+    check_name("consumer group", ask.group)
+    if "\0" in ask.client:
+        raise InvalidRequestError("the client's name has a NUL in it")
+    subject = open_subject_row(connection, ask.subject)
+    here = sa.and_(groups.c.subject_id == subject.subject_id, groups.c.name == ask.group)
+    if connection.execute(sa.select(groups.c.group_id).where(here)).one_or_none() is None:
+        start = {"last_token": 0, "version": 0, "settled": False, "route_version": 0}
+        insert_new(
+            connection, groups, {"subject_id": subject.subject_id, "name": ask.group, **start}
+        )
+    group_id, version = connection.execute(
+        sa.select(groups.c.group_id, groups.c.version).where(here).with_for_update()
+    ).one()
+    found = connection.execute(
+        _row.add_columns((sessions.c.expires_at > now_ms()).label("alive")).where(
+            sessions.c.session == ask.session
+        )
+    ).one_or_none()
+    if found is not None and found.group_id != group_id:
+        raise InvalidRequestError("this session has joined another group", session=ask.session)
+    if found is not None and found.alive:
+        return _session_row(found)
+    end_sessions(connection, [SessionId(ask.session)])
+    count = sa.select(sa.func.count()).where(sessions.c.group_id == group_id)
+    if connection.execute(count).scalar_one() >= sessions_max:
+        raise OverloadedError("too many consumers in this group", limit=sessions_max)
+    row = {
+        "session": ask.session,
+        "group_id": group_id,
+        "client": ask.client,
+        "joined": version + 1,
+        "ttl_ms": ask.ttl_ms,
+        "grants_version": version + 1,
+    }
+    connection.execute(sa.insert(sessions).values(**row, expires_at=now_ms() + ask.ttl_ms))
+    mark_unsettled(connection, group_id)
+    return SessionRow(
+        session=SessionId(ask.session),
+        group_id=group_id,
+        ttl_ms=ask.ttl_ms,
+        grants_version=version + 1,
+    )
+
+
+def renew_sessions(connection: Connection, ids: Sequence[str]) -> dict[str, SessionRow]:
+    """Renew those of these sessions that live, each for its ttl from now; the others are not in the answer."""
+    renewed = (
+        sa.update(sessions)
+        .where(sessions.c.session.in_(ids), sessions.c.expires_at > now_ms())
+        .values(expires_at=now_ms() + sessions.c.ttl_ms)
+        .returning(*_row.selected_columns)
+    )
+    return {row.session: _session_row(row) for row in connection.execute(renewed)}
+
+
+def live_session(connection: Connection, session: str) -> SessionRow:
+    """
+    The row of a session that lives.
+
+    Raises:
+        SessionUnknownError
+    """
+    check_session(session)
+    alive = sa.and_(sessions.c.session == session, sessions.c.expires_at > now_ms())
+    row = connection.execute(_row.where(alive)).one_or_none()
+    if row is None:
+        raise SessionUnknownError(session=session)
+    return _session_row(row)
+
+
+def leave_group(connection: Connection, session: str) -> int | None:
+    """End a session; the id of its group, or None if there is no such session any more."""
+    check_session(session)
+    found = sa.select(sessions.c.group_id).where(sessions.c.session == session)
+    group_id: int | None = connection.execute(found).scalar_one_or_none()
+    if group_id is None:
+        return None
+    mark_unsettled(connection, group_id)
+    end_sessions(connection, [SessionId(session)])
+    return group_id
+
+
+def sweep_sessions(connection: Connection, group_id: int) -> list[SessionId]:
+    """End the sessions of a group whose ttl has passed; which they were."""
+    expired = sa.and_(sessions.c.group_id == group_id, sessions.c.expires_at <= now_ms())
+    swept = sa.delete(sessions).where(expired).returning(sessions.c.session)
+    ids = [SessionId(session) for session in connection.execute(swept).scalars()]
+    if ids:
+        _free_leases(connection, ids)
+    return ids
+
+
+def end_sessions(connection: Connection, ids: Collection[SessionId]) -> None:
+    """End sessions; what they held is free."""
+    connection.execute(sa.delete(sessions).where(sessions.c.session.in_(ids)))
+    _free_leases(connection, ids)
+
+
+def _free_leases(connection: Connection, ids: Collection[SessionId]) -> None:
+    held = leases.c.session.in_(ids)
+    connection.execute(sa.update(leases).where(held).values(session=None, withdrawn=False))
+
+
+def mark_unsettled(connection: Connection, group_id: int) -> None:
+    """Say that the group's leases have to be looked at; locks the group until the transaction ends."""
+    connection.execute(
+        sa.update(groups)
+        .where(groups.c.group_id == group_id)
+        .values(settled=False, version=groups.c.version + 1)
+    )
+
+
+def check_session(session: str) -> None:
+    """Let what may be a session's id through.  Raises SessionUnknownError."""
+    if _SESSION.fullmatch(session) is None:
+        raise SessionUnknownError
+
+
+def _session_row(row: Any) -> SessionRow:
+    return SessionRow(
+        session=SessionId(row.session),
+        group_id=row.group_id,
+        ttl_ms=row.ttl_ms,
+        grants_version=row.grants_version,
+    )

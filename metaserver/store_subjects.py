@@ -1,0 +1,223 @@
+"""Rows of subjects and their routes: planned first, opened when every broker hosts its part.  SQL, synchronous.
+
+Invariants
+    A route is served only once it is complete: exactly one OPEN partition for each logical one.
+    Its version only rises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..protocol.control import CreateSubject, SubjectSummary
+from ..protocol.errors import (
+    NotEnoughBrokersError,
+    OverloadedError,
+    StrategyMismatchError,
+    SubjectExistsError,
+    SubjectUnknownError,
+)
+from ..protocol.ids import RouteVersion, Subject, check_name
+from ..protocol.routing import (
+    OrderStrategy,
+    Partition,
+    PartitionState,
+    Route,
+    route_table,
+    split_ranges,
+)
+from .dialect import insert_new
+from .schema import partitions, subjects
+from .store_brokers import writable_groups
+from .store_partitions import subject_partitions
+
+SERVED = (PartitionState.OPEN, PartitionState.SEALED)
+"""States of partitions that still have data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectRow:
+    """A subject as stored; `route_version` 0 means it is planned and not open yet."""
+
+    subject_id: int
+    name: Subject
+    order_strategy: OrderStrategy
+    partitions_wanted: int
+    route_version: int
+
+
+def find_subject(connection: Connection, name: str, *, lock: bool = False) -> SubjectRow | None:
+    """The row of a subject, planned or open; `lock` keeps others from changing it in this transaction."""
+    check_name("subject", name)
+    found = sa.select(subjects).where(subjects.c.name == name)
+    row = connection.execute(found.with_for_update() if lock else found).one_or_none()
+    if row is None:
+        return None
+    return SubjectRow(
+        subject_id=row.subject_id,
+        name=Subject(row.name),
+        order_strategy=OrderStrategy(row.order_strategy),
+        partitions_wanted=row.partitions_wanted,
+        route_version=row.route_version,
+    )
+
+
+def open_subject_row(connection: Connection, name: str) -> SubjectRow:
+    """
+    The row of a subject that is open.
+
+    Raises:
+        InvalidNameError, SubjectUnknownError: also while the subject is only planned.
+    """
+    row = find_subject(connection, name)
+    if row is None or row.route_version == 0:
+        raise SubjectUnknownError(subject=name)
+    return row
+
+
+def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: int) -> SubjectRow:
+    """
+    Store a subject and its PLANNED partitions, spread over the available broker groups; again is harmless.
+
+    Raises:
+        SubjectExistsError: with other settings.
+        NotEnoughBrokersError: no broker group is available.
+        OverloadedError: there are `subjects_max` already.
+    """
+    check_name("subject", ask.subject)
+    ranges = split_ranges(ask.partitions)
+    row = find_subject(connection, ask.subject)
+    if row is None:
+        hosts = writable_groups(connection)[: ask.partitions]
+        if not hosts:
+            raise NotEnoughBrokersError
+        count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
+        if count >= subjects_max:
+            raise OverloadedError("too many subjects", subjects=count, limit=subjects_max)
+        insert_new(
+            connection,
+            subjects,
+            {
+                "name": ask.subject,
+                "order_strategy": ask.order_strategy,
+                "partitions_wanted": ask.partitions,
+                "partitions_named": ask.partitions,
+                "route_version": 0,
+            },
+        )
+        row = find_subject(connection, ask.subject, lock=True)
+        assert row is not None
+        names = [
+            {
+                "subject_id": row.subject_id,
+                "name": f"{ask.subject}.p{queue}",
+                "queue": queue,
+                "range_start": start,
+                "range_end": end,
+                "broker_group": hosts[queue % len(hosts)],
+                "state": PartitionState.PLANNED,
+            }
+            for queue, (start, end) in enumerate(ranges)
+        ]
+        # Two metaservers may plan at once; the second finds the first one's rows by their names.
+        insert_new(connection, partitions, names)
+    stored = (row.order_strategy, row.partitions_wanted)
+    if stored != (ask.order_strategy, ask.partitions):
+        raise SubjectExistsError(
+            subject=ask.subject, order_strategy=row.order_strategy, partitions=row.partitions_wanted
+        )
+    return row
+
+
+def planned_partitions(connection: Connection, subject_id: int) -> tuple[Partition, ...]:
+    """The partitions that wait for their brokers."""
+    return subject_partitions(connection, subject_id, [PartitionState.PLANNED])
+
+
+def planned_subjects(connection: Connection) -> list[SubjectRow]:
+    """Subjects whose creation was begun and not finished."""
+    rows = connection.execute(sa.select(subjects.c.name).where(subjects.c.route_version == 0))
+    found = [find_subject(connection, name) for name in rows.scalars().all()]
+    return [row for row in found if row is not None]
+
+
+def open_subject(connection: Connection, name: str) -> Route:
+    """Every broker hosts its part: open the partitions and serve the route; again is harmless."""
+    row = find_subject(connection, name, lock=True)
+    assert row is not None
+    if row.route_version == 0:
+        here = subjects.c.subject_id == row.subject_id
+        planned = sa.and_(
+            partitions.c.subject_id == row.subject_id,
+            partitions.c.state == PartitionState.PLANNED,
+        )
+        connection.execute(sa.update(partitions).where(planned).values(state=PartitionState.OPEN))
+        connection.execute(sa.update(subjects).where(here).values(route_version=1))
+    route = read_route(connection, name)
+    route_table(route)
+    return route
+
+
+def read_route(
+    connection: Connection, name: str, *, order_strategy: OrderStrategy | None = None
+) -> Route:
+    """
+    The route of an open subject.
+
+    Raises:
+        SubjectUnknownError, StrategyMismatchError
+    """
+    row = open_subject_row(connection, name)
+    if order_strategy is not None and order_strategy is not row.order_strategy:
+        raise StrategyMismatchError(
+            subject=name, stored=row.order_strategy.value, asked=order_strategy.value
+        )
+    return Route(
+        subject=row.name,
+        version=RouteVersion(row.route_version),
+        order_strategy=row.order_strategy,
+        partitions=subject_partitions(connection, row.subject_id, SERVED),
+    )
+
+
+def route_versions(connection: Connection, names: Sequence[str]) -> dict[str, int]:
+    """The present versions of these subjects' routes."""
+    found = sa.select(subjects.c.name, subjects.c.route_version).where(subjects.c.name.in_(names))
+    return {row.name: row.route_version for row in connection.execute(found)}
+
+
+def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:
+    """The names of subjects."""
+    found = sa.select(subjects.c.name).where(subjects.c.subject_id.in_(ids))
+    return [Subject(name) for name in connection.execute(found).scalars()]
+
+
+def subject_summaries(connection: Connection) -> list[SubjectSummary]:
+    """All open subjects, by name."""
+    count = (
+        sa.select(sa.func.count())
+        .where(
+            partitions.c.subject_id == subjects.c.subject_id,
+            partitions.c.state == PartitionState.OPEN,
+        )
+        .scalar_subquery()
+        .label("partitions")
+    )
+    found = (
+        sa.select(subjects.c.name, subjects.c.order_strategy, subjects.c.route_version, count)
+        .where(subjects.c.route_version > 0)
+        .order_by(subjects.c.name)
+    )
+    return [
+        SubjectSummary(
+            subject=row.name,
+            order_strategy=OrderStrategy(row.order_strategy),
+            partitions=row.partitions,
+            route_version=row.route_version,
+        )
+        for row in connection.execute(found)
+    ]

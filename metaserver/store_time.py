@@ -1,0 +1,36 @@
+"""What a new boot of the machine means for the times in an SQLite database.  SQL, synchronous.
+
+SQLite's time here is the machine's boot-time clock.  After another boot it says nothing about the times
+stored before; so whoever was alive then gets a whole ttl from now.  Nobody's lease can end early by that.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from .dialect import insert_or_replace, now_ms
+from .schema import brokers, facts, sessions
+
+BOOT = "boot"
+
+
+def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool:
+    """
+    Bring the stored times to the present boot, unless they are of it already.
+
+    Args:
+        boot: id of the present boot; empty for unknown.
+
+    Returns:
+        True if the times were moved.
+    """
+    found = sa.select(facts.c.value).where(facts.c.name == BOOT)
+    if boot and connection.execute(found).scalar_one_or_none() == boot:
+        return False
+    connection.execute(sa.update(sessions).values(expires_at=now_ms() + sessions.c.ttl_ms))
+    connection.execute(
+        sa.update(brokers).values(seen_at=now_ms(), expires_at=now_ms() + broker_ttl_ms)
+    )
+    insert_or_replace(connection, facts, {"name": BOOT, "value": boot})
+    return True

@@ -1,0 +1,104 @@
+"""Waking the calls of this process that wait for a change.  Nothing here is lost that a look at SQL would not find.
+
+A listener registers before it reads: a change that comes after the reading rings, one before it was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+class Ring:
+    """What one waiting call holds; it has rung or not."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    @property
+    def rung(self) -> bool:
+        """True once a change came."""
+        return self._event.is_set()
+
+    def ring(self) -> None:
+        """A change came."""
+        self._event.set()
+
+    async def wait(self, wait_ms: int) -> None:
+        """Until it rings, or `wait_ms` have passed."""
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                await self._event.wait()
+        except TimeoutError:
+            pass
+
+
+class Wakeups(Generic[K]):
+    """Which calls wait for which key."""
+
+    def __init__(self) -> None:
+        self._rings: dict[K, set[Ring]] = {}
+
+    @contextmanager
+    def listen(self, key: K) -> Iterator[Ring]:
+        """A ring for changes of `key` from now on."""
+        ring = Ring()
+        self._rings.setdefault(key, set()).add(ring)
+        try:
+            yield ring
+        finally:
+            rings = self._rings[key]
+            rings.discard(ring)
+            if not rings:
+                del self._rings[key]
+
+    def wake(self, keys: Iterable[K]) -> None:
+        """Ring for everybody who listens to these keys."""
+        for key in keys:
+            for ring in self._rings.get(key, ()):
+                ring.ring()
+
+    def wake_all(self) -> None:
+        """Ring for everybody."""
+        self.wake(self._rings)
+
+    def keys(self) -> list[K]:
+        """What is listened to."""
+        return list(self._rings)
+
+
+class Turns(Generic[K, T]):
+    """Runs work for a key, one at a time; calls that come during a run share the next one and its result."""
+
+    def __init__(self, work: Callable[[K], Awaitable[T]]) -> None:
+        self._work = work
+        self._next: dict[K, asyncio.Task[T]] = {}
+        self._last: dict[K, asyncio.Task[T]] = {}
+
+    async def run(self, key: K) -> T:
+        """What a run answered that began after this call."""
+        task = self._next.get(key)
+        if task is None:
+            task = asyncio.create_task(self._turn(key, self._last.get(key)))
+            self._next[key] = self._last[key] = task
+            task.add_done_callback(lambda done: self._forget(key, done))
+        return await asyncio.shield(task)
+
+    async def _turn(self, key: K, before: asyncio.Task[T] | None) -> T:
+        if before is not None:
+            await asyncio.wait([before])
+        else:
+            await asyncio.sleep(0)  # let the calls of the same moment join this run
+        del self._next[key]
+        return await self._work(key)
+
+    def _forget(self, key: K, task: asyncio.Task[T]) -> None:
+        if self._last.get(key) is task:
+            del self._last[key]
+        if not task.cancelled():
+            task.exception()  # seen by every caller; not once more by the event loop

@@ -1,0 +1,15 @@
+"""How Alembic reaches the database: over the connection that the metaserver hands in, and no other way."""
+
+from __future__ import annotations
+
+from alembic import context
+
+attributes = context.config.attributes
+context.configure(
+    connection=attributes["connection"],
+    target_metadata=attributes.get("metadata"),
+    transactional_ddl=True,  # one transaction, begun and ended by the caller; SQLite can do it as well
+    compare_type=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,1 @@
+"""One file for each step of the schema, oldest first."""

@@ -1,0 +1,417 @@
+"""A metaserver over a real socket: every call, and what it does with bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+import pytest
+from hosting_broker import HostingBroker, hosting_broker
+
+from keylane.metaserver.running import running_metaserver
+from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol.control import (
+    BrokerHeartbeat,
+    CreateSubject,
+    Grants,
+    Heartbeat,
+    Join,
+    Leave,
+    ReleaseGrant,
+)
+from keylane.protocol.errors import (
+    DataFolderError,
+    GroupUnknownError,
+    InvalidNameError,
+    InvalidRequestError,
+    NotEnoughBrokersError,
+    SessionUnknownError,
+    StrategyMismatchError,
+    SubjectExistsError,
+    SubjectUnknownError,
+    TokenUnknownError,
+)
+from keylane.protocol.limits import CONTROL_BYTES_MAX
+from keylane.protocol.routing import OrderStrategy, PartitionState, route_table, split_ranges
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+ILLEGAL_NAMES = ["../x", "a\0b", "a" * 300, "", ".", "-x", "a/b", "ü", "a b", "%"]
+A = "a" * 16
+B = "b" * 16
+C = "c" * 16
+
+
+class House(NamedTuple):
+    meta: MetaClient
+    address: str
+    broker: HostingBroker
+
+
+@asynccontextmanager
+async def running_house(folder: Path, **settings: object) -> AsyncIterator[House]:
+    """A metaserver and one broker of group `left`."""
+    network = HttpNetwork()
+    wanted = {"poll_ms": 100, "repair_ms": 100, "port": 0} | settings
+    try:
+        async with running_metaserver(MetaserverSettings(data=folder, **wanted)) as running:
+            meta = MetaClient(network, [running.address])
+            async with hosting_broker(meta, "left") as broker:
+                yield House(meta, running.address, broker)
+    finally:
+        await network.close()
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with running_house(tmp_path) as found:
+        yield found
+
+
+def held(grants: Grants) -> dict[int, int]:
+    """Partition id to token."""
+    return {one.partition.partition_id: one.token for one in grants.grants}
+
+
+async def test_subject_is_spread_over_brokers(house: House) -> None:
+    """A new subject has exact ranges, spread evenly over the available broker groups, each hosted there."""
+    async with hosting_broker(house.meta, "right") as right:
+        made = await house.meta.create_subject(CreateSubject(subject="flights", partitions=4))
+        route = made.route
+        assert route.version == 1
+        assert [(one.range_start, one.range_end) for one in route.partitions] == split_ranges(4)
+        assert [one.queue for one in route.partitions] == [0, 1, 2, 3]
+        assert len(route_table(route)) == 1024
+        assert len({one.name for one in route.partitions}) == 4
+        for broker in (house.broker, right):
+            mine = [one for one in route.partitions if one.broker_group == broker.broker_group]
+            assert {one.address for one in mine} == {broker.address}
+            assert broker.hosted == {one.partition_id: one for one in mine}
+            assert len(mine) == 2
+        again = await house.meta.create_subject(CreateSubject(subject="flights", partitions=4))
+        assert again == made == await house.meta.subject("flights")
+        listed = (await house.meta.subjects()).subjects
+        assert [(one.subject, one.partitions, one.route_version) for one in listed] == [
+            ("flights", 4, 1)
+        ]
+
+
+async def test_consumers_share_hand_over_and_leave(house: House) -> None:
+    """Partitions are shared; a hand-over is granted with a higher token only after its release."""
+    await house.meta.create_subject(CreateSubject(subject="s", partitions=4))
+    joined = await house.meta.join(Join(subject="s", group="g", session=A, client="one"))
+    assert (joined.ttl_ms, joined.heartbeat_ms) == (30_000, 5_000)
+    first = await house.meta.heartbeat(Heartbeat(session=A))
+    assert len(first.grants) == 4
+    assert first.ttl_ms == 30_000
+
+    await house.meta.join(Join(subject="s", group="g", session=B, ttl_ms=6_000))
+    kept = await house.meta.heartbeat(Heartbeat(session=A, known_version=first.version))
+    assert kept.version > first.version
+    assert len(kept.grants) == 2
+    assert held(kept).items() <= held(first).items()
+    empty = await house.meta.heartbeat(Heartbeat(session=B))
+    assert empty.grants == ()
+
+    waiting = asyncio.create_task(
+        house.meta.heartbeat(Heartbeat(session=B, known_version=empty.version, wait_ms=2_000))
+    )
+    gone = held(first).keys() - held(kept).keys()
+    for partition_id in gone:
+        token = held(first)[partition_id]
+        ask = ReleaseGrant(session=A, partition_id=partition_id, token=token)
+        await house.meta.release(ask)
+        await house.meta.release(ask)
+    await waiting
+    taken = held(await house.meta.heartbeat(Heartbeat(session=B)))
+    assert taken.keys() == gone
+    assert all(token > held(first)[key] for key, token in taken.items())
+
+    await house.meta.leave(Leave(session=B))
+    await house.meta.leave(Leave(session=B))
+    back = held(await house.meta.heartbeat(Heartbeat(session=A)))
+    assert back.keys() == held(first).keys()
+    assert all(back[key] > taken[key] for key in gone)
+    view = await house.meta.group("s", "g")
+    assert view.sessions == 1
+    assert {one.partition.partition_id: one.token for one in view.owners} == back
+    assert {one.client for one in view.owners} == {"one"}
+    assert all(0 < (one.expires_in_ms or 0) <= 30_000 for one in view.owners)
+    assert (await house.meta.groups("s")).groups == ["g"]
+
+
+async def test_silent_consumer_is_replaced(house: House) -> None:
+    """With a ttl of 1 s the partitions of a silent consumer are another's within 2 s, and it stays dead."""
+    await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
+    await house.meta.join(Join(subject="s", group="g", session=A, ttl_ms=1_000))
+    first = held(await house.meta.heartbeat(Heartbeat(session=A)))
+    start = time.monotonic()
+    await house.meta.join(Join(subject="s", group="g", session=B, ttl_ms=60_000))
+    known = -1
+    taken: dict[int, int] = {}
+    while len(taken) < 2 and time.monotonic() - start < 5:
+        grants = await house.meta.heartbeat(
+            Heartbeat(session=B, known_version=known, wait_ms=4_000)
+        )
+        known, taken = grants.version, held(grants)
+    assert time.monotonic() - start < 2.0
+    assert all(taken[key] > first[key] for key in first)
+    with pytest.raises(SessionUnknownError):
+        await house.meta.heartbeat(Heartbeat(session=A))
+    ask = ReleaseGrant(session=A, partition_id=min(first), token=first[min(first)])
+    with pytest.raises(SessionUnknownError):
+        await house.meta.release(ask)
+    assert (await house.meta.group("s", "g")).sessions == 1
+
+
+async def test_join_again_is_harmless(house: House) -> None:
+    """A join that is repeated because its answer was lost changes nothing."""
+    await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
+    ask = Join(subject="s", group="g", session=A)
+    assert await house.meta.join(ask) == await house.meta.join(ask)
+    before = await house.meta.heartbeat(Heartbeat(session=A))
+    await house.meta.join(ask)
+    assert await house.meta.heartbeat(Heartbeat(session=A)) == before
+    with pytest.raises(InvalidRequestError):
+        await house.meta.join(Join(subject="s", group="other", session=A))
+
+
+async def test_quiet_heartbeat_waits(house: House) -> None:
+    """A heartbeat without news returns after its wait, and never waits longer than a third of the ttl."""
+    await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
+    await house.meta.join(Join(subject="s", group="g", session=A, ttl_ms=1_200))
+    grants = await house.meta.heartbeat(Heartbeat(session=A))
+    for wait_ms, low, high in ((100, 0.1, 0.35), (30_000, 0.4, 0.8)):
+        start = time.monotonic()
+        ask = Heartbeat(session=A, known_version=grants.version, wait_ms=wait_ms)
+        assert await house.meta.heartbeat(ask) == grants
+        assert low <= time.monotonic() - start < high
+
+
+async def test_route_long_poll(house: House) -> None:
+    """A route's long poll returns at once when a broker comes back under another address."""
+    made = await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
+    waiting = asyncio.create_task(house.meta.route("s", known_version=1, wait_ms=5_000))
+    grants_before = await house.meta.join(Join(subject="s", group="g", session=A))
+    assert grants_before.ttl_ms
+    grants = await house.meta.heartbeat(Heartbeat(session=A))
+    polling = asyncio.create_task(
+        house.meta.heartbeat(Heartbeat(session=A, known_version=grants.version, wait_ms=5_000))
+    )
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    start = time.monotonic()
+    async with hosting_broker(house.meta, "left", house.broker.broker_id) as moved:
+        route = await waiting
+        assert route.version == made.route.version + 1
+        assert {one.address for one in route.partitions} == {moved.address}
+        told = await polling
+        assert told.version > grants.version
+        assert {one.partition.address for one in told.grants} == {moved.address}
+        assert held(told) == held(grants)
+    assert time.monotonic() - start < 1.0
+    same = await house.meta.route("s", known_version=route.version, wait_ms=50)
+    assert same == route
+
+
+async def test_silent_broker_has_no_address(tmp_path: Path) -> None:
+    """A broker that is silent for its ttl has no address in the route, and gets no new partitions."""
+    async with running_house(tmp_path, broker_heartbeat_ms=50, broker_ttl_ms=300) as house:
+        await house.meta.create_subject(CreateSubject(subject="s"))
+        await asyncio.sleep(0.35)
+        route = await house.meta.route("s")
+        assert {one.address for one in route.partitions} == {None}
+        with pytest.raises(NotEnoughBrokersError):
+            await house.meta.create_subject(CreateSubject(subject="t"))
+        await house.broker.report(house.meta)
+        back = await house.meta.route("s", known_version=route.version)
+        assert back.version == route.version + 1
+        assert {one.address for one in back.partitions} == {house.broker.address}
+
+
+async def test_creation_goes_on_after_a_refusal(house: House) -> None:
+    """A creation that a broker cut short serves no route, and is finished by itself when the broker answers."""
+    house.broker.refuse_after = 1
+    with pytest.raises(NotEnoughBrokersError):
+        await house.meta.create_subject(CreateSubject(subject="s", partitions=3))
+    with pytest.raises(SubjectUnknownError):
+        await house.meta.route("s")
+    assert (await house.meta.subjects()).subjects == []
+    with pytest.raises(SubjectExistsError):
+        await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
+    house.broker.refuse_after = None
+    for _ in range(100):
+        if (await house.meta.subjects()).subjects:
+            break
+        await asyncio.sleep(0.02)
+    made = await house.meta.create_subject(CreateSubject(subject="s", partitions=3))
+    assert len(route_table(made.route)) == 1024
+    assert {one.state for one in made.route.partitions} == {PartitionState.OPEN}
+    assert house.broker.hosted.keys() == {one.partition_id for one in made.route.partitions}
+
+
+async def test_without_a_broker(tmp_path: Path) -> None:
+    """Without an available broker a subject is refused, and nothing of it stays."""
+    async with running_house(tmp_path) as house:
+        await house.broker.report(house.meta, writable=False)
+        with pytest.raises(NotEnoughBrokersError):
+            await house.meta.create_subject(CreateSubject(subject="s"))
+        await house.broker.report(house.meta)
+        await house.meta.create_subject(CreateSubject(subject="s", partitions=1))
+
+
+async def test_another_folder_is_refused(house: House) -> None:
+    """A second data folder under the name of a live broker group is refused, and the first stays."""
+    ask = BrokerHeartbeat(broker_group="left", broker_id="copy", address="127.0.0.1:9")
+    with pytest.raises(DataFolderError, match="another data folder"):
+        await house.meta.broker_heartbeat(ask)
+    health = await house.meta.health()
+    assert [one["address"] for one in health.details["brokers"]] == [house.broker.address]
+
+
+async def test_settings_of_a_subject_are_compared(house: House) -> None:
+    """The same name with other settings is refused, and so is a client with another order strategy."""
+    strict = CreateSubject(subject="s", partitions=2, order_strategy=OrderStrategy.STRICT)
+    await house.meta.create_subject(strict)
+    with pytest.raises(SubjectExistsError):
+        await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
+    with pytest.raises(StrategyMismatchError):
+        await house.meta.route("s", order_strategy=OrderStrategy.BEST_TRIED)
+    route = await house.meta.route("s", order_strategy=OrderStrategy.STRICT)
+    assert route.order_strategy is OrderStrategy.STRICT
+
+
+@pytest.mark.parametrize("name", ILLEGAL_NAMES)
+async def test_illegal_names(house: House, name: str) -> None:
+    """An illegal name is refused by every call that takes one, and stores nothing."""
+    await house.meta.create_subject(CreateSubject(subject="s"))
+    with pytest.raises(InvalidNameError):
+        await house.meta.create_subject(CreateSubject(subject=name))
+    with pytest.raises(InvalidNameError):
+        await house.meta.join(Join(subject=name, group="g", session=A))
+    with pytest.raises(InvalidNameError):
+        await house.meta.join(Join(subject="s", group=name, session=A))
+    with pytest.raises(InvalidNameError):
+        await house.meta.broker_heartbeat(
+            BrokerHeartbeat(broker_group=name, broker_id="x", address="127.0.0.1:1")
+        )
+    if name not in {"", "."}:  # those make other paths
+        with pytest.raises(InvalidNameError):
+            await house.meta.route(name)
+    assert (await house.meta.groups("s")).groups == []
+    assert len((await house.meta.subjects()).subjects) == 1
+
+
+async def test_unknown_things(house: House) -> None:
+    """Unknown subjects, groups, sessions and tokens are refused by name."""
+    await house.meta.create_subject(CreateSubject(subject="s"))
+    for call in (house.meta.subject, house.meta.route, house.meta.groups):
+        with pytest.raises(SubjectUnknownError):
+            await call("nobody")
+    with pytest.raises(SubjectUnknownError):
+        await house.meta.join(Join(subject="nobody", group="g", session=A))
+    with pytest.raises(GroupUnknownError):
+        await house.meta.group("s", "nobody")
+    for session in (C, "short", "a\0b", "x" * 1000, ""):
+        with pytest.raises(SessionUnknownError):
+            await house.meta.heartbeat(Heartbeat(session=session))
+        with pytest.raises(SessionUnknownError):
+            await house.meta.release(ReleaseGrant(session=session, partition_id=1, token=1))
+    await house.meta.join(Join(subject="s", group="g", session=A))
+    (one, *_) = (await house.meta.heartbeat(Heartbeat(session=A))).grants
+    for partition_id, token in (
+        (one.partition.partition_id, one.token + 100),
+        (10**30, one.token),
+        (one.partition.partition_id, 10**30),
+        (-1, -1),
+        (999, 1),
+    ):
+        with pytest.raises(TokenUnknownError):
+            await house.meta.release(
+                ReleaseGrant(session=A, partition_id=partition_id, token=token)
+            )
+    drained = (10**30, -5, 999, one.partition.partition_id)
+    grants = await house.meta.heartbeat(Heartbeat(session=A, drained=drained))
+    assert len(grants.grants) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "data", "status"),
+    [
+        ("POST", "/v1/subjects", b"{", 400),
+        ("POST", "/v1/subjects", b"", 400),
+        ("POST", "/v1/subjects", b"\xff\xfe", 400),
+        ("POST", "/v1/subjects", b'{"subject": 5}', 400),
+        ("POST", "/v1/subjects", b'{"subject": "x", "partitions": 0}', 400),
+        ("POST", "/v1/subjects", b'{"subject": "x", "partitions": 1025}', 400),
+        ("POST", "/v1/subjects", b'{"subject": "x", "order_strategy": "loose"}', 400),
+        ("POST", "/v1/subjects", b" " * (CONTROL_BYTES_MAX + 1), 413),
+        ("POST", "/v1/consumers/join", b'{"subject":"s","group":"g","session":"zz"}', 400),
+        ("POST", "/v1/consumers/heartbeat", b'{"session":"aaaaaaaaaaaaaaaa","wait_ms":-1}', 400),
+        ("GET", "/v1/subjects/s/route?known_version=x", None, 400),
+        ("GET", "/v1/subjects/s/route?known_version=-2", None, 400),
+        ("GET", "/v1/subjects/s/route?wait_ms=30001", None, 400),
+        ("GET", "/v1/subjects/s/route?wait_ms=" + "9" * 5000, None, 400),
+        ("GET", "/v1/subjects/s/route?order_strategy=loose", None, 400),
+        ("GET", "/v1/nothing", None, 404),
+        ("DELETE", "/v1/subjects", None, 405),
+    ],
+)
+async def test_bad_requests(
+    house: House, method: str, path: str, data: bytes | None, status: int
+) -> None:
+    """Bad input gets a typed error body, changes nothing, and the server goes on serving."""
+    url = f"http://{house.address}{path}"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url, data=None if data is None else io.BytesIO(data)) as response,
+    ):
+        assert response.status == status
+        body = await response.json()
+    assert body["code"] == InvalidRequestError.code
+    assert body["message"]
+    assert (await house.meta.subjects()).subjects == []
+
+
+@pytest.mark.parametrize("address", ["", "x", "127.0.0.1", "127.0.0.1:0", "a b:1", "h:99999"])
+async def test_bad_addresses(house: House, address: str) -> None:
+    """A broker that reports what is not host:port is refused."""
+    with pytest.raises(InvalidRequestError):
+        await house.meta.broker_heartbeat(
+            BrokerHeartbeat(broker_group="right", broker_id="x", address=address)
+        )
+
+
+async def test_restart_keeps_everything(tmp_path: Path) -> None:
+    """Routes, sessions and tokens are the same after a restart."""
+    async with running_house(tmp_path) as house:
+        made = await house.meta.create_subject(CreateSubject(subject="s", partitions=3))
+        await house.meta.join(Join(subject="s", group="g", session=A))
+        before = await house.meta.heartbeat(Heartbeat(session=A))
+    async with running_house(tmp_path) as house:
+        route = await house.meta.route("s")
+        assert [one.partition_id for one in route.partitions] == [
+            one.partition_id for one in made.route.partitions
+        ]
+        assert route.version >= made.route.version
+        assert held(await house.meta.heartbeat(Heartbeat(session=A))) == held(before)
+
+
+async def test_openapi(house: House) -> None:
+    """The OpenAPI document names every path, and its references lead somewhere."""
+    url = f"http://{house.address}/v1/openapi.json"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        text = await response.text()
+        document = await response.json()
+    assert "/v1/consumers/heartbeat" in document["paths"]
+    for name in document["components"]["schemas"]:
+        assert name
+    for part in text.split('"$ref":"')[1:]:
+        reference = part.split('"')[0]
+        assert reference.rsplit("/", 1)[1] in document["components"]["schemas"]
