@@ -1,0 +1,144 @@
+"""`keylane consume`: print messages as a member of a consumer group; a message is acked after it was printed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import string
+import sys
+from collections.abc import Callable
+
+from ..consumer import Consumer
+from ..protocol.errors import InvalidRequestError
+from ..protocol.ids import check_name
+from ..protocol.message import Message
+from .options import OutputFormat, parse_addresses
+
+FIELDS = (
+    "subject",
+    "partition",
+    "offset",
+    "key",
+    "value",
+    "token",
+    "attempt",
+    "sent_at_ns",
+    "properties",
+)
+
+
+def parse_format(text: str) -> Callable[[Message], str]:
+    """
+    A printer of messages from a template such as "{partition}:{offset} {key} {value}"; bytes are shown as UTF-8.
+
+    Raises:
+        InvalidRequestError: a field that messages do not have.
+    """
+    try:
+        parsed = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise InvalidRequestError(f"--format {text!r}: {error}") from None
+    for _literal, field, spec, conversion in parsed:
+        if spec or conversion or (field is not None and field not in FIELDS):
+            known = ", ".join(f"{{{name}}}" for name in FIELDS)
+            raise InvalidRequestError(f"--format {text!r}: the fields are {known}")
+    pieces = [(literal, field) for literal, field, _spec, _conversion in parsed]
+
+    def show(message: Message) -> str:
+        facts = message_facts(message)
+        return "".join(
+            literal if field is None else f"{literal}{_plain(facts[field])}"
+            for literal, field in pieces
+        )
+
+    return show
+
+
+def message_facts(message: Message) -> dict[str, object]:
+    """A message as names and values that JSON can carry, bytes as UTF-8 text."""
+    return {
+        "subject": message.subject,
+        "partition": message.partition_id,
+        "offset": message.offset,
+        "key": message.order_key.decode(errors="backslashreplace"),
+        "value": message.value.decode(errors="backslashreplace"),
+        "token": message.fencing_token,
+        "attempt": message.attempt,
+        "sent_at_ns": message.sent_at_ns,
+        "properties": dict(message.properties),
+    }
+
+
+def message_json(message: Message) -> str:
+    """A message as one JSON object."""
+    return json.dumps(message_facts(message), ensure_ascii=False)
+
+
+def _plain(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+
+
+async def consume(
+    meta: str,
+    form: OutputFormat,
+    *,
+    subject: str,
+    group: str,
+    count: int | None,
+    template: str,
+    idle_s: float | None,
+    ttl_ms: int,
+) -> None:
+    """
+    Print messages until `count` of them, `idle_s` without one, or an interrupt; then leave the group in peace.
+
+    Raises:
+        KeylaneError: an impossible option, or what ends a consumer.
+    """
+    check_name("subject", subject)
+    check_name("consumer group", group)
+    show = message_json if form is OutputFormat.JSON else parse_format(template)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with Consumer(
+        parse_addresses(meta),
+        subject=subject,
+        group=group,
+        ttl_ms=ttl_ms,
+        name=f"consume {socket.gethostname()} {os.getpid()}",
+    ) as consumer:
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await _print_messages(consumer, stopped, show, count, idle_s)
+        finally:
+            stopped.cancel()
+
+
+async def _print_messages(
+    consumer: Consumer,
+    stopped: asyncio.Task[bool],
+    show: Callable[[Message], str],
+    count: int | None,
+    idle_s: float | None,
+) -> None:
+    messages = aiter(consumer)
+    printed = 0
+    while count is None or printed < count:
+        following = asyncio.ensure_future(anext(messages))
+        try:
+            await asyncio.wait(
+                (following, stopped), timeout=idle_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not following.done():
+                return
+            message = following.result()
+        finally:
+            following.cancel()
+        sys.stdout.write(show(message) + "\n")
+        sys.stdout.flush()
+        await message.ack()
+        printed += 1

@@ -1,0 +1,124 @@
+"""`keylane group describe`: who handles which partition, how far, and how far behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from ..protocol.control import OwnerView, PartitionStatus
+from ..protocol.ids import check_name
+from .connection import connect, partition_status
+from .options import OutputFormat
+from .screen import make_table, show_json, show_table
+
+
+class PartitionProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A group on one partition.  What its broker says is None while the broker cannot be asked."""
+
+    partition_id: int
+    name: str
+    broker_group: str
+    owner: str | None
+    """The name the consumer gave itself; None without an owner."""
+    session: str | None
+    token: int
+    expires_in_ms: int | None
+    offset: int | None
+    """The cursor: the first message not yet acked."""
+    acked_above: int | None
+    next_offset: int | None
+    lag: int | None
+    problem: str | None = None
+
+
+class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A group on a subject; `lag` adds up the partitions, None if one of them is not known."""
+
+    subject: str
+    group: str
+    sessions: int
+    lag: int | None
+    partitions: tuple[PartitionProgress, ...]
+
+
+async def group_progress(meta: str, *, subject: str, group: str) -> GroupProgress:
+    """
+    A group's owners from the metaserver and its progress from the brokers.
+
+    Raises:
+        SubjectUnknownError, GroupUnknownError, InvalidNameError, UnreachableError.
+    """
+    check_name("subject", subject)
+    check_name("consumer group", group)
+    async with connect(meta) as (client, network):
+        view = await client.group(subject, group)
+        found = await asyncio.gather(
+            *(partition_status(network, owner.partition) for owner in view.owners)
+        )
+    partitions = tuple(
+        _progress(group, owner, status) for owner, status in zip(view.owners, found, strict=True)
+    )
+    lags = [one.lag for one in partitions]
+    known = [lag for lag in lags if lag is not None]
+    return GroupProgress(
+        subject=subject,
+        group=group,
+        sessions=view.sessions,
+        lag=sum(known) if len(known) == len(lags) else None,
+        partitions=partitions,
+    )
+
+
+def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> PartitionProgress:
+    partition = owner.partition
+    offset = above = following = lag = None
+    if isinstance(status, PartitionStatus):
+        # A group that has not pulled yet is unknown to the broker: it will begin at the first message.
+        offset, above, following = status.first_offset, 0, status.next_offset
+        lag = following - offset
+        for one in status.groups:
+            if one.group == group:
+                offset, above, lag = one.cursor, one.acked_above, one.lag
+    return PartitionProgress(
+        partition_id=partition.partition_id,
+        name=partition.name,
+        broker_group=partition.broker_group,
+        owner=None if owner.session is None else owner.client or owner.session,
+        session=owner.session,
+        token=owner.token,
+        expires_in_ms=owner.expires_in_ms,
+        offset=offset,
+        acked_above=above,
+        next_offset=following,
+        lag=lag,
+        problem=status if isinstance(status, str) else None,
+    )
+
+
+async def describe_group(meta: str, form: OutputFormat, *, subject: str, group: str) -> None:
+    """Show a group's owners and lag."""
+    progress = await group_progress(meta, subject=subject, group=group)
+    if form is OutputFormat.JSON:
+        show_json(progress)
+        return
+    columns = ("id#", "partition", "owner", "token#", "ttl left#", "offset#", "next#", "lag#")
+    rows = [
+        (
+            one.partition_id,
+            f"{one.name} on {one.broker_group}",
+            one.owner,
+            one.token,
+            None if one.expires_in_ms is None else f"{one.expires_in_ms / 1000:.1f} s",
+            one.offset,
+            one.next_offset,
+            one.lag,
+        )
+        for one in progress.partitions
+    ]
+    lag = "unknown" if progress.lag is None else progress.lag
+    title = f"{group} on {subject}: {progress.sessions} consumers, lag {lag}"
+    show_table(make_table(title, columns, rows))
+    for one in progress.partitions:
+        if one.problem:
+            print(f"partition {one.partition_id}: {one.problem}")

@@ -1,0 +1,213 @@
+"""The `keylane` command line: every command, its options and help.
+
+What a command needs is imported when it runs, so that `keylane --help` answers at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..protocol.routing import OrderStrategy
+from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+
+app = typer.Typer(
+    name="keylane",
+    help="Messages of one order key keep their order: a cluster, its subjects, groups and messages.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+subject_app = typer.Typer(no_args_is_help=True, help="Create, list and describe subjects.")
+group_app = typer.Typer(no_args_is_help=True, help="Look at consumer groups.")
+app.add_typer(subject_app, name="subject")
+app.add_typer(group_app, name="group")
+
+SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
+
+
+@app.command()
+def dev(
+    data: Annotated[Path, typer.Option(help="Folder for everything stored.")] = Path(
+        "keylane-data"
+    ),
+    port: Annotated[
+        int,
+        typer.Option(help="Port of the metaserver; the brokers take the next ones. 0: any free."),
+    ] = 7000,
+    brokers: Annotated[
+        int | None,
+        typer.Option(help="How many broker groups.  [default: 2, or as many as the folder has]"),
+    ] = None,
+    subject: Annotated[
+        list[str] | None, typer.Option(help="Create this subject too; may be repeated.")
+    ] = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Run a whole cluster on this machine, until Ctrl-C."""
+    from .dev import run_dev
+
+    status = run_dev(output, data=data, port=port, brokers=brokers, subjects=subject or [])
+    raise typer.Exit(status)
+
+
+@app.command()
+def demo(
+    rows: Annotated[
+        int | None, typer.Option(help="How many flights.  [default: all 336,776]")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster running.")] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="New or empty folder for everything stored.  [default: a temporary one]"),
+    ] = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Run the main job on real flights: kill a consumer, kill a broker, read with Spark, check everything."""
+    from .demo import run_demo
+
+    raise typer.Exit(run_demo(output, rows=rows, keep=keep, data=data))
+
+
+@subject_app.command("create")
+def subject_create(
+    subject: SubjectArgument,
+    partitions: Annotated[int, typer.Option(help="Physical partitions, 1 to 1024.")] = 2,
+    strategy: Annotated[
+        OrderStrategy,
+        typer.Option(
+            help="strict: wait for the partition, whatever it takes. "
+            "best_tried: after some tries go elsewhere, and say so.",
+        ),
+    ] = OrderStrategy.BEST_TRIED,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Create a subject; again with the same settings changes nothing."""
+    from .screen import run
+    from .subject import create_subject
+
+    run(
+        output,
+        create_subject(meta, output, subject=subject, partitions=partitions, strategy=strategy),
+    )
+
+
+@subject_app.command("list")
+def subject_list(
+    meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFormat.TABLE
+) -> None:
+    """List all subjects."""
+    from .screen import run
+    from .subject import list_subjects
+
+    run(output, list_subjects(meta, output))
+
+
+@subject_app.command("describe")
+def subject_describe(
+    subject: SubjectArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show a subject's partitions: range, broker, state, offsets."""
+    from .screen import run
+    from .subject import describe_subject
+
+    run(output, describe_subject(meta, output, subject=subject))
+
+
+@group_app.command("describe")
+def group_describe(
+    subject: SubjectArgument,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")],
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show who handles which partition, how far, and how far behind."""
+    from .group import describe_group
+    from .screen import run
+
+    run(output, describe_group(meta, output, subject=subject, group=group))
+
+
+@app.command()
+def produce(
+    *,
+    subject: SubjectArgument,
+    value: Annotated[
+        str | None, typer.Argument(help="The message. Without it: one for each line of input.")
+    ] = None,
+    key: Annotated[str, typer.Option("--key", "-k", help="Order key.  [default: none]")] = "",
+    key_separator: Annotated[
+        str | None, typer.Option(help="What parts key and value in a line.")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help='Lines are {"key": …, "value": …, "properties": …}.')
+    ] = False,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Send one message, or the lines of standard input."""
+    from .produce import produce as work
+    from .screen import run
+
+    run(
+        output,
+        work(
+            meta,
+            output,
+            subject=subject,
+            key=key,
+            value=value,
+            separator=key_separator,
+            as_json=json,
+        ),
+    )
+
+
+@app.command()
+def consume(
+    *,
+    subject: SubjectArgument,
+    group: Annotated[str, typer.Option("--group", "-g", help="Consumer group to join.")],
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="Stop after so many messages.")
+    ] = None,
+    idle: Annotated[
+        float | None, typer.Option(min=0.1, help="Stop after so many seconds without a message.")
+    ] = None,
+    format: Annotated[  # noqa: A002 - the option's name
+        str, typer.Option(help="How a line looks.")
+    ] = "{partition}:{offset} {key} {value}",
+    ttl_ms: Annotated[
+        int, typer.Option(help="How long the group waits for this consumer if it dies.")
+    ] = 10_000,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Print messages as a member of a group; each is acked after it was printed."""
+    from .consume import consume as work
+    from .screen import run
+
+    run(
+        output,
+        work(
+            meta,
+            output,
+            subject=subject,
+            group=group,
+            count=count,
+            template=format,
+            idle_s=idle,
+            ttl_ms=ttl_ms,
+        ),
+    )
+
+
+def main() -> None:
+    """Run the command line; the exit status says how it went."""
+    app(prog_name="keylane")

@@ -1,0 +1,51 @@
+"""The options that most commands share, and the checks of what a user types."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+from ..protocol.errors import InvalidRequestError
+
+META_DEFAULT = "127.0.0.1:7000"
+
+
+class OutputFormat(enum.StrEnum):
+    """How a command answers: for eyes, or for programs."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+MetaOption = Annotated[
+    str,
+    typer.Option(
+        "--meta",
+        envvar="KEYLANE_META",
+        metavar="HOST:PORT",
+        help="Address of the metaserver, or several with commas.",
+    ),
+]
+OutputOption = Annotated[
+    OutputFormat, typer.Option("--output", "-o", help="table for eyes, json for programs.")
+]
+
+
+def parse_addresses(text: str) -> list[str]:
+    """
+    The addresses in `text`, separated by commas.
+
+    Raises:
+        InvalidRequestError: none, or one that is not host:port.
+    """
+    addresses = [part.strip() for part in text.split(",") if part.strip()]
+    for address in addresses:
+        host, _colon, port = address.rpartition(":")
+        digits = port.isascii() and port.isdigit()
+        if not host or not digits or not 0 < int(port[:6]) < 65536 or set(host) & set("/@?# "):
+            raise InvalidRequestError(f"not an address of the form host:port: {address[:80]!r}")
+    if not addresses:
+        raise InvalidRequestError("no metaserver address given: --meta host:port")
+    return addresses

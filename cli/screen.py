@@ -1,0 +1,87 @@
+"""What a command shows: tables or JSON on standard output, errors on standard error."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ..protocol.errors import KeylaneError
+from .options import OutputFormat
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PIPE_WIDTH = 300
+"""Columns of a table that no terminal shows: it is not folded."""
+
+
+def show_json(value: object) -> None:
+    """`value`, made of structs, dicts and lists, as one line of JSON."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def show_error(error: KeylaneError, form: OutputFormat) -> None:
+    """What went wrong, its code and what to do: readable, or as one JSON object."""
+    if form is OutputFormat.JSON:
+        from ..protocol.control import ErrorBody, encode_json
+
+        print(encode_json(ErrorBody.of(error)).decode(), file=sys.stderr)
+    else:
+        print(f"keylane: {error}", file=sys.stderr)
+
+
+def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table; a column whose name ends in # holds numbers and is set to the right."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(
+        title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+    )
+    for column in columns:
+        table.add_column(
+            column.removesuffix("#"), justify="right" if column.endswith("#") else "left"
+        )
+    for row in rows:
+        table.add_row(*("-" if cell is None else escape(str(cell)) for cell in row))
+    return table
+
+
+def show_table(table: Table) -> None:
+    """Print a table, whole: when the output is no terminal it is as wide as it needs to be."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
+    console.print(table)
+
+
+def run(form: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
+    """
+    Run a command to its end.  A KeylaneError is shown, with exit status 1; a reader of our output that has
+    left ends the command quietly.
+    """
+    import uvloop
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work)
+    except KeylaneError as error:
+        show_error(error, form)
+        raise typer.Exit(1) from None
+    except BrokenPipeError:
+        # Python would complain once more when it flushes standard output at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
