@@ -10,7 +10,7 @@ DECLARED = {
     **PROJECT["project"]["optional-dependencies"],
 }
 LOCKED = set(
-    re.findall(r"^([a-z0-9][a-z0-9._-]*)==", (ROOT / "requirements.lock").read_text(), re.M)
+    re.findall(r"^([a-z0-9][a-z0-9._-]*)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
 )
 
 
@@ -24,7 +24,9 @@ def reasons() -> dict[str, str]:
     text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
     section = text.split("\n## Dependencies\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| ([a-z0-9-]+) \| (.+?) \| (.*?) ?\|$", section, re.MULTILINE)
-    return {name: f"{used_by} {why}" for name, used_by, why in rows if name != "package"}
+    return {
+        name: f"{used_by} {why}" for name, used_by, why in rows if name not in {"package", "---"}
+    }
 
 
 def test_each_has_its_reason_in_the_architecture():
