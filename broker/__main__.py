@@ -39,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     if not __debug__:
-        print("keylane: refuses to run with python -O: its asserts guard your data", file=sys.stderr)
+        print(
+            "keylane: refuses to run with python -O: its asserts guard your data", file=sys.stderr
+        )
         sys.exit(1)
     sys.exit(main())

@@ -27,7 +27,7 @@ class StoredBatch(NamedTuple):
     """A batch of a producer, by the sequence of its first message."""
 
     sequence: int
-    count: int
+    message_count: int
     base_offset: int
 
 
@@ -75,7 +75,7 @@ def decide_append(producer: ProducerState | None, header: Header) -> Duplicate |
 
 def _offset_of(producer: ProducerState, sequence: int, end: int) -> int:
     for batch in producer.latest:
-        if batch.sequence <= sequence and end <= batch.sequence + batch.count:
+        if batch.sequence <= sequence and end <= batch.sequence + batch.message_count:
             return batch.base_offset + sequence - batch.sequence
     return -1
 

@@ -77,9 +77,7 @@ class HostedPartition:
             raise StaleRouteError(partition_id=self.partition_id, end_offset=self.next_offset)
         return found
 
-    def apply_append(
-        self, header: Header, *, base_offset: int, appended_at_ms: int
-    ) -> AppendUndo:
+    def apply_append(self, header: Header, *, base_offset: int, appended_at_ms: int) -> AppendUndo:
         """Store a batch; returns what `undo_append` needs."""
         assert base_offset == self.next_offset
         producers = self.producers

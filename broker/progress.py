@@ -25,7 +25,8 @@ def decide_ack(acked: AckedOffsets, ranges: Sequence[Range], *, next_offset: int
     for start, end in ranges:
         if not 0 <= start < end <= next_offset:
             raise InvalidRequestError(
-                f"cannot ack [{start}, {end}): stored are [0, {next_offset})", next_offset=next_offset
+                f"cannot ack [{start}, {end}): stored are [0, {next_offset})",
+                next_offset=next_offset,
             )
     if acked.range_count + len(ranges) > ACK_RANGES_MAX:
         trial = AckedOffsets(acked.cursor, acked.ranges)

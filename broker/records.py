@@ -10,6 +10,8 @@ Every body is msgpack; a field added later comes last and has a default.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from ..protocol.control import HostPartition
@@ -38,7 +40,7 @@ class CursorBody(msgspec.Struct, frozen=True, array_like=True):
 
 Body = HostPartition | FenceBody | CursorBody | None
 
-_DECODERS = {
+_DECODERS: dict[Kind, msgspec.msgpack.Decoder[Any]] = {
     Kind.PARTITION: msgspec.msgpack.Decoder(HostPartition),
     Kind.FENCE: msgspec.msgpack.Decoder(FenceBody),
     Kind.CURSOR: msgspec.msgpack.Decoder(CursorBody),

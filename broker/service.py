@@ -103,10 +103,10 @@ class BrokerService:
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
         bytes_max = _check_read(partition, request.offset, request.bytes_max)
-        if request.wait_ms and request.offset == partition.readable_offset:
-            if not (partition.sealed and request.offset == partition.next_offset):
-                await self._waiting.wait(partition.partition_id, request.wait_ms)
-                self._held(request)
+        drained = partition.sealed and request.offset == partition.next_offset
+        if request.wait_ms and request.offset == partition.readable_offset and not drained:
+            await self._waiting.wait(partition.partition_id, request.wait_ms)
+            self._held(request)
         answer = await self._batches(request, partition, bytes_max)
         check_holder(group.lock, token=request.token, session=request.session)
         return answer

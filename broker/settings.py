@@ -70,7 +70,9 @@ def _value_problems(values: Mapping[str, Any]) -> list[str]:
     if "meta" in values:
         if not values["meta"]:
             found.append("meta: at least one address, as 127.0.0.1:7000")
-        found += [f"meta: {one!r} is not host:port" for one in values["meta"] if not _is_address(one)]
+        found += [
+            f"meta: {one!r} is not host:port" for one in values["meta"] if not _is_address(one)
+        ]
     found += [
         f"{name}: {values[name]} is not in [{low}, {high}]"
         for name, (low, high) in _RANGES.items()

@@ -37,7 +37,9 @@ class BrokerState:
         if header.kind == Kind.MESSAGES:
             partition = self._known(header)
             if header.base_offset != partition.next_offset:
-                raise _misfit(header, f"base offset {header.base_offset}, not {partition.next_offset}")
+                raise _misfit(
+                    header, f"base offset {header.base_offset}, not {partition.next_offset}"
+                )
             partition.apply_append(
                 header, base_offset=header.base_offset, appended_at_ms=header.appended_at_ms
             )
@@ -72,6 +74,10 @@ class BrokerState:
         assert partition.partition_id not in self.partitions
         self.partitions[partition.partition_id] = partition
         return partition
+
+    def unhost(self, partition_id: int) -> None:
+        """Take back the newest partition."""
+        del self.partitions[partition_id]
 
     def _known(self, header: Header) -> HostedPartition:
         found = self.partitions.get(header.partition_id)

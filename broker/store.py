@@ -14,16 +14,17 @@ from functools import partial
 from ..protocol.batch import check_batch
 from ..protocol.clock import Clock
 from ..protocol.control import HostPartition
-from ..protocol.errors import CorruptBatchError, CorruptLogError, InvalidRequestError
+from ..protocol.errors import CorruptBatchError, InvalidRequestError
 from ..protocol.ids import check_name
 from ..protocol.limits import LOGICAL_PARTITIONS
-from ..protocol.record import HEADER_BYTES, Header, Kind, read_record
+from ..protocol.record import HEADER_BYTES, Header, Kind
 from .appends import Duplicate
 from .group_commit import Entry, GroupCommit, RunBlocking
 from .partition import Group, HostedPartition, stored_facts
 from .records import FenceBody, encode_body
 from .settings import BrokerSettings
 from .state import BrokerState
+from .storage.batch_reader import BatchReader, unit_of
 from .storage.commit_log import CommitLog
 from .storage.consume_queue import ConsumeQueues, Unit
 from .storage.files import Files
@@ -56,6 +57,7 @@ class Store:
         self.recovered = recovered
         self._clock = clock
         self._queues = queues
+        self._reader = BatchReader(log, queues)
         self._run_commit = run_commit
         self._run_read = run_read
         self._cache = TailCache(settings.cache_bytes)
@@ -93,7 +95,7 @@ class Store:
         def visit(header: Header, body: memoryview) -> None:
             state.apply(header, body)
             if header.kind == Kind.MESSAGES:
-                units.append((header.partition_id, _unit_of(header)))
+                units.append((header.partition_id, unit_of(header)))
                 if len(units) >= DISPATCH_UNITS:
                     queues.dispatch(units)
                     units.clear()
@@ -195,7 +197,7 @@ class Store:
         entry = Entry(
             encode_body(partition_id, facts),
             partition_id=partition_id,
-            undo=partial(self.state.partitions.pop, partition_id),
+            undo=partial(self.state.unhost, partition_id),
         )
         return partition, self.commit.submit(entry)
 
@@ -270,42 +272,9 @@ class Store:
         if pieces:
             return b"".join(pieces), upto
         data, upto = await self._run_read(
-            self._read_disk, partition.partition_id, offset, partition.readable_offset, bytes_max
+            self._reader.read, partition.partition_id, offset, partition.readable_offset, bytes_max
         )
         return data, upto
-
-    def _read_disk(
-        self, partition_id: int, offset: int, end: int, bytes_max: int
-    ) -> tuple[bytes, int]:
-        units = self._queues.find(partition_id, offset, end=end, bytes_max=bytes_max)
-        if not units or units[0].base_offset > offset:
-            raise CorruptLogError(
-                f"the index of partition {partition_id} lacks offset {offset}", partition_id=partition_id
-            )
-        parts: list[bytes] = []
-        upto = offset
-        first = 0
-        while first < len(units):
-            last = first + 1
-            limit = self.log.segment_end(units[first].position)
-            while last < len(units) and _adjacent(units[last - 1], units[last], limit):
-                last += 1
-            start = units[first].position
-            stop = units[last - 1].position + units[last - 1].length
-            data = self.log.read(start, stop - start)
-            for unit in units[first:last]:
-                if not _is_unit(data, unit.position - start, partition_id, unit):
-                    if unit is units[0]:
-                        raise CorruptLogError(
-                            f"the batch at position {unit.position} is damaged",
-                            position=unit.position,
-                            partition_id=partition_id,
-                        )
-                    return b"".join([*parts, data[: unit.position - start]]), upto
-                upto = unit.next_offset
-            parts.append(data)
-            first = last
-        return parts[0] if len(parts) == 1 else b"".join(parts), upto
 
     async def close(self) -> None:
         """Finish what is queued, write out the index, close files."""
@@ -315,25 +284,6 @@ class Store:
     def _close(self) -> None:
         self._queues.close()
         self.log.close()
-
-
-def _unit_of(header: Header) -> Unit:
-    return Unit(
-        header.base_offset, header.count, header.position, header.length, header.appended_at_ms
-    )
-
-
-def _adjacent(one: Unit, following: Unit, limit: int) -> bool:
-    return one.position + one.length == following.position < limit
-
-
-def _is_unit(data: bytes, start: int, partition_id: int, unit: Unit) -> bool:
-    header = read_record(data, start)
-    return (
-        isinstance(header, Header)
-        and header.partition_id == partition_id
-        and _unit_of(header) == unit
-    )
 
 
 def _check_facts(facts: HostPartition) -> None:

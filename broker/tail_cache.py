@@ -45,9 +45,7 @@ class TailCache:
                 del self._partitions[oldest_id]
             self._left += freed
 
-    def read(
-        self, partition_id: int, offset: int, *, bytes_max: int
-    ) -> tuple[list[Buffer], int]:
+    def read(self, partition_id: int, offset: int, *, bytes_max: int) -> tuple[list[Buffer], int]:
         """
         Batches from the one that begins at `offset` on, up to `bytes_max` bytes but at least one.
 

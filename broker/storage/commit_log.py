@@ -53,7 +53,9 @@ class WritePlan:
         self.chunks: list[tuple[int, list[Buffer]]] = [(base, self._buffers)]
         """(base of the segment, buffers to write at its end), in the order of writing."""
 
-    def add(self, record: Buffer, *, base_offset: int, appended_at_ms: int) -> tuple[int, bytearray]:
+    def add(
+        self, record: Buffer, *, base_offset: int, appended_at_ms: int
+    ) -> tuple[int, bytearray]:
         """Place a record, which must stay as it is until it is written; its position and stamped header."""
         length = len(record)
         if self.end > self._base and self.end - self._base + length > self._segment_bytes:
@@ -79,9 +81,7 @@ class WritePlan:
 class CommitLog:
     """The log as recovery found it, ready to be written by one thread and read by many."""
 
-    def __init__(
-        self, files: Files, *, segment_bytes: int, bases: Sequence[int], end: int
-    ) -> None:
+    def __init__(self, files: Files, *, segment_bytes: int, bases: Sequence[int], end: int) -> None:
         self._files = files
         self._segment_bytes = segment_bytes
         self._bases = list(bases) or [end]

@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol
 
 
 class Unit(NamedTuple):
-    """One batch: offsets `[base_offset, base_offset + count)`, `length` bytes of log from `position` on."""
+    """One batch: offsets `[base_offset, base_offset + message_count)`, `length` bytes of log from `position` on."""
 
     base_offset: int
-    count: int
+    message_count: int
     position: int
     length: int
     appended_at_ms: int
@@ -24,7 +24,12 @@ class Unit(NamedTuple):
     @property
     def next_offset(self) -> int:
         """One past the last offset of the batch."""
-        return self.base_offset + self.count
+        return self.base_offset + self.message_count
+
+    @property
+    def end_position(self) -> int:
+        """Position after the batch."""
+        return self.position + self.length
 
 
 class ConsumeQueues(Protocol):
@@ -34,9 +39,7 @@ class ConsumeQueues(Protocol):
         """Add the batches of one group commit: pairs of (partition id, unit), each partition's in order."""
         ...
 
-    def find(
-        self, partition_id: int, offset: int, *, end: int, bytes_max: int
-    ) -> list[Unit]:
+    def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """
         Batches from the one that holds `offset` on, those that begin below offset `end`, up to `bytes_max`
         bytes but at least one.  Contiguous; empty if there is none.

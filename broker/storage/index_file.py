@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 from ...protocol.errors import CorruptLogError, StorageError
@@ -69,7 +69,11 @@ class FileConsumeQueues:
             queue = self._queues.get(partition_id) or self._queue(partition_id)
             tail = queue.state[1]
             tail += _UNIT.pack(
-                unit.base_offset, unit.position, unit.appended_at_ms, unit.length, unit.count
+                unit.base_offset,
+                unit.position,
+                unit.appended_at_ms,
+                unit.length,
+                unit.message_count,
             )
             if len(tail) >= FLUSH_UNITS * UNIT_BYTES:
                 try:
@@ -141,13 +145,7 @@ class FileConsumeQueues:
         for partition_id, queue in list(self._queues.items()):
             flushed, tail = queue.state
             assert not tail, "truncate comes before the first dispatch"
-            kept = 0
-            if position:
-                kept = bisect_right(
-                    range(flushed),
-                    position - 1,
-                    key=lambda i, path=queue.path: self._position(path, i),
-                )
+            kept = self._units_before(queue.path, flushed, position) if position else 0
             if kept:
                 queue.state = (kept, bytearray())
             else:
@@ -155,9 +153,12 @@ class FileConsumeQueues:
                     self._files.remove(queue.path)
                 del self._queues[partition_id]
 
-    def _position(self, path: str, index: int) -> int:
-        data = self._files.pread(path, index * UNIT_BYTES, UNIT_BYTES)
-        return _unit(data, 0).position if len(data) == UNIT_BYTES else 1 << 63
+    def _units_before(self, path: str, count: int, position: int) -> int:
+        def position_of(index: int) -> int:
+            data = self._files.pread(path, index * UNIT_BYTES, UNIT_BYTES)
+            return _unit(data, 0).position if len(data) == UNIT_BYTES else position
+
+        return bisect_left(range(count), position, key=position_of)
 
     def flush(self) -> None:
         """See `ConsumeQueues.flush`."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ...protocol.errors import CorruptLogError
 from ...protocol.record import (
@@ -59,7 +60,7 @@ def recover_log(files: Files, visit: Visit) -> Recovered:
     bases = segment_bases(files)
     if not bases:
         return Recovered(bases=[], end=0)
-    for base, following in zip(bases, bases[1:], strict=False):
+    for base, following in pairwise(bases):
         end, problem = _read_segment(files, base, visit)
         if problem is not None or end != following:
             raise _corrupt(end, problem or "a segment is missing")
@@ -150,5 +151,6 @@ def _keep_cut(files: Files, base: int, position: int, whole: int) -> None:
     size = files.size(path) or 0
     data = files.pread(path, position - base, size - (position - base))
     replace_file(files, f"cut-{position:020d}.bin", data)
-    log.warning("%d whole records of the unfinished write are kept in cut-%020d.bin", whole, position)
-
+    log.warning(
+        "%d whole records of the unfinished write are kept in cut-%020d.bin", whole, position
+    )

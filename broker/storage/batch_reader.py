@@ -1,0 +1,85 @@
+"""Reads batches of a partition from the log by way of the index.  Disk, through `CommitLog`; any thread.
+
+Invariants
+    Nothing wrong is served: every batch is checked, and compared with the unit that led to it.
+    Batches that lie side by side in the log are read with one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...protocol.errors import CorruptLogError
+from ...protocol.record import Header, read_record
+from .commit_log import CommitLog
+from .consume_queue import ConsumeQueues, Unit
+
+
+class BatchReader:
+    """Joins log and index for readers."""
+
+    def __init__(self, log: CommitLog, queues: ConsumeQueues) -> None:
+        self._log = log
+        self._queues = queues
+
+    def read(self, partition_id: int, offset: int, end: int, bytes_max: int) -> tuple[bytes, int]:
+        """
+        Whole batches from the one that holds `offset` on, begun below offset `end`, up to `bytes_max` bytes but
+        at least one; and one past the last offset among them.
+
+        Raises:
+            CorruptLogError: the first of them is damaged; those before a damaged one are returned.
+        """
+        units = self._queues.find(partition_id, offset, end=end, bytes_max=bytes_max)
+        if not units or units[0].base_offset > offset:
+            raise CorruptLogError(
+                f"the index of partition {partition_id} lacks offset {offset}",
+                partition_id=partition_id,
+            )
+        parts: list[bytes] = []
+        upto = offset
+        for run in self._runs(units):
+            start = run[0].position
+            data = self._log.read(start, run[-1].end_position - start)
+            for unit in run:
+                if not _holds(data, unit.position - start, partition_id, unit):
+                    parts.append(data[: unit.position - start])
+                    if upto == offset:
+                        raise CorruptLogError(
+                            f"the batch at position {unit.position} is damaged",
+                            position=unit.position,
+                            partition_id=partition_id,
+                        )
+                    return b"".join(parts), upto
+                upto = unit.next_offset
+            parts.append(data)
+        return parts[0] if len(parts) == 1 else b"".join(parts), upto
+
+    def _runs(self, units: list[Unit]) -> Iterator[list[Unit]]:
+        """Units that lie side by side in one segment, together."""
+        first = 0
+        while first < len(units):
+            limit = self._log.segment_end(units[first].position)
+            last = first + 1
+            while (
+                last < len(units) and units[last - 1].end_position == units[last].position < limit
+            ):
+                last += 1
+            yield units[first:last]
+            first = last
+
+
+def unit_of(header: Header) -> Unit:
+    """The unit of a stored batch."""
+    return Unit(
+        header.base_offset, header.count, header.position, header.length, header.appended_at_ms
+    )
+
+
+def _holds(data: bytes, start: int, partition_id: int, unit: Unit) -> bool:
+    header = read_record(data, start)
+    return (
+        isinstance(header, Header)
+        and header.partition_id == partition_id
+        and unit_of(header) == unit
+    )
