@@ -20,17 +20,18 @@ class Lanes:
     """Messages waiting, by key; any number of workers take from it, on one event loop."""
 
     def __init__(self) -> None:
-        self._arrived: deque[Message] = deque()
+        self.arrived: deque[Message] = deque()
+        """What no worker has looked at yet."""
         self._lanes: dict[bytes, deque[Message] | None] = {}
         """Keys that run now; the messages waiting behind, if any."""
 
     def put(self, messages: Iterable[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""
-        self._arrived.extend(messages)
+        self.arrived.extend(messages)
 
     def take(self) -> Message | None:
         """The next message that may run, which now does; None if there is none."""
-        arrived = self._arrived
+        arrived = self.arrived
         lanes = self._lanes
         while arrived:
             message = arrived.popleft()
@@ -61,7 +62,7 @@ class Lanes:
     def drop(self, partition_id: int) -> int:
         """Forget what waits of a partition; what runs goes on.  Returns how many were forgotten."""
         before = len(self)
-        self._arrived = deque(one for one in self._arrived if one.partition_id != partition_id)
+        self.arrived = deque(one for one in self.arrived if one.partition_id != partition_id)
         for key, lane in self._lanes.items():
             if lane:
                 kept = deque(one for one in lane if one.partition_id != partition_id)
@@ -69,4 +70,4 @@ class Lanes:
         return before - len(self)
 
     def __len__(self) -> int:
-        return len(self._arrived) + sum(len(lane) for lane in self._lanes.values() if lane)
+        return len(self.arrived) + sum(len(lane) for lane in self._lanes.values() if lane)

@@ -4,7 +4,7 @@
 
 Invariants
     The fence is raised before the cursor is read; nothing is pulled without it.
-    After `deadline_ms` no handler starts and no request renews the pull lock.
+    After `deadline_ns` no handler starts and no request renews the pull lock.
     A restarted broker is met again with the same token; what was pulled before is not pulled twice.
 """
 
@@ -14,6 +14,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from itertools import pairwise, repeat
 
 from ..protocol.batch import batch_starts, columns
 from ..protocol.clock import Clock
@@ -66,8 +67,8 @@ class PullClient:
         self.token = grant.token
         self.stopping = False
         self.fenced = False
-        self.deadline_ms = deadline_ms
-        """End of the lease on this machine's boot clock; 0 once handing over."""
+        self.deadline_ns = deadline_ms * 1_000_000
+        """End of the lease on this machine's boot clock, as read before every handler; 0 once handing over."""
         self.waiting_for = "the fence"
         """What it waits for, for people."""
         self._subject = subject
@@ -88,8 +89,11 @@ class PullClient:
         self._closed = False
         self._lease_until_ms = deadline_ms
         self._buffered = 0
+        self._low_water = settings.buffer_messages // ROOM_SHARE
+        self._starved = False
+        """True while pulling waits for room."""
         self._room = asyncio.Event()
-        self._room.set()
+        self._ack_is_due = False
         self._ack_due = asyncio.Event()
         self._settled = asyncio.Event()
         self._pulling = asyncio.create_task(self._run(self._pull), name=f"pull {self.partition_id}")
@@ -99,7 +103,8 @@ class PullClient:
     def renew(self, deadline_ms: int) -> None:
         """The lease now ends at `deadline_ms`.  A lapsed one is not renewed: messages may have been left out."""
         assert not self.lapsed
-        self.deadline_ms = self._lease_until_ms = deadline_ms
+        self.deadline_ns = deadline_ms * 1_000_000
+        self._lease_until_ms = deadline_ms
 
     @property
     def lapsed(self) -> bool:
@@ -114,7 +119,7 @@ class PullClient:
     def stop_starting(self) -> None:
         """From now on no handler starts and nothing more is pulled."""
         self.stopping = True
-        self.deadline_ms = 0
+        self.deadline_ns = 0
         self._pulling.cancel()
 
     @property
@@ -126,14 +131,22 @@ class PullClient:
     def done(self, offset: int) -> None:
         """The message at `offset` is handled."""
         self._acks.done(offset)
-        if not self._ack_due.is_set():
+        if not self._ack_is_due:
+            self._ack_is_due = True
             self._ack_due.set()
-        self.forget(1)
+        self._buffered -= 1
+        if self._buffered <= self._low_water:
+            self._below_low_water()
 
     def forget(self, count: int) -> None:
         """So many of the messages handed out are no longer waiting or running."""
         self._buffered -= count
-        if self._buffered * ROOM_SHARE < self._settings.buffer_messages:
+        if self._buffered <= self._low_water:
+            self._below_low_water()
+
+    def _below_low_water(self) -> None:
+        if self._starved:
+            self._starved = False
             self._room.set()
         if self.stopping:
             self._settled.set()
@@ -171,13 +184,13 @@ class PullClient:
     def _lose(self) -> None:
         if not self.fenced:
             self.fenced = True
-            self.deadline_ms = 0
+            self.deadline_ns = 0
             self._on_lost(self)
 
     async def _pull(self) -> None:
         attempt = 0
         acquired = False
-        while self._clock.boot_ms() < self.deadline_ms:
+        while self._clock.boot_ns() < self.deadline_ns:
             try:
                 if not acquired:
                     await self._acquire()
@@ -215,10 +228,11 @@ class PullClient:
 
     async def _pull_once(self) -> None:
         if self._buffered >= self._settings.buffer_messages:
+            self._starved = True
             self._room.clear()
             self.waiting_for = "handlers"
-        await self._room.wait()
-        if self._clock.boot_ms() >= self.deadline_ms:
+            await self._room.wait()
+        if self._clock.boot_ns() >= self.deadline_ns:
             return
         self.waiting_for = "messages"
         wait_ms = min(self._settings.pull_wait_ms, self._settings.ttl_ms // 3)
@@ -248,26 +262,25 @@ class PullClient:
         if header.next_offset <= self._next_offset:
             return
         cut = columns(payload, header, start)
-        blob, keys, values, props = cut.blob, cut.key_edges, cut.value_edges, cut.property_edges
-        base = header.base_offset
-        subject, partition_id, token = self._subject, self.partition_id, self.token
-        first = max(0, self._next_offset - base)
+        blob, props = cut.blob, cut.property_edges
         bare = props[0] == props[-1]
-        messages = [
-            Message(
-                subject,
-                blob[keys[index] : keys[index + 1]],
-                blob[values[index] : values[index + 1]],
-                base + index,
-                partition_id,
-                cut.sent_at_ns[index],
-                token,
-                1,
-                b"" if bare else blob[props[index] : props[index + 1]],
-                self,
+        messages = list(
+            map(
+                Message,
+                repeat(self._subject),
+                [blob[low:high] for low, high in pairwise(cut.key_edges)],
+                [blob[low:high] for low, high in pairwise(cut.value_edges)],
+                range(header.base_offset, header.next_offset),
+                repeat(self.partition_id),
+                cut.sent_at_ns,
+                repeat(self.token),
+                repeat(1),
+                repeat(b"") if bare else [blob[low:high] for low, high in pairwise(props)],
+                repeat(self),
             )
-            for index in range(first, header.count)
-        ]
+        )
+        if header.base_offset < self._next_offset:
+            del messages[: self._next_offset - header.base_offset]
         if self._acked.ranges or self._acked.cursor > self._next_offset:
             messages = [one for one in messages if one.offset not in self._acked]
         self._next_offset = header.next_offset
@@ -297,6 +310,7 @@ class PullClient:
 
     async def _send_acks(self) -> None:
         """One request with what is handled, or an empty one that only renews the pull lock."""
+        self._ack_is_due = False
         self._ack_due.clear()
         try:
             answer, _ = await self._broker.call(

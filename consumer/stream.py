@@ -17,7 +17,7 @@ class Stream:
 
     def __init__(self, *, clock: Clock) -> None:
         self._waiting: deque[Message] = deque()
-        self._boot_ms = clock.boot_ms
+        self._boot_ns = clock.boot_ns
         self._work = asyncio.Event()
         self._left = MESSAGES_PER_TURN
         self._error: BaseException | None = None
@@ -46,7 +46,7 @@ class Stream:
             message = self._waiting.popleft()
             client = message.delivery
             assert isinstance(client, PullClient)
-            if self._boot_ms() < client.deadline_ms:
+            if self._boot_ns() < client.deadline_ns:
                 return message
             client.forget(1)
 

@@ -57,7 +57,7 @@ class Workers:
             getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
         )
         self._backoff = backoff
-        self._boot_ms = clock.boot_ms
+        self._boot_ns = clock.boot_ns
         self._dice = dice
         self._on_crash = on_crash
         self._work = asyncio.Event()
@@ -72,28 +72,18 @@ class Workers:
 
     async def _run(self, worker: _Worker) -> None:
         try:
-            left = MESSAGES_PER_TURN
             message: Message | None = None
             while True:
-                if message is None:
-                    message = self._lanes.take()
-                if message is None:
+                for _ in range(MESSAGES_PER_TURN):
+                    message = message or self._lanes.take()
+                    if message is None:
+                        break
+                    await self._handle(worker, message)
+                    message = self._lanes.finish(message.order_key)
+                if message is None and not self._lanes.arrived:
                     self._work.clear()
                     await self._work.wait()
-                    continue
-                worker.message = message
-                handled = await self._handle(worker, message)
-                worker.message = None
-                client = message.delivery
-                assert isinstance(client, PullClient)
-                if handled:
-                    client.done(message.offset)
                 else:
-                    client.forget(1)
-                message = self._lanes.finish(message.order_key)
-                left -= 1
-                if not left:
-                    left = MESSAGES_PER_TURN
                     await asyncio.sleep(0)
         except asyncio.CancelledError:
             raise
@@ -101,41 +91,47 @@ class Workers:
             self._on_crash(error)
             raise
 
-    async def _handle(self, worker: _Worker, message: Message) -> bool:
-        """Run the handler until it succeeds; False if the partition was lost before that."""
+    async def _handle(self, worker: _Worker, message: Message) -> None:
+        """Handle one message, until it is done or its partition is lost."""
         client = message.delivery
-        assert isinstance(client, PullClient)
+        assert client.__class__ is PullClient
+        worker.message = message
         try:
-            while True:
-                if self._boot_ms() >= client.deadline_ms:
-                    return False
+            while self._boot_ns() < client.deadline_ns:
                 try:
                     if self._is_async:
                         await self._handler(message)
                     else:
                         self._handler(message)
-                except Exception:
-                    if message.attempt == 1:
-                        log.warning(
-                            "handler failed on %s partition %d offset %d; trying again in place",
-                            message.subject,
-                            message.partition_id,
-                            message.offset,
-                            exc_info=True,
-                        )
-                    wait_ms = self._backoff.wait_ms(message.attempt, self._dice)
-                    message.attempt += 1
-                    await asyncio.sleep(wait_ms / 1000)
-                    continue
-                worker.cancelled = False
-                return True
+                except Exception as error:  # noqa: BLE001 - whatever a user's handler raises
+                    await self._failed(message, error)
+                else:
+                    client.done(message.offset)
+                    return
+            client.forget(1)
         except asyncio.CancelledError:
             if not worker.cancelled:
                 raise
-            worker.cancelled = False
             assert worker.task is not None
             worker.task.uncancel()
-            return False
+            client.forget(1)
+        finally:
+            worker.message = None
+            worker.cancelled = False
+
+    async def _failed(self, message: Message, error: Exception) -> None:
+        """Say so once, and wait before the next try."""
+        if message.attempt == 1:
+            log.warning(
+                "handler failed on %s partition %d offset %d; trying again in place",
+                message.subject,
+                message.partition_id,
+                message.offset,
+                exc_info=error,
+            )
+        wait_ms = self._backoff.wait_ms(message.attempt, self._dice)
+        message.attempt += 1
+        await asyncio.sleep(wait_ms / 1000)
 
     async def quiesce(self, client: PullClient, *, timeout_ms: int) -> None:
         """Forget what waits of `client`'s partition; let its running handlers end or, late, be cancelled."""
