@@ -36,9 +36,13 @@ class Attendant:
 
     async def run(self) -> None:
         """Until cancelled.  A database that does not answer is asked again."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._look_again_and_again())
-            group.create_task(self._repair_again_and_again())
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._look_again_and_again())
+                group.create_task(self._repair_again_and_again())
+        except Exception:
+            log.exception("the periodic work met a fault of ours and has ended")
+            raise
 
     async def look(self) -> int:
         """One round; milliseconds until the next one is due."""

@@ -36,7 +36,7 @@ from ..rpc.client import BrokerClient
 from ..rpc.network import Network
 from .database import Database
 from .settings import MetaserverSettings
-from .store_brokers import broker_views, report_broker
+from .store_brokers import broker_views, renew_broker, report_broker
 from .store_subjects import (
     open_subject,
     plan_subject,
@@ -78,8 +78,9 @@ class Catalogue:
             raise InvalidRequestError("broker_id must be printable text")
         check_address(report.address)
         settings = self._settings
-        changed = await self._database.renew(report_broker, report, ttl_ms=settings.broker_ttl_ms)
-        if changed:
+        ttl_ms = settings.broker_ttl_ms
+        if not await self._database.renew(renew_broker, report, ttl_ms=ttl_ms):
+            changed = await self._database.write(report_broker, report, ttl_ms=ttl_ms)
             self._wakeups.wake(await self._database.read(subject_names, changed))
         return BrokerWelcome(
             heartbeat_ms=settings.broker_heartbeat_ms, ttl_ms=settings.broker_ttl_ms
@@ -183,10 +184,10 @@ class Catalogue:
             route = await self._database.read(read_route, name, order_strategy=order_strategy)
             if route.version != known_version or not wait_ms:
                 return route
-            self._versions.setdefault(name, route.version)
-            await ring.wait(wait_ms)
-            if not ring.rung:
-                return route
+            if self._versions.setdefault(name, route.version) <= route.version:
+                await ring.wait(wait_ms)
+                if not ring.rung:
+                    return route
         return await self._database.read(read_route, name, order_strategy=order_strategy)
 
     async def look_around(self) -> None:

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy.engine import Connection, make_url
+from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -156,9 +156,9 @@ async def open_database(
     Raises:
         ConfigError, DataFolderError, StorageError
     """
-    target = url or f"sqlite+aiosqlite:///{folder / FILE}"
     try:
-        database = _engines(target, clock)
+        file = URL.create("sqlite+aiosqlite", database=str(folder / FILE))
+        database = _engines(file if url is None else make_url(url), clock)
     except (ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"cannot use database_url: {error}") from error
     try:
@@ -170,8 +170,8 @@ async def open_database(
         await database.close()
 
 
-def _engines(url: str, clock: Clock) -> SqlDatabase:
-    if make_url(url).get_backend_name() == "postgresql":
+def _engines(url: URL, clock: Clock) -> SqlDatabase:
+    if url.get_backend_name() == "postgresql":
         engine = create_async_engine(url, pool_size=CONNECTIONS, pool_pre_ping=True)
         return SqlDatabase(engine, engine, engine, one_writer=False)
     write = create_async_engine(url, pool_size=1, max_overflow=0)

@@ -9,16 +9,18 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from ..protocol.clock import Clock
+
+if TYPE_CHECKING:  # each is loaded by the engine that needs it
+    from sqlalchemy.dialects import postgresql, sqlite
 
 BUSY_MS = 5_000
 """How long a writer waits for another process on the same SQLite file."""
@@ -61,8 +63,13 @@ def insert_or_replace(connection: Connection, table: sa.Table, rows: Rows) -> No
 
 
 def _insert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    postgres = connection.dialect.name == "postgresql"
-    return postgresql.insert(table) if postgres else sqlite.insert(table)
+    if connection.dialect.name == "sqlite":
+        from sqlalchemy.dialects import sqlite
+
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql
+
+    return postgresql.insert(table)
 
 
 def prepare_sqlite(engine: Engine, clock: Clock, *, durable: bool = True) -> None:

@@ -66,7 +66,9 @@ async def running_metaserver(
         ConfigError, DataFolderError, StorageError, AddressError
     """
     folder = prepare_folder(settings.data)
-    own = HttpNetwork() if network is None else None
+    own: HttpNetwork | None = None
+    if network is None:
+        network = own = HttpNetwork()
     try:
         async with open_database(
             folder=folder,
@@ -75,7 +77,7 @@ async def running_metaserver(
             boot=machine_boot(),
             broker_ttl_ms=settings.broker_ttl_ms,
         ) as database:
-            catalogue = Catalogue(database, network or own, settings)  # type: ignore[arg-type]
+            catalogue = Catalogue(database, network, settings)
             members = Members(database, settings)
 
             async def health() -> Health:

@@ -7,6 +7,8 @@ Invariants
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -16,6 +18,27 @@ from ..protocol.ids import BrokerGroup
 from ..protocol.routing import PartitionState
 from .dialect import insert_new, now_ms
 from .schema import brokers, partitions, subjects
+
+
+def renew_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> bool:
+    """Renew a broker that is alive where it was; False if there is more to do: `report_broker`."""
+    same = sa.and_(
+        brokers.c.broker_group == report.broker_group,
+        brokers.c.broker_id == report.broker_id,
+        brokers.c.address == report.address,
+        brokers.c.expires_at > now_ms(),
+    )
+    renewed = sa.update(brokers).where(same).values(_told(report, ttl_ms))
+    return connection.execute(renewed).rowcount == 1
+
+
+def _told(report: BrokerHeartbeat, ttl_ms: int) -> dict[str, Any]:
+    return {
+        "readable": report.readable,
+        "writable": report.writable,
+        "seen_at": now_ms(),
+        "expires_at": now_ms() + ttl_ms,
+    }
 
 
 def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> list[int]:
@@ -29,21 +52,13 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
         DataFolderError: the group is another data folder's.
     """
     here = brokers.c.broker_group == report.broker_group
-    fresh = {
-        "broker_group": report.broker_group,
-        "broker_id": report.broker_id,
-        "address": report.address,
-        "readable": report.readable,
-        "writable": report.writable,
-        "seen_at": now_ms(),
-        "expires_at": now_ms() + ttl_ms,
-    }
+    who = {"broker_id": report.broker_id, "address": report.address}
     alive = (brokers.c.expires_at > now_ms()).label("alive")
     found = sa.select(brokers.c.broker_id, brokers.c.address, alive).where(here).with_for_update()
     row = connection.execute(found).one_or_none()
     if row is None:
-        empty = {"seen_at": 0, "expires_at": 0}
-        insert_new(connection, brokers, fresh | empty)
+        empty = {"readable": False, "writable": False, "seen_at": 0, "expires_at": 0}
+        insert_new(connection, brokers, {"broker_group": report.broker_group, **who, **empty})
         row = connection.execute(found).one()
     if row.broker_id != report.broker_id:
         hosted = _hosted(connection, report.broker_group)
@@ -53,7 +68,7 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
                 f"broker group {report.broker_group!r} belongs to another data folder, which is {state}",
                 broker_group=report.broker_group,
             )
-    connection.execute(sa.update(brokers).where(here).values(fresh))
+    connection.execute(sa.update(brokers).where(here).values(who | _told(report, ttl_ms)))
     if row.alive and row.address == report.address:
         return []
     return _renew_routes(connection, report.broker_group)
