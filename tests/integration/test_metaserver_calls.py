@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import aiohttp
 import pytest
-from hosting_broker import HostingBroker, hosting_broker
 
+from hosting_broker import HostingBroker, hosting_broker
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import (
