@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from golden import make_protocol_goldens as goldens
 
+from golden import make_protocol_goldens as goldens
 from keylane.protocol import errors, frames
 from keylane.protocol.batch import check_batch, columns
 from keylane.protocol.message import unpack_properties

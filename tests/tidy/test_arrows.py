@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 
 import pytest
+
 from tidy.tree import FILES, PACKAGES, ROOMS, ROOT, Import, Source, imports_of
 
 PROGRAMS = {"metaserver", "broker", "producer", "consumer", "spark"}

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+
 from tidy.tree import PROJECT, ROOT
 
 DECLARED = {

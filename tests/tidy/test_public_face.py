@@ -5,10 +5,9 @@ import subprocess
 import sys
 from importlib.metadata import version
 
-from tidy.tree import PROJECT, ROOT
-
 import keylane
 from keylane.protocol import errors
+from tidy.tree import PROJECT, ROOT
 
 LOOK = """
 import json, sys, threading

@@ -4,6 +4,7 @@ import re
 import subprocess
 
 import pytest
+
 from tidy.tree import ROOT
 
 # Built from parts, so that this file does not find itself.
