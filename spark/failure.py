@@ -1,0 +1,53 @@
+"""Errors that stay readable across Spark, which keeps nothing of an exception but its text.  Pure.
+
+    KEYLANE_1160 {"details": {"partition": 3, "requested": 5}, "fate": "not_done"} no such offset … [Class 1160]
+
+The mark, the code and the JSON are stable; `error_in` finds them in the text of Spark's exception.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..protocol.errors import Fate, KeylaneError, error_from_wire, wire_details
+
+_MARK = re.compile(r"KEYLANE_(\d{4}) (?=\{)")
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Lead the text of every KeylaneError that passes with its mark."""
+    try:
+        yield
+    except KeylaneError as error:
+        if _MARK.match(error.message):
+            raise
+        raise _marked(error) from error
+
+
+def _marked(error: KeylaneError) -> KeylaneError:
+    facts = {"details": wire_details(error), "fate": error.fate.value}
+    line = json.dumps(facts, sort_keys=True)
+    marked = type(error)(f"KEYLANE_{error.code} {line} {error.message}", **error.details)
+    marked.fate = error.fate
+    return marked
+
+
+def error_in(text: str) -> KeylaneError | None:
+    """The error told in the text of an exception of Spark, or None if there is none of ours."""
+    found = _MARK.search(text)
+    if found is None:
+        return None
+    try:
+        facts, end = json.JSONDecoder().raw_decode(text, found.end())
+        message = text[end:].partition("\n")[0].strip()
+        error = error_from_wire(
+            int(found[1]), message.rpartition(" [")[0] or message, facts["details"]
+        )
+        error.fate = Fate(facts["fate"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return error

@@ -1,0 +1,156 @@
+"""The options of `spark.read.format("keylane")`: what each means, its default, and what is refused.  Pure.
+
+    meta        host:port of a metaserver, several by comma                  required
+    subject     the subject to read                                          required
+    partitions  physical partitions to read, by id: "3,4"                    all that have data
+    start       earliest | latest | {"<partition id>": offset, …}            earliest
+    end         earliest | latest | {"<partition id>": offset, …}            latest
+    columns     columns to yield, in this order: "offset,key,value"          all
+    batchRows   rows of an Arrow batch, about                                16384
+    gcFreeze    once per worker, keep its collector off what is loaded       true
+
+Invariants
+    Names of options are compared without case, as Spark does.
+    All problems of a set of options are told at once.
+
+Source: no column pruning exists for Python data sources, so `columns` is an option.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..protocol.errors import ConfigError, KeylaneError
+from ..protocol.ids import MAX_I64, Subject, check_name
+from .schema import COLUMNS
+
+BATCH_ROWS_DEFAULT = 16_384
+"""From 10,000 rows on, the cost of a batch itself no longer shows; see docs/PERFORMANCE.md."""
+BATCH_ROWS_MAX = 1_000_000
+NAMES = ("meta", "subject", "partitions", "start", "end", "columns", "batchRows", "gcFreeze")
+
+Bound = str | dict[int, int]
+"""earliest, latest, or partition id → offset; a partition not named there keeps the default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What to read, checked."""
+
+    meta: tuple[str, ...]
+    subject: Subject
+    partitions: frozenset[int] | None = None
+    """None: all that have data."""
+    start: Bound = "earliest"
+    end: Bound = "latest"
+    columns: tuple[str, ...] = COLUMNS
+    batch_rows: int = BATCH_ROWS_DEFAULT
+    gc_freeze: bool = True
+
+
+def parse_options(given: Mapping[str, str]) -> ReadOptions:
+    """
+    Read options as Spark hands them over: text to text, names in any case.
+
+    Raises:
+        ConfigError: lists every option that is unknown, missing, or has a value that cannot be.
+    """
+    options = {str(name).lower(): str(value) for name, value in given.items()}
+    problems: dict[str, str] = {}
+    known = {name.lower() for name in NAMES}
+    for name in sorted(options.keys() - known):
+        problems[name[:80]] = f"unknown; there are {', '.join(NAMES)}"
+    found: dict[str, object] = {}
+    for name, field, parse in _PARSERS:
+        text = options.get(name.lower(), "").strip()
+        if not text:
+            if name in {"meta", "subject"}:
+                problems[name] = "required"
+            elif name.lower() in options:
+                problems[name] = "empty"
+            continue
+        try:
+            found[field] = parse(text)
+        except (ValueError, KeylaneError) as error:
+            problems[name] = error.message if isinstance(error, KeylaneError) else str(error)
+    if problems:
+        told = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+        raise ConfigError(f"the options cannot work: {told}", **problems)
+    return ReadOptions(**found)  # type: ignore[arg-type]
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    addresses = tuple(part.strip() for part in text.split(","))
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
+            raise ValueError(f"host:port is wanted, not {address!r:.80}")
+    return addresses
+
+
+def _subject(text: str) -> Subject:
+    return Subject(check_name("subject", text))
+
+
+def _partition_id(text: str) -> int:
+    text = text.strip()
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= MAX_I64:
+        raise ValueError(f"ids of physical partitions are wanted, not {text!r:.80}")
+    return int(text)
+
+
+def _partitions(text: str) -> frozenset[int]:
+    return frozenset(_partition_id(part) for part in text.split(","))
+
+
+def _bound(text: str) -> Bound:
+    if text.lower() in {"earliest", "latest"}:
+        return text.lower()
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not found:
+        raise ValueError(
+            f'earliest, latest or {{"<partition id>": offset}} is wanted, not {text!r:.80}'
+        )
+    for offset in found.values():
+        if type(offset) is not int or not 0 <= offset <= MAX_I64:
+            raise ValueError(f"an offset is a whole number in [0, 2**63), not {offset!r:.80}")
+    return {_partition_id(name): offset for name, offset in found.items()}
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if name not in COLUMNS:
+            raise ValueError(f"no column {name!r:.80}; there are {', '.join(COLUMNS)}")
+    if len(set(names)) != len(names):
+        raise ValueError("a column is named twice")
+    return names
+
+
+def _batch_rows(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:20]) <= BATCH_ROWS_MAX:
+        raise ValueError(f"1 to {BATCH_ROWS_MAX} rows are wanted, not {text!r:.80}")
+    return int(text)
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in {"true", "false"}:
+        raise ValueError(f"true or false is wanted, not {text!r:.80}")
+    return text.lower() == "true"
+
+
+_PARSERS = (
+    ("meta", "meta", _addresses),
+    ("subject", "subject", _subject),
+    ("partitions", "partitions", _partitions),
+    ("start", "start", _bound),
+    ("end", "end", _bound),
+    ("columns", "columns", _columns),
+    ("batchRows", "batch_rows", _batch_rows),
+    ("gcFreeze", "gc_freeze", _flag),
+)

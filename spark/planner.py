@@ -1,0 +1,130 @@
+"""Which offsets of which physical partitions are read: fixed once, from the route and the brokers' word.  Pure.
+
+    route: partitions that have data ──filter──▶ one PlannedRange each, half-open [start, end)
+    status of each partition ──────────────────▶ first and next offset, as of planning
+
+Invariants
+    The ends are numbers by the time a reader exists: a retry, a second action and a second plan read the
+    same rows, or fail with OffsetOutOfRangeError.
+    A range that is asked for by number and is not there is refused, never cut to what is.
+
+Source: Kafka's batch reader binds its end late in each task; a retry can then see another end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..protocol.control import PartitionStatus
+from ..protocol.errors import NotSentError, OffsetOutOfRangeError, PartitionUnknownError
+from ..protocol.routing import Partition, PartitionState, Route
+from .options import Bound, ReadOptions
+from .schema import PARTITION_MAX
+
+_WITH_DATA = frozenset({PartitionState.OPEN, PartitionState.SEALED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRange:
+    """The offsets `[start, end)` of one physical partition, and the broker that had it at planning."""
+
+    partition_id: int
+    broker_group: str
+    address: str
+    start: int
+    end: int
+
+
+def select_partitions(route: Route, options: ReadOptions) -> list[Partition]:
+    """
+    The partitions to read, by id: those with data, or those named by the options.
+
+    Raises:
+        PartitionUnknownError: the options name one that the subject has not, or whose data is gone.
+        NotSentError: the broker group of one is not available.
+    """
+    found = {one.partition_id: one for one in route.partitions if one.state in _WITH_DATA}
+    named = set(options.partitions or ())
+    for bound in (options.start, options.end):
+        if isinstance(bound, dict):
+            named |= bound.keys()
+    unknown = sorted(named - found.keys())
+    if unknown:
+        raise PartitionUnknownError(
+            f"subject {route.subject} has no data in partition {unknown[0]}",
+            partition=unknown[0],
+            subject=route.subject,
+        )
+    wanted = [
+        one
+        for number, one in sorted(found.items())
+        if options.partitions is None or number in options.partitions
+    ]
+    for one in wanted:
+        assert one.partition_id <= PARTITION_MAX
+        if one.address is None:
+            raise NotSentError(
+                f"broker group {one.broker_group} is not available",
+                partition=one.partition_id,
+                broker_group=one.broker_group,
+            )
+    return wanted
+
+
+def plan_ranges(
+    partitions: list[Partition], statuses: Mapping[int, PartitionStatus], options: ReadOptions
+) -> list[PlannedRange]:
+    """
+    One range per partition, empty ones too, in the order of `partitions`.
+
+    Args:
+        partitions: as `select_partitions` gives them.
+        statuses: partition id → status, from the brokers.
+
+    Raises:
+        PartitionUnknownError: no broker told the status of a partition.
+        OffsetOutOfRangeError: an offset of the options is not in its partition, or start is after end.
+    """
+    ranges = []
+    for one in partitions:
+        status = statuses.get(one.partition_id)
+        if status is None:
+            raise PartitionUnknownError(partition=one.partition_id, broker_group=one.broker_group)
+        start = _offset(options.start, status, status.first_offset)
+        end = _offset(options.end, status, status.next_offset)
+        if start > end:
+            raise OffsetOutOfRangeError(
+                f"the start, {start}, is after the end, {end}, in partition {one.partition_id}",
+                partition=one.partition_id,
+                start=start,
+                end=end,
+            )
+        ranges.append(
+            PlannedRange(
+                partition_id=one.partition_id,
+                broker_group=one.broker_group,
+                address=str(one.address),
+                start=start,
+                end=end,
+            )
+        )
+    return ranges
+
+
+def _offset(bound: Bound, status: PartitionStatus, default: int) -> int:
+    if bound == "earliest":
+        return status.first_offset
+    if bound == "latest":
+        return status.next_offset
+    assert isinstance(bound, dict)
+    offset = bound.get(status.partition_id, default)
+    if not status.first_offset <= offset <= status.next_offset:
+        raise OffsetOutOfRangeError(
+            f"offset {offset} is not in partition {status.partition_id}",
+            partition=status.partition_id,
+            requested=offset,
+            earliest=status.first_offset,
+            latest=status.next_offset,
+        )
+    return offset
