@@ -1,0 +1,204 @@
+"""A disk in memory with a page cache: what was not synced may be lost, kept in part, or torn at a crash.
+
+It keeps the contract of `keylane.broker.storage.files.Files`.  `crash_at` numbers the operations that change
+something; `Crashed` rises in the middle of the chosen one, and `after_crash` is what the machine finds when it
+comes up again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from keylane.broker.storage.files import Buffer
+from keylane.protocol.errors import (
+    DataFolderError,
+    DiskFullError,
+    FlushFailedError,
+    StorageError,
+)
+
+BLOCK_BYTES = 512
+"""What the disk writes whole or not at all."""
+
+
+class Crashed(BaseException):
+    """The machine is gone; no code of ours may catch this."""
+
+
+class _Content:
+    """One file: what programs see, what is on the platter, and the writes between the two."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = bytearray(data)
+        self.synced = bytes(data)
+        self.written: list[tuple[int, bytes]] = []
+
+    def sync(self) -> None:
+        self.synced = bytes(self.data)
+        self.written.clear()
+
+    def crashed(self, dice: random.Random) -> bytes:
+        """The synced bytes and some of the blocks of what was written since."""
+        keep = dice.choice((0.0, 0.5, 0.9, 1.0))
+        found = bytearray(self.synced)
+        for start, data in self.written:
+            for at in range(0, len(data), BLOCK_BYTES):
+                if dice.random() < keep:
+                    block = data[at : at + BLOCK_BYTES]
+                    end = start + at + len(block)
+                    found.extend(bytes(max(0, end - len(found))))
+                    found[start + at : end] = block
+        return bytes(found)
+
+
+class SimAppendFile:
+    def __init__(self, disk: SimDisk, path: str, content: _Content) -> None:
+        self._disk = disk
+        self._path = path
+        self._content = content
+        self.size = len(content.data)
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        data = b"".join(buffers)
+        room = self._disk.room
+        if room is not None:
+            data = data[: max(room, 0)]
+            self._disk.room = room - len(data)
+        self._content.data[self.size :] = data
+        self._content.written.append((self.size, data))
+        self.size += len(data)
+        self._disk.step("write")
+        if self._disk.fail == "write":
+            raise StorageError(f"write {self._path}: Input/output error", path=self._path)
+        if room is not None and self._disk.room == 0:
+            raise DiskFullError(f"write {self._path}: No space left on device", path=self._path)
+
+    def fdatasync(self) -> None:
+        self._disk.step("fdatasync")
+        if self._disk.fail == "fdatasync":
+            # As Linux does: the pages are marked clean, and are not on the disk.
+            self._content.written.clear()
+            raise FlushFailedError(f"fdatasync {self._path}: Input/output error", path=self._path)
+        self._content.sync()
+        self._disk.syncs += 1
+        self._disk.step("synced")
+
+    def truncate(self, size: int) -> None:
+        self._disk.step("truncate")
+        freed = len(self._content.data) - size
+        if self._disk.room is not None:
+            self._disk.room += freed
+        del self._content.data[size:]
+        self.size = size
+        self._content.sync()
+
+    def close(self) -> None:
+        pass
+
+
+class SimDisk:
+    """See the module; use it as `Files`."""
+
+    def __init__(self) -> None:
+        self.contents: dict[str, _Content] = {}
+        self.folders: set[str] = {""}
+        self._named: dict[str, dict[str, _Content]] = {"": {}}
+        """Names that are durable, by folder."""
+        self.room: int | None = None
+        """Bytes left; None: enough."""
+        self.fail = ""
+        """"write" or "fdatasync": the operation that fails from now on."""
+        self.steps = 0
+        self.syncs = 0
+        self.crash_at: int | None = None
+        self.on_step: Callable[[str], None] = lambda _name: None
+        self._locked = False
+
+    def step(self, name: str) -> None:
+        """One operation that a crash may come in the middle of."""
+        self.steps += 1
+        self.on_step(name)
+        if self.crash_at is not None and self.steps >= self.crash_at:
+            raise Crashed(name)
+
+    def after_crash(self, dice: random.Random) -> SimDisk:
+        """The disk as it is when the machine comes up again."""
+        found = SimDisk()
+        found.folders = set(self.folders)
+        for folder in self.folders:
+            names = dict(self._named.get(folder, {}))
+            now = {path: one for path, one in self.contents.items() if _folder(path) == folder}
+            changed = [path for path in {*names, *now} if names.get(path) is not now.get(path)]
+            for path in sorted(changed):
+                if dice.random() < 0.5:
+                    if path in now:
+                        names[path] = now[path]
+                    else:
+                        del names[path]
+            kept = {path: _Content(one.crashed(dice)) for path, one in names.items()}
+            found.contents |= kept
+            found._named[folder] = dict(kept)
+        return found
+
+    # ── Files ─────────────────────────────────────────────────────────────────────────────────────────
+    def name(self) -> str:
+        return "simulated disk"
+
+    def lock(self) -> None:
+        if self._locked:
+            raise DataFolderError("another broker is using the simulated disk")
+        self._locked = True
+
+    def make_folder(self, path: str) -> None:
+        self.folders.add(path)
+        self._named.setdefault(path, {})
+
+    def list(self, path: str = "") -> list[str]:
+        names = {one.rpartition("/")[2] for one in self.contents if _folder(one) == path}
+        names |= {one.rpartition("/")[2] for one in self.folders if one and _folder(one) == path}
+        return sorted(names)
+
+    def size(self, path: str) -> int | None:
+        found = self.contents.get(path)
+        return None if found is None else len(found.data)
+
+    def open_append(self, path: str) -> SimAppendFile:
+        if _folder(path) not in self.folders:
+            raise StorageError(f"open {path}: No such file or directory", path=path)
+        if path not in self.contents:
+            self.step("create")
+        return SimAppendFile(self, path, self.contents.setdefault(path, _Content()))
+
+    def pread(self, path: str, position: int, length: int) -> bytes:
+        found = self.contents.get(path)
+        if found is None:
+            raise StorageError(f"read {path}: No such file or directory", path=path)
+        return bytes(found.data[position : position + length])
+
+    def rename(self, old: str, new: str) -> None:
+        self.step("rename")
+        if old not in self.contents:
+            raise StorageError(f"rename {new}: No such file or directory", path=new)
+        self.contents[new] = self.contents.pop(old)
+
+    def remove(self, path: str) -> None:
+        self.step("remove")
+        if self.contents.pop(path, None) is None:
+            raise StorageError(f"remove {path}: No such file or directory", path=path)
+
+    def sync_folder(self, path: str = "") -> None:
+        self.step("sync_folder")
+        self._named[path] = {
+            name: one for name, one in self.contents.items() if _folder(name) == path
+        }
+
+    def free_bytes(self) -> int:
+        return 1 << 40 if self.room is None else self.room
+
+    def close(self) -> None:
+        self._locked = False
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]

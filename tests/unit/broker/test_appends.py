@@ -1,0 +1,91 @@
+"""Sequences: a batch is stored once, in order, or refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.broker.appends import (
+    REMEMBERED_BATCHES,
+    Duplicate,
+    ProducerState,
+    after_append,
+    decide_append,
+)
+from keylane.protocol.batch import check_batch
+from keylane.protocol.errors import InvalidRequestError, ProducerFencedError, SequenceGapError
+from keylane.protocol.ids import MAX_I64
+from keylane.protocol.record import Header
+from sim.store import batch
+
+
+def header(sequence: int, count: int = 2, *, epoch: int = 0) -> Header:
+    return check_batch(batch(sequence=sequence, count=count, epoch=epoch))
+
+
+def stored(*batches: tuple[int, int], epoch: int = 0) -> ProducerState:
+    """A producer after batches of (sequence, count), stored one after another from offset 100 on."""
+    state: ProducerState | None = None
+    for sequence, count in batches:
+        state = after_append(state, header(sequence, count, epoch=epoch), base_offset=100 + sequence)
+    assert state is not None
+    return state
+
+
+def test_the_next_sequence_is_stored():
+    """A batch that begins where the one before ended is stored; the first begins at 0."""
+    assert decide_append(None, header(0)) is None
+    assert decide_append(stored((0, 2)), header(2)) is None
+
+
+@pytest.mark.parametrize(("sequence", "count", "offset"), [(0, 2, 100), (2, 3, 102), (3, 1, 103)])
+def test_a_batch_sent_again_gets_its_offset_back(sequence, count, offset):
+    """A whole batch, or a part of one, that was stored is a duplicate at its old offset."""
+    found = decide_append(stored((0, 2), (2, 3), (5, 1)), header(sequence, count))
+
+    assert found == Duplicate(offset)
+
+
+def test_an_old_duplicate_has_no_offset_any_more():
+    """A batch older than those remembered is known as stored, at offset -1."""
+    state = stored(*((number * 2, 2) for number in range(REMEMBERED_BATCHES + 1)))
+
+    assert len(state.latest) == REMEMBERED_BATCHES
+    assert decide_append(state, header(0)) == Duplicate(-1)
+    assert decide_append(state, header(2)) == Duplicate(102)
+
+
+@pytest.mark.parametrize("sequence", [1, 4, 100])
+def test_a_gap_is_refused(sequence):
+    """A batch that leaves a gap is refused with the sequence that is expected."""
+    state = None if sequence == 1 else stored((0, 2))
+    with pytest.raises(SequenceGapError) as caught:
+        decide_append(state, header(sequence))
+
+    assert caught.value.details["expected"] == (0 if state is None else 2)
+
+
+def test_a_batch_across_the_end_is_refused():
+    """A batch partly stored already is refused whole."""
+    with pytest.raises(SequenceGapError) as caught:
+        decide_append(stored((0, 2)), header(1, 2))
+
+    assert caught.value.details["expected"] == 2
+
+
+def test_a_higher_epoch_begins_again():
+    """A new epoch starts at sequence 0 and fences the epochs before it."""
+    state = stored((0, 2))
+    assert decide_append(state, header(0, epoch=1)) is None
+    with pytest.raises(SequenceGapError):
+        decide_append(state, header(2, epoch=1))
+
+    newer = after_append(state, header(0, epoch=1), base_offset=200)
+    with pytest.raises(ProducerFencedError):
+        decide_append(newer, header(2, epoch=0))
+    assert newer.latest == ((0, 2, 200),)
+
+
+def test_a_sequence_beyond_all_numbers_is_refused():
+    """A sequence that would not fit 63 bits is refused."""
+    with pytest.raises(InvalidRequestError):
+        decide_append(None, header(MAX_I64 - 1))

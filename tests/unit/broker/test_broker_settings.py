@@ -1,0 +1,60 @@
+"""Settings: every problem is told at once, and the later source wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from keylane.broker.settings import BrokerSettings, broker_settings
+from keylane.protocol.errors import ConfigError
+
+GOOD = {"group": "g1", "data": "d", "meta": "127.0.0.1:7000"}
+
+
+def test_all_problems_come_together():
+    """Wrong types, unknown names and impossible values are listed in one error."""
+    with pytest.raises(ConfigError) as caught:
+        broker_settings({"group": "../x", "port": 70000, "colour": "red", "host": 3, "meta": "nowhere"})
+
+    text = caught.value.message
+    for part in ("group:", "port:", "colour: no such", "host: text", "nowhere", "data: missing"):
+        assert part in text
+    assert caught.value.details["problems"] == 6
+
+
+def test_flags_win_over_the_file(tmp_path):
+    """A flag given replaces the file's value; one not given leaves it."""
+    config = tmp_path / "broker.toml"
+    config.write_text('group = "g2"\nport = 7100\nsegment_bytes = 65536\nmeta = ["127.0.0.1:1"]\n')
+
+    found = broker_settings({"group": "g1", "data": "d", "port": None, "meta": None}, config)
+
+    assert found == BrokerSettings(
+        group="g1", data=Path("d"), meta=("127.0.0.1:1",), port=7100, segment_bytes=65536
+    )
+
+
+def test_several_metaservers():
+    """Addresses are separated by commas."""
+    found = broker_settings(GOOD | {"meta": "127.0.0.1:7000, 127.0.0.1:7001"})
+    assert found.meta == ("127.0.0.1:7000", "127.0.0.1:7001")
+
+
+@pytest.mark.parametrize("text", ["group = ", "\ufffd\x00", 'group = "g1"\nport = true\n'])
+def test_an_unreadable_file_is_a_config_error(tmp_path, text):
+    """A file that is no TOML, or has wrong types, is told by name."""
+    config = tmp_path / "broker.toml"
+    config.write_text(text)
+    with pytest.raises(ConfigError):
+        broker_settings({"data": "d", "meta": "127.0.0.1:7000"}, config)
+    with pytest.raises(ConfigError, match=r"missing\.toml"):
+        broker_settings(GOOD, tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize("change", [{"segment_bytes": 10}, {"queued_bytes_max": 1}, {"meta": ()}])
+def test_values_out_of_range_are_refused(change):
+    """A setting outside its range is refused when the settings are made, whoever makes them."""
+    values = {"group": "g1", "data": Path("d"), "meta": ("127.0.0.1:7000",)} | change
+    with pytest.raises(ConfigError):
+        BrokerSettings(**values)

@@ -1,0 +1,226 @@
+"""Group commit: one sync for everything that waits, and what happens when the disk says no."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from keylane.broker.group_commit import RETRY_FULL_MS
+from keylane.broker.store import Store
+from keylane.protocol.errors import (
+    BrokerReadOnlyError,
+    DiskFullError,
+    FencedError,
+    FlushFailedError,
+    OverloadedError,
+    PartitionUnknownError,
+)
+from keylane.protocol.limits import BATCH_BYTES_MAX
+from sim.clock import ManualClock
+from sim.disk import SimDisk
+from sim.store import Desk, batch, open_store
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def desk(disk, clock) -> Desk:
+    desk = Desk(open_store(disk, clock=clock), clock)
+    await desk.host()
+    return desk
+
+
+async def test_what_waits_shares_one_sync(desk, disk):
+    """Appends that come while another commit is at the disk are made durable by one sync together."""
+    syncs = disk.syncs
+    answers = await asyncio.gather(
+        *(desk.append(batch(sequence=2 * number)) for number in range(50))
+    )
+
+    assert [answer.base_offset for answer in answers] == list(range(0, 100, 2))
+    assert disk.syncs - syncs == 1
+
+
+async def test_an_append_is_answered_after_the_sync(desk, disk):
+    """At the moment of the answer the batch is on the platter, not only in the page cache."""
+    seen: list[str] = []
+    disk.on_step = seen.append
+    task = asyncio.create_task(desk.append(batch()))
+    task.add_done_callback(lambda _: seen.append("answered"))
+    await task
+    await asyncio.sleep(0)
+
+    assert seen == ["write", "fdatasync", "synced", "answered"]
+
+
+async def test_acks_between_two_commits_are_one_record(desk, disk):
+    """However many acks come, a commit carries one cursor per partition and group."""
+    await desk.append(batch(count=100))
+    await desk.acquire(1)
+    end = desk.store.log.end
+    await desk.ack(1, (0, 1))
+    one = desk.store.log.end - end
+    await asyncio.gather(*(desk.ack(1, (number, number + 1)) for number in range(1, 100)))
+
+    assert desk.store.log.end - end < 3 * one
+    assert desk.store.state.partition(1).groups["audit"].acked.cursor == 100
+
+
+async def test_too_much_waiting_is_refused():
+    """Beyond the limit of queued bytes an append is refused with NOT_DONE and nothing of it is decided."""
+    disk, clock = SimDisk(), ManualClock()
+    gate = asyncio.Event()
+
+    async def slow(function, /, *args):
+        await gate.wait()
+        return function(*args)
+
+    store = open_store(disk, clock=clock, queued_bytes_max=BATCH_BYTES_MAX)
+    desk = Desk(store, clock)
+    await desk.host()
+    store.commit._run_blocking = slow
+    large = [batch(sequence=n, count=1, value=b"x" * 400_000) for n in range(3)]
+    first = [asyncio.create_task(desk.append(one)) for one in large[:2]]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError):
+        await desk.append(large[2])
+
+    gate.set()
+    assert [answer.base_offset for answer in await asyncio.gather(*first)] == [0, 1]
+    assert (await desk.append(large[2])).base_offset == 2
+
+
+@pytest.mark.parametrize("operation", ["write", "fdatasync"])
+async def test_a_failed_write_ends_writing(desk, disk, operation):
+    """After a failed write or sync nothing is written again; reads go on, and health says why."""
+    await desk.append(batch())
+    await desk.acquire(1)
+    disk.fail = operation
+    waiting = [asyncio.create_task(desk.append(batch(sequence=n))) for n in (2, 4)]
+    failed = await asyncio.gather(*waiting, return_exceptions=True)
+    disk.fail = ""
+    steps = disk.steps
+
+    assert [type(error) for error in failed] == [FlushFailedError, FlushFailedError]
+    assert {error.fate.value for error in failed} == {"unknown"}
+    for again in (
+        lambda: desk.append(batch(sequence=2)),
+        lambda: desk.acquire(2),
+        lambda: desk.ack(1, (0, 1)),
+        lambda: desk.host(2),
+    ):
+        with pytest.raises(BrokerReadOnlyError):
+            await again()
+    assert disk.steps == steps
+    assert desk.store.commit.reason
+    assert (await desk.pull(1, 0))[0].upto == 2
+    assert (await desk.ack(1)).cursor == 0
+
+
+async def test_what_waited_behind_a_failed_write_was_not_done(disk, clock):
+    """A batch that had not reached the disk when a write failed is refused, not unknown."""
+    desk = Desk(open_store(disk, clock=clock, commit_bytes_max=BATCH_BYTES_MAX), clock)
+    await desk.host()
+    disk.fail = "fdatasync"
+    large = [batch(sequence=n, count=1, value=b"x" * 900_000) for n in range(3)]
+    failed = await asyncio.gather(*map(desk.append, large), return_exceptions=True)
+
+    assert [type(error) for error in failed] == [
+        FlushFailedError,
+        FlushFailedError,
+        BrokerReadOnlyError,
+    ]
+
+
+async def test_a_full_disk_keeps_nothing_and_heals(desk, disk, clock):
+    """ENOSPC undoes all that was decided; when there is room the same batches are stored at the same offsets."""
+    await desk.append(batch())
+    await desk.acquire(1)
+    size = disk.size("log/" + "0" * 20 + ".log")
+    disk.room = 300
+    calls = [desk.append(batch(sequence=2)), desk.append(batch(sequence=4)), desk.acquire(2)]
+    failed = await asyncio.gather(*calls, desk.host(2), return_exceptions=True)
+
+    assert [type(error) for error in failed] == [DiskFullError] * 4
+    assert disk.size("log/" + "0" * 20 + ".log") == size
+    with pytest.raises(BrokerReadOnlyError):
+        await desk.append(batch(sequence=2))
+    with pytest.raises(PartitionUnknownError):
+        await desk.read(0, partition_id=2)
+
+    disk.room = None
+    clock.advance(RETRY_FULL_MS)
+    assert (await desk.append(batch(sequence=2))).base_offset == 2
+    assert (await desk.append(batch(sequence=4))).base_offset == 4
+    assert (await desk.ack(1, (0, 1))).cursor == 1
+    assert not desk.store.commit.reason
+    reopened = open_store(disk)
+    assert reopened.state.partition(1).next_offset == 6
+
+
+async def test_an_ack_lost_to_a_full_disk_is_durable_before_it_is_answered(desk, disk, clock):
+    """An ack repeated after a full disk writes the cursor that the first try could not."""
+    await desk.append(batch(count=10))
+    await desk.acquire(1)
+    disk.room = 10
+    with pytest.raises(DiskFullError):
+        await desk.ack(1, (0, 5))
+    disk.room = None
+    clock.advance(RETRY_FULL_MS)
+    await desk.ack(1, (0, 5))
+
+    assert open_store(disk).state.partition(1).groups["audit"].acked.cursor == 5
+
+
+async def test_a_full_disk_across_a_roll_leaves_no_segment(clock):
+    """The segments a failed commit had begun are gone, and the log goes on where it was."""
+    disk = SimDisk()
+    desk = Desk(open_store(disk, clock=clock, segment_bytes=4096), clock)
+    await desk.host()
+    disk.room = 5000
+    calls = [desk.append(batch(sequence=20 * n, count=20)) for n in range(20)]
+    failed = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(error) for error in failed} == {DiskFullError}
+    assert len(disk.list("log")) == 1
+
+    disk.room = None
+    clock.advance(RETRY_FULL_MS)
+    await asyncio.gather(*(desk.append(batch(sequence=20 * n, count=20)) for n in range(20)))
+    assert len(disk.list("log")) > 2
+    assert open_store(disk).state.partition(1).next_offset == 400
+
+
+async def test_a_fence_undone_by_a_full_disk_gives_the_owner_back(desk, disk, clock):
+    """A grant that could not be made durable has not happened: the owner before goes on."""
+    await desk.acquire(1)
+    disk.room = 1
+    with pytest.raises(DiskFullError):
+        await desk.acquire(2, "b" * 16)
+    disk.room = None
+
+    assert (await desk.ack(1)).cursor == 0
+    with pytest.raises(FencedError):
+        await desk.ack(1, session="b" * 16)
+
+
+async def test_a_faulty_index_never_acks(desk):
+    """A fault of our own while committing fails the append as unknown and ends writing."""
+    store: Store = desk.store
+
+    def broken(_units: object) -> None:
+        raise ZeroDivisionError
+
+    store._queues.dispatch = broken
+    with pytest.raises(FlushFailedError):
+        await desk.append(batch())
+    with pytest.raises(BrokerReadOnlyError):
+        await desk.append(batch(sequence=2))
