@@ -17,6 +17,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 _ARROW: dict[str, pa.DataType] = {
     "subject": pa.string(),
@@ -27,14 +38,14 @@ _ARROW: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "properties": pa.map_(pa.string(), pa.string()),
 }
-_SPARK = {
-    "subject": "STRING",
-    "partition": "INT",
-    "offset": "BIGINT",
-    "key": "BINARY",
-    "value": "BINARY",
-    "timestamp": "TIMESTAMP",
-    "properties": "MAP<STRING, STRING>",
+_SPARK: dict[str, DataType] = {
+    "subject": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "timestamp": TimestampType(),
+    "properties": MapType(StringType(), StringType()),
 }
 COLUMNS = tuple(_ARROW)
 PARTITION_MAX = 2**31 - 1
@@ -45,6 +56,6 @@ def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
     return pa.schema([pa.field(name, _ARROW[name]) for name in columns])
 
 
-def spark_schema(columns: Sequence[str] = COLUMNS) -> str:
-    """The schema of these columns as Spark writes it in DDL."""
-    return ", ".join(f"`{name}` {_SPARK[name]}" for name in columns)
+def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:
+    """The Spark schema of these columns, in this order."""
+    return StructType([StructField(name, _SPARK[name]) for name in columns])

@@ -59,7 +59,7 @@ class KeylaneSource(DataSource):
         """The word after `format`."""
         return FORMAT
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """The columns, and the moment at which the snapshot is taken."""
         self._snapshot()
         return spark_schema(self._read_options.columns)

@@ -1,0 +1,135 @@
+"""Planning: pinned half-open ranges, one per physical partition, and what cannot be planned."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.protocol.control import PartitionStatus
+from keylane.protocol.errors import NotSentError, OffsetOutOfRangeError, PartitionUnknownError
+from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
+from keylane.spark.options import ReadOptions
+from keylane.spark.planner import plan_ranges, select_partitions
+
+
+def partition(number: int, state: str = "open", address: str | None = "127.0.0.1:1") -> Partition:
+    return Partition(
+        partition_id=number,
+        name=f"p{number}",
+        queue=0,
+        range_start=0,
+        range_end=1024,
+        broker_group=f"g{number}",
+        state=PartitionState(state),
+        address=address,
+    )
+
+
+def route(*partitions: Partition) -> Route:
+    return Route(
+        subject="flights", version=1, order_strategy=OrderStrategy.STRICT, partitions=partitions
+    )
+
+
+def status(number: int, first: int, after: int) -> PartitionStatus:
+    return PartitionStatus(
+        partition_id=number,
+        subject="flights",
+        name=f"p{number}",
+        state=PartitionState.OPEN,
+        first_offset=first,
+        next_offset=after,
+    )
+
+
+def options(**more) -> ReadOptions:
+    return ReadOptions(meta=("127.0.0.1:1",), subject="flights", **more)
+
+
+def planned(chosen: ReadOptions) -> dict[int, tuple[int, int]]:
+    """Two partitions: 3 holds [5, 20), 4 holds [0, 0)."""
+    parts = select_partitions(route(partition(4), partition(3, "sealed")), chosen)
+    ranges = plan_ranges(parts, {3: status(3, 5, 20), 4: status(4, 0, 0)}, chosen)
+    return {one.partition_id: (one.start, one.end) for one in ranges}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "ranges"),
+    [
+        ({}, {3: (5, 20), 4: (0, 0)}),
+        ({"start": "latest"}, {3: (20, 20), 4: (0, 0)}),
+        ({"end": "earliest"}, {3: (5, 5), 4: (0, 0)}),
+        ({"start": {3: 7}}, {3: (7, 20), 4: (0, 0)}),
+        ({"start": {3: 7}, "end": {3: 9}}, {3: (7, 9), 4: (0, 0)}),
+        ({"start": {3: 5, 4: 0}, "end": {3: 20, 4: 0}}, {3: (5, 20), 4: (0, 0)}),
+        ({"start": {3: 9}, "end": {3: 9}}, {3: (9, 9), 4: (0, 0)}),
+        ({"partitions": frozenset({4})}, {4: (0, 0)}),
+        ({"partitions": frozenset({3}), "end": {3: 6}}, {3: (5, 6)}),
+    ],
+    ids=str,
+)
+def test_each_partition_has_one_pinned_range(chosen, ranges):
+    """Every physical partition gets one half-open range of numbers, by id, empty ones too."""
+    found = planned(options(**chosen))
+    assert found == ranges
+    assert list(found) == sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "details"),
+    [
+        ({"start": {3: 4}}, {"partition": 3, "requested": 4, "earliest": 5, "latest": 20}),
+        ({"start": {3: 21}}, {"partition": 3, "requested": 21, "earliest": 5, "latest": 20}),
+        ({"end": {3: 21}}, {"partition": 3, "requested": 21, "earliest": 5, "latest": 20}),
+        ({"end": {4: 1}}, {"partition": 4, "requested": 1, "earliest": 0, "latest": 0}),
+        ({"start": {3: 9}, "end": {3: 8}}, {"partition": 3, "start": 9, "end": 8}),
+        ({"start": "latest", "end": "earliest"}, {"partition": 3, "start": 20, "end": 5}),
+    ],
+    ids=str,
+)
+def test_an_offset_that_is_not_there_is_refused(chosen, details):
+    """A range asked for by number is read whole or refused, with the numbers it could have had."""
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        planned(options(**chosen))
+    assert caught.value.details == details
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"partitions": frozenset({3, 9})}, {"start": {9: 0}}, {"end": {9: 0}}], ids=str
+)
+def test_an_unknown_partition_is_refused(chosen):
+    """A partition that the subject has not is a typed error that names it."""
+    with pytest.raises(PartitionUnknownError) as caught:
+        planned(options(**chosen))
+    assert caught.value.details == {"partition": 9, "subject": "flights"}
+
+
+def test_partitions_without_data_are_left_out():
+    """Planned and expired partitions are not read, sealed ones are."""
+    table = route(
+        *(partition(n, s) for n, s in enumerate(["planned", "open", "sealed", "expired"], 1))
+    )
+    assert [one.partition_id for one in select_partitions(table, options())] == [2, 3]
+    with pytest.raises(PartitionUnknownError):
+        select_partitions(table, options(partitions=frozenset({4})))
+
+
+def test_a_subject_without_partitions_plans_nothing():
+    """No partitions, no ranges, no error."""
+    assert select_partitions(route(), options()) == []
+    assert plan_ranges([], {}, options()) == []
+
+
+def test_a_partition_whose_broker_is_away_is_told_at_planning():
+    """Reading part of a subject in silence is worse than not reading it."""
+    with pytest.raises(NotSentError, match="broker group g3 is not available"):
+        select_partitions(route(partition(3, address=None), partition(4)), options())
+    left = select_partitions(
+        route(partition(3, address=None), partition(4)), options(partitions=frozenset({4}))
+    )
+    assert [one.partition_id for one in left] == [4]
+
+
+def test_a_partition_no_broker_knows_is_told_at_planning():
+    """A partition of the route that its broker does not host is a typed error."""
+    with pytest.raises(PartitionUnknownError):
+        plan_ranges([partition(3)], {}, options())

@@ -1,0 +1,192 @@
+"""Batch columns become exactly the rows that were sent, whatever is cut or joined."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from keylane.protocol.batch import encode_batch
+from keylane.protocol.errors import CorruptBatchError
+from keylane.protocol.message import pack_properties
+from keylane.protocol.record import Kind, encode_record, stamp
+from keylane.spark import rows as rows_module
+from keylane.spark.rows import RowBuilder
+from keylane.spark.schema import COLUMNS, arrow_schema, spark_schema
+
+PARTITION = 7
+Sent = tuple[bytes, bytes, int, dict[str, str]]
+
+
+def batch(messages: list[Sent], base_offset: int, partition_id: int = PARTITION) -> bytes:
+    keys, values, times, properties = (list(column) for column in zip(*messages, strict=True))
+    packed = [pack_properties(one) for one in properties]
+    record = bytearray(
+        encode_batch(
+            partition_id=partition_id,
+            sent_at_ns=times,
+            keys=keys,
+            values=values,
+            properties=packed if any(packed) else (),
+            producer_id=1,
+            producer_epoch=0,
+            sequence=0,
+        )
+    )
+    stamp(record, base_offset=base_offset, position=0, appended_at_ms=0)
+    return bytes(record)
+
+
+def builder(start: int, end: int, columns=COLUMNS, batch_rows: int = 100) -> RowBuilder:
+    return RowBuilder(
+        subject="flights",
+        partition_id=PARTITION,
+        start=start,
+        end=end,
+        columns=tuple(columns),
+        batch_rows=batch_rows,
+    )
+
+
+def taken(build: RowBuilder, *payloads: bytes) -> list[pa.RecordBatch]:
+    found = [one for payload in payloads for one in build.take(memoryview(payload))]
+    return [*found, *build.rest()]
+
+
+def plain(count: int, at: int = 0) -> list[Sent]:
+    return [(b"k%d" % n, b"v%d" % n, n * 1_000, {}) for n in range(at, at + count)]
+
+
+def test_the_schema_is_sparks_to_the_letter():
+    """The Arrow schema equals what Spark derives from the schema we tell it, whole and for chosen columns."""
+    for columns in (COLUMNS, ("value", "offset"), ("properties", "timestamp", "key")):
+        assert to_arrow_schema(spark_schema(columns), timezone="UTC").equals(arrow_schema(columns))
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+messages = st.tuples(
+    st.binary(max_size=9),
+    st.binary(max_size=30),
+    st.integers(-(2**62), 2**62),
+    st.one_of(st.just({}), st.dictionaries(texts, texts, max_size=3)),
+)
+
+
+@given(
+    st.lists(st.lists(messages, min_size=1, max_size=7), min_size=1, max_size=6),
+    st.integers(0, 2**40),
+    st.data(),
+)
+@settings(deadline=None)
+def test_the_rows_are_the_messages_of_the_range(batches, base, data):
+    """Whatever the batches, cuts, joins and frames, the rows are the messages of the range in order."""
+    total = sum(len(one) for one in batches)
+    start = base + data.draw(st.integers(0, len(batches[0]) - 1), label="start")
+    end = data.draw(st.integers(start, base + total), label="end")
+    batch_rows = data.draw(st.integers(1, 12), label="batch_rows")
+    records, offset = [], base
+    for one in batches:
+        records.append(batch(one, offset))
+        offset += len(one)
+    cut = data.draw(st.integers(0, len(records)), label="frame")
+    build = builder(start, end, batch_rows=batch_rows)
+    found = taken(build, b"".join(records[:cut]), b"".join(records[cut:]))
+    assert build.next_offset == end
+    for one in found:
+        one.validate(full=True)
+        assert one.schema.equals(arrow_schema())
+        assert 0 < one.num_rows < batch_rows + 7
+    table = pa.Table.from_batches(found, arrow_schema())
+    sent = [one for group in batches for one in group][start - base : end - base]
+    assert table["offset"].to_pylist() == list(range(start, end))
+    assert table["key"].to_pylist() == [one[0] for one in sent]
+    assert table["value"].to_pylist() == [one[1] for one in sent]
+    assert table["timestamp"].cast(pa.int64()).to_pylist() == [one[2] // 1_000 for one in sent]
+    assert [dict(one) for one in table["properties"].to_pylist()] == [one[3] for one in sent]
+    assert set(table["subject"].to_pylist()) <= {"flights"}
+    assert set(table["partition"].to_pylist()) <= {PARTITION}
+    assert sum(column.null_count for column in table.columns) == 0
+
+
+def test_only_the_columns_asked_for_are_made():
+    """The columns option decides names and order."""
+    (found,) = taken(builder(0, 5, columns=("value", "offset")), batch(plain(5), 0))
+    assert found.schema.names == ["value", "offset"]
+    assert found["value"].to_pylist() == [b"v0", b"v1", b"v2", b"v3", b"v4"]
+
+
+def test_small_batches_are_joined_and_large_ones_are_not_copied():
+    """Many small batches become one of about batch_rows; a batch alone is a view of the bytes received."""
+    small = [batch(plain(1, n), n) for n in range(250)]
+    assert [one.num_rows for one in taken(builder(0, 250), b"".join(small))] == [100, 100, 50]
+    record = batch(plain(100), 0)
+    payload = memoryview(record)
+    (found,) = list(builder(0, 100).take(payload))
+    values = found["value"].buffers()[2]
+    whole = pa.py_buffer(record)
+    assert whole.address <= values.address < whole.address + whole.size
+
+
+def test_large_values_end_an_arrow_batch_early(monkeypatch):
+    """A batch of Arrow is limited in bytes too, so that no worker has to hold 16,384 large messages."""
+    monkeypatch.setattr(rows_module, "BATCH_BYTES_MAX", 1_000)
+    large = [batch([(b"k", bytes(400), 0, {})], n) for n in range(10)]
+    assert [one.num_rows for one in taken(builder(0, 10), b"".join(large))] == [3, 3, 3, 1]
+
+
+def test_batches_after_the_end_are_left():
+    """What a frame holds beyond the range is neither looked at nor yielded."""
+    build = builder(2, 4)
+    (found,) = taken(build, batch(plain(5), 0) + batch(plain(5, 5), 5))
+    assert found["offset"].to_pylist() == [2, 3]
+    assert build.next_offset == 4
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (batch(plain(3), 0) + batch(plain(3), 4), "offset 3 is missing"),
+        (batch(plain(3), 0) + batch(plain(3), 0), "offset 3 is missing"),
+        (batch(plain(3), 1), "offset 0 is missing"),
+        (batch(plain(9), 0, partition_id=8), "a batch of partition 8"),
+        (batch(plain(9), 0)[:-1], "cut short"),
+        (batch(plain(9), 0) + b"\0", "cut short"),
+        (batch(plain(9), 0)[:-1] + b"!", "body checksum"),
+        (b"\0" * 200, "no magic"),
+        (
+            encode_record(
+                bytes(8) + b"\5\0\0\0" + bytes(8) + b"ab",
+                kind=Kind.MESSAGES,
+                count=1,
+                partition_id=PARTITION,
+            ),
+            "do not add up",
+        ),
+    ],
+    ids=["hole", "again", "late", "stranger", "cut", "tail", "damage", "zeros", "lengths"],
+)
+def test_what_is_not_the_next_offsets_is_refused(payload, reason):
+    """A hole, an overlap, damage or another partition's batch is a typed error, never silent."""
+    build = builder(0, 9)
+    with pytest.raises(CorruptBatchError, match=reason):
+        list(build.take(memoryview(payload)))
+
+
+def test_properties_that_are_none_are_a_typed_error():
+    """Property bytes of a hostile sender are told, not guessed at."""
+    record = bytearray(
+        encode_batch(
+            partition_id=PARTITION,
+            sent_at_ns=[0],
+            keys=[b""],
+            values=[b""],
+            properties=[b"\xc1"],
+            producer_id=1,
+            producer_epoch=0,
+            sequence=0,
+        )
+    )
+    with pytest.raises(CorruptBatchError, match="unreadable properties"):
+        taken(builder(0, 1), bytes(record))

@@ -1,0 +1,369 @@
+"""The data source without a JVM: plan, read, pickle, and every way a read can go wrong."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.errors import (
+    ConfigError,
+    CorruptBatchError,
+    FencedError,
+    KeylaneError,
+    NotSentError,
+    OffsetOutOfRangeError,
+    OverloadedError,
+    PartitionUnknownError,
+    StaleRouteError,
+    SubjectUnknownError,
+)
+from keylane.protocol.frames import Batches
+from keylane.protocol.limits import PULL_BYTES_MAX
+from keylane.protocol.record import HEADER_BYTES, stamp
+from keylane.protocol.routing import PartitionState
+from keylane.spark import range_reader
+from keylane.spark.failure import error_in
+from keylane.spark.range_reader import TRIES_MAX
+from keylane.spark.schema import arrow_schema, spark_schema
+from keylane.spark.source import KeylaneRange, KeylaneReader, KeylaneSource
+from shelves import SENT_AT_NS, Sent, Shelves
+
+ROWS = 1_000
+
+
+def message(number: int) -> Sent:
+    properties = {"n": str(number)} if number % 10 == 0 else {}
+    return Sent(
+        b"key-%d" % (number % 7),
+        b"v" * (number % 5) + b"%d" % number,
+        SENT_AT_NS + number,
+        properties,
+    )
+
+
+@pytest.fixture
+def filled(shelves: Shelves) -> Shelves:
+    """Partition 3 has ROWS messages in batches of 1 to 19, 4 has none, 9 is sealed and has 10."""
+    shelf, number, size = shelves.shelf(3), 0, 1
+    while number < ROWS:
+        size = min(size % 19 + 1, ROWS - number)
+        shelf.put(*map(message, range(number, number + size)))
+        number += size
+    shelves.shelf(4)
+    shelves.shelf(9, PartitionState.SEALED).put(*map(message, range(10)))
+    return shelves
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Tries follow each other without the waits of production."""
+    monkeypatch.setattr(range_reader, "_BACKOFF", Backoff(first_ms=1, max_ms=1))
+
+
+def source(shelves: Shelves, **options: str) -> KeylaneSource:
+    return KeylaneSource({"meta": shelves.address, "subject": "flights", **options})
+
+
+def reader(shelves: Shelves, **options: str) -> KeylaneReader:
+    made = source(shelves, **options)
+    return made.reader(made.schema())
+
+
+def rows(found: KeylaneReader) -> pa.Table:
+    batches = [one for part in found.partitions() for one in found.read(part)]
+    return pa.Table.from_batches(batches, arrow_schema(found._options.columns))
+
+
+def test_each_physical_partition_is_one_task(filled):
+    """One InputPartition per physical partition, pinned, from one route and one status call."""
+    planned = [one.planned for one in reader(filled).partitions()]
+    assert [(one.partition_id, one.start, one.end) for one in planned] == [
+        (3, 0, ROWS),
+        (4, 0, 0),
+        (9, 0, 10),
+    ]
+    assert filled.calls == ["route", "partitions"]
+
+
+def test_the_rows_are_what_was_sent(filled):
+    """Every message comes once, in order of offset within its partition, with all its columns."""
+    found = reader(filled, batchRows="128")
+    batches = [one for part in found.partitions() for one in found.read(part)]
+    assert max(one.num_rows for one in batches) < 128 + 19
+    assert min(one.num_rows for one in batches[:-2]) >= 128
+    table = pa.Table.from_batches(batches)
+    assert table.schema.equals(arrow_schema())
+    assert Counter(table["partition"].to_pylist()) == {3: ROWS, 9: 10}
+    three = table.slice(0, ROWS).to_pylist()
+    for number, row in enumerate(three):
+        sent = message(number)
+        assert (row["subject"], row["partition"], row["offset"]) == ("flights", 3, number)
+        assert (row["key"], row["value"]) == (sent.key, sent.value)
+        assert row["timestamp"].timestamp() == pytest.approx(sent.sent_at_ns / 1e9, abs=1e-6)
+        assert dict(row["properties"]) == sent.properties
+
+
+def test_a_range_is_read_to_the_row(filled):
+    """Start and end in the midst of batches cut exactly there."""
+    table = rows(reader(filled, partitions="3", start='{"3": 13}', end='{"3": 777}'))
+    assert table["offset"].to_pylist() == list(range(13, 777))
+    assert table["value"].to_pylist() == [message(number).value for number in range(13, 777)]
+
+
+def test_a_large_range_takes_several_reads(shelves, monkeypatch):
+    """A range larger than one answer is read piece by piece, the next asked for before rows are built."""
+    for number in range(60):
+        shelves.shelf(3).put(*[Sent(b"k", bytes(100_000))] * 2, Sent(b"k", b"%d" % number))
+    found = reader(shelves, columns="offset,value", batchRows="1")
+    (part,) = found.partitions()
+    stream = found.read(part)
+    next(stream)
+    for _ in range(100):
+        if len(shelves.reads) == 2:
+            break
+        time.sleep(0.01)
+    assert len(shelves.reads) == 2, "the second read is under way while the first is converted"
+    offsets = [0, 1, 2, *(o for one in stream for o in one["offset"].to_pylist())]
+    assert offsets == list(range(180))
+    assert len(shelves.reads) == -(-60 * 200_000 // PULL_BYTES_MAX)
+
+
+def test_an_empty_range_yields_nothing_and_asks_nothing(filled):
+    """No rows, no batch, no call to the broker."""
+    found = reader(filled)
+    assert list(found.read(found.partitions()[1])) == []
+    assert list(reader(filled, start="latest").read(found.partitions()[1])) == []
+    assert filled.reads == []
+
+
+def test_what_spark_makes_of_no_partitions_reads_as_nothing(shelves):
+    """A subject without partitions plans an empty list; the one task Spark makes of it has no rows."""
+    found = reader(shelves)
+    assert found.partitions() == []
+    assert list(found.read(InputPartition(None))) == []
+    assert list(found.read(None)) == []
+
+
+def test_the_snapshot_is_pinned_at_load_and_survives_pickling(filled):
+    """Messages stored after load() are in no later plan, also when the source travels as bytes."""
+    made = source(filled)
+    schema = made.schema()
+    filled.shelf(3).put(message(ROWS))
+    again = pickle.loads(cloudpickle.dumps(made))
+    for one in (made, again):
+        assert [part.planned.end for part in one.reader(schema).partitions()] == [ROWS, 0, 10]
+    assert filled.calls == ["route", "partitions"]
+
+
+def test_reader_and_partitions_survive_pickling(filled):
+    """What Spark sends to its workers reads the same there."""
+    found = reader(filled, columns="offset,key")
+    parts = pickle.loads(pickle.dumps(found.partitions()))
+    assert parts[0].planned == found.partitions()[0].planned
+    there = pickle.loads(cloudpickle.dumps(found))
+    assert isinstance(parts[0], KeylaneRange)
+    assert pa.Table.from_batches(there.read(parts[0])).equals(
+        pa.Table.from_batches(found.read(found.partitions()[0]))
+    )
+
+
+def test_the_schema_follows_the_columns(filled):
+    """The schema told to Spark is that of the columns asked for, in their order."""
+    assert source(filled).schema() == spark_schema()
+    assert source(filled, columns="value,offset").schema().names == ["value", "offset"]
+
+
+def test_a_schema_of_the_users_own_is_refused(filled):
+    """Spark hands over a schema the user gave: another than ours is refused with the way to do it."""
+    made = source(filled)
+    with pytest.raises(ConfigError, match="choose columns with the option `columns`"):
+        made.reader(StructType([spark_schema()["value"]]))
+
+
+def told(caught: pytest.ExceptionInfo[KeylaneError]) -> KeylaneError:
+    """The error as found in a text like Spark's."""
+    found = error_in(f"[PYTHON_EXCEPTION] Traceback …\nkeylane.X: {caught.value}\n\nJVM stack\n")
+    assert type(found) is type(caught.value)
+    assert found.details == caught.value.details
+    return found
+
+
+def test_bad_options_are_told_with_code_and_json(shelves):
+    """An unknown option or a bad value raises in the constructor, text with a stable mark, code and JSON."""
+    with pytest.raises(ConfigError) as caught:
+        source(shelves, topics="flights", batchRows="0")
+    assert str(caught.value).startswith('KEYLANE_1001 {"details": {"batchRows": "1 to 1000000')
+    assert told(caught).details.keys() == {"topics", "batchRows"}
+
+
+def test_an_unknown_subject_is_told_with_code_and_json(shelves):
+    """The metaserver's word on the subject passes through, marked."""
+    with pytest.raises(SubjectUnknownError) as caught:
+        KeylaneSource({"meta": shelves.address, "subject": "flight"}).schema()
+    assert 'KEYLANE_1110 {"details": {"subject": "flight"}, "fate": "not_done"}' in str(
+        caught.value
+    )
+    assert told(caught).details == {"subject": "flight"}
+
+
+def test_no_metaserver_is_told(shelves):
+    """A metaserver that cannot be reached is a NotSentError with the address."""
+    with pytest.raises(NotSentError, match="KEYLANE_1201") as caught:
+        KeylaneSource({"meta": "127.0.0.1:1", "subject": "flights"}).schema()
+    assert told(caught).details == {"address": "127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"start": '{"3": 1001}'}, OffsetOutOfRangeError),
+        ({"end": '{"4": 1}'}, OffsetOutOfRangeError),
+        ({"start": '{"3": 9223372036854775807}'}, OffsetOutOfRangeError),
+        ({"partitions": "5"}, PartitionUnknownError),
+    ],
+    ids=str,
+)
+def test_offsets_and_partitions_that_are_not_there_are_told_at_load(filled, options, error):
+    """A range nobody has fails at load, not in a task."""
+    with pytest.raises(error) as caught:
+        source(filled, **options).schema()
+    told(caught)
+    assert filled.reads == []
+
+
+def test_rows_gone_since_planning_are_told(filled):
+    """Retention that passed the start of a planned range is an error with the first offset left."""
+    found = reader(filled, partitions="3")
+    filled.shelf(3).first_offset = 500
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        list(found.read(found.partitions()[0]))
+    assert told(caught).details == {"requested": 0, "earliest": 500, "latest": ROWS}
+
+
+def cut(_request, answer, payload):
+    return answer, payload[:-1]
+
+
+def flip(_request, answer, payload):
+    return answer, payload[:-9] + bytes([payload[-9] ^ 1]) + payload[-8:]
+
+
+def skip(request, answer, payload):
+    size = int.from_bytes(payload[8:12], "little")
+    return (answer, payload[size:]) if request.offset else (answer, payload)
+
+
+def stop_short(_request, answer, payload):
+    size = int.from_bytes(payload[8:12], "little")
+    return answer, payload[:size]
+
+
+def go_too_far(_request, answer, payload):
+    size = int.from_bytes(payload[8:12], "little")
+    return Batches(answer.correlation_id, 0, 5_000, 2_000, False), payload[:size]
+
+
+def stand_still(request, answer, payload):
+    return Batches(answer.correlation_id, 0, 5_000, request.offset, False), payload
+
+
+def stranger(_request, answer, payload):
+    record = bytearray(payload)
+    record[24] ^= 1
+    head = bytearray(record[:HEADER_BYTES])
+    stamp(head, base_offset=0, position=0, appended_at_ms=0)
+    return answer, bytes(head) + bytes(record[HEADER_BYTES:])
+
+
+@pytest.mark.parametrize("spoil", [cut, flip, skip, stop_short, go_too_far, stand_still, stranger])
+def test_a_broker_that_sends_something_else_is_found_out(filled, quick, spoil):
+    """Damage, a hole, a lie about the end or another partition's batch: CorruptBatchError, no row too few."""
+    filled.spoil = spoil
+    start = '{"3": 700}' if spoil is skip else "earliest"
+    found = reader(filled, partitions="3", start=start, end='{"3": 999}')
+    with pytest.raises(CorruptBatchError) as caught:
+        list(found.read(found.partitions()[0]))
+    told(caught)
+
+
+def test_a_log_shorter_than_planned_is_told(filled):
+    """A broker that no longer has the end of the range gives an error, not fewer rows."""
+    found = reader(filled, partitions="3")
+    del filled.shelf(3).batches[-3:]
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        list(found.read(found.partitions()[0]))
+    assert told(caught).details["latest"] < ROWS
+
+
+@pytest.mark.parametrize("error", [OverloadedError(), StaleRouteError()], ids=str)
+def test_errors_that_pass_are_waited_for(filled, quick, error):
+    """A refusal that says "later" or "new route" is tried again, and the rows are whole."""
+    filled.fail = [error] * (TRIES_MAX - 1)
+    found = reader(filled, partitions="3", columns="offset")
+    assert rows(found)["offset"].to_pylist() == list(range(ROWS))
+    assert filled.calls.count("route") == 1 + TRIES_MAX - 1
+
+
+def test_errors_that_do_not_pass_are_raised_at_last(filled, quick):
+    """After its last try the error itself is raised, marked; one that says "never" is raised at once."""
+    found = reader(filled, partitions="3")
+    filled.fail = [OverloadedError(in_flight=3)] * TRIES_MAX
+    with pytest.raises(OverloadedError) as caught:
+        list(found.read(found.partitions()[0]))
+    assert told(caught).details == {"in_flight": 3}
+    assert len(filled.reads) == TRIES_MAX
+    filled.fail = [FencedError()]
+    with pytest.raises(FencedError):
+        list(found.read(found.partitions()[0]))
+    assert len(filled.reads) == TRIES_MAX + 1
+
+
+def test_a_broker_started_again_in_mid_read_is_ridden_out(shelves):
+    """A broker that goes away between two reads and comes back at the same place loses no row."""
+    for number in range(40):
+        shelves.shelf(3).put(Sent(b"k", bytes(100_000)), Sent(b"k", b"%d" % number))
+    found = reader(shelves, columns="offset", batchRows="1")
+    stream = found.read(found.partitions()[0])
+    offsets = next(stream)["offset"].to_pylist()
+    shelves.hang_up()
+    shelves.listen()
+    offsets += [offset for one in stream for offset in one["offset"].to_pylist()]
+    assert offsets == list(range(80))
+
+
+def test_a_partition_whose_broker_moved_is_found_again(filled, quick):
+    """A reader planned with an old address asks the metaserver where the broker is now."""
+    found = reader(filled, partitions="3", columns="offset")
+    filled.hang_up()
+    filled.port = 0
+    filled.listen()
+    found._options = replace(found._options, meta=(filled.address,))
+    assert rows(found)["offset"].to_pylist() == list(range(ROWS))
+
+
+def test_a_reader_that_is_left_early_lets_its_connections_go(shelves):
+    """A task that stops after a few rows, as LIMIT does, leaves nothing running."""
+    for _ in range(40):
+        shelves.shelf(3).put(Sent(b"k", bytes(200_000)))
+    found = reader(shelves, batchRows="1")
+    stream = found.read(found.partitions()[0])
+    next(stream)
+    stream.close()
+    gc.collect()
+
+
+def test_outside_a_worker_of_spark_the_collector_is_left_alone(filled):
+    """gc.freeze is for Spark's worker processes, not for a program that calls a reader."""
+    before = gc.get_freeze_count()
+    rows(reader(filled, gcFreeze="true", columns="offset"))
+    assert gc.get_freeze_count() == before
