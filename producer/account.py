@@ -7,6 +7,8 @@ import asyncio
 from ..protocol.errors import KeylaneError
 from .parcel import Parcel
 
+FAILURES_KEPT = 100
+
 
 class Account:
     """Bytes and messages of all closed parcels of a producer, from `enter` to `leave` or `settled`."""
@@ -16,7 +18,7 @@ class Account:
         self.messages = 0
         self.acked = 0
         self.failed = 0
-        self.first_error: KeylaneError | None = None
+        self._failures: list[KeylaneError] = []
         self._bytes_max = bytes_max
         self._room = asyncio.Event()
         self._drained = asyncio.Event()
@@ -43,8 +45,14 @@ class Account:
             self.acked += len(parcel)
         else:
             self.failed += len(parcel)
-            self.first_error = self.first_error or error
+            if len(self._failures) < FAILURES_KEPT:
+                self._failures.append(error)
         self.leave(parcel)
+
+    def untold(self) -> KeylaneError | None:
+        """The first error since the last call that no ticket has told."""
+        failures, self._failures = self._failures, []
+        return next((error for error in failures if not error.told), None)
 
     async def room(self) -> None:
         """Wait while full, until half is free."""

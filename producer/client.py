@@ -228,12 +228,12 @@ class Producer:
         Wait until everything queued is answered.
 
         Raises:
-            The first error since the last flush with which a message was given up.
+            The first error since the last flush with which a message was given up, if no ticket told it.
         """
         for sender in self._senders.values():
             sender.roll()
         await self._account.drained()
-        error, self._account.first_error = self._account.first_error, None
+        error = self._account.untold()
         if error is not None:
             raise error
 
@@ -271,8 +271,9 @@ class Producer:
             for broker in self._brokers.values():
                 await broker.close()
             await self._close_network()
-        if flush and self._account.first_error is not None:
-            raise self._account.first_error
+        error = self._account.untold() if flush else None
+        if error is not None:
+            raise error
 
     async def _close_network(self) -> None:
         if self._own_network is not None:

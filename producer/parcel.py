@@ -142,6 +142,7 @@ class Parcel:
             found = outcome if outcome is None else _of_message(outcome, index)
         assert found is not None
         if isinstance(found, KeylaneError):
+            found.told = True
             raise found
         return found
 

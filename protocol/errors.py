@@ -60,6 +60,8 @@ class KeylaneError(Exception):
     retry: ClassVar[Retry] = Retry.NEVER
     summary: ClassVar[str] = "keylane failed"
     hint: ClassVar[str] = ""
+    told: bool = False
+    """True once a caller was given it, so that a later summary need not repeat it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

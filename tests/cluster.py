@@ -1,0 +1,184 @@
+"""A cluster of real processes on loopback, for tests that start, kill and restart them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from keylane.protocol.batch import batch_starts, columns
+from keylane.protocol.control import CreateSubject, Route, SubjectView
+from keylane.protocol.errors import KeylaneError, NotEnoughBrokersError
+from keylane.protocol.frames import Read
+from keylane.protocol.message import Message
+from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+
+class Program:
+    """One process of ours that prints a ready line, and can be killed and started again on its port."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._module = module
+        self._arguments = arguments
+        self.address = ""
+        self.process = self._start("0")
+
+    def _start(self, port: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", self._module, *self._arguments, "--port", port],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        line = process.stdout.readline()
+        assert line, f"{self._module} ended with status {process.wait()}"
+        self.address = json.loads(line)["address"]
+        return process
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is flushed, nothing said."""
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def restart(self) -> None:
+        """Start again on the same port and folder."""
+        self.process = self._start(self.address.rsplit(":", 1)[1])
+
+    def stop(self) -> None:
+        """End it, politely if it still runs."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.process.stdout.close()
+
+
+class Cluster:
+    """One metaserver on SQLite and `brokers` broker groups g1, g2, …"""
+
+    def __init__(self, folder: Path, brokers: int = 2) -> None:
+        self.meta_program = Program("keylane.metaserver", "--data", str(folder / "meta"))
+        self.brokers = [
+            Program(
+                "keylane.broker",
+                *("--group", f"g{number}", "--data", str(folder / f"broker-{number}")),
+                *("--meta", self.meta),
+            )
+            for number in range(1, brokers + 1)
+        ]
+
+    @property
+    def meta(self) -> str:
+        return self.meta_program.address
+
+    def stop(self) -> None:
+        for program in (*self.brokers, self.meta_program):
+            program.stop()
+
+    async def create(self, subject: str, *, partitions: int = 4, strategy: str = "strict") -> Route:
+        """Create a subject over all brokers; waits until they have reported themselves."""
+        body = CreateSubject(subject=subject, partitions=partitions, order_strategy=strategy)
+        network = HttpNetwork()
+        meta = MetaClient(network, [self.meta])
+        wanted = min(partitions, len(self.brokers))
+        try:
+            until = time.monotonic() + 10
+            while True:
+                reported = (await meta.health()).details.get("brokers_available", wanted)
+                try:
+                    if reported >= wanted:
+                        view: SubjectView = await meta.create_subject(body)
+                        return view.route
+                except NotEnoughBrokersError:
+                    pass
+                assert time.monotonic() < until, "the brokers did not report themselves"
+                await asyncio.sleep(0.05)
+        finally:
+            await network.close()
+
+    async def log(self, route: Route) -> dict[int, list[Message]]:
+        """Every message stored, by partition, as the brokers give it to readers without a group."""
+        network = HttpNetwork()
+        found: dict[int, list[Message]] = {}
+        try:
+            for partition in route.partitions:
+                broker = BrokerClient(network, partition.address)
+                found[partition.partition_id] = await read_partition(
+                    broker, route.subject, partition.partition_id
+                )
+                await broker.close()
+        finally:
+            await network.close()
+        return found
+
+
+async def read_partition(broker: BrokerClient, subject: str, partition_id: int) -> list[Message]:
+    """All messages of one partition."""
+    found: list[Message] = []
+    while True:
+        answer, payload = await broker.call(Read(0, partition_id, len(found), 1 << 20))
+        if not payload:
+            return found
+        for start, header in batch_starts(payload):
+            cut = columns(payload, header, start)
+            assert header.base_offset == len(found)
+            keys, values = (
+                [cut.blob[low:high] for low, high in pairwise(edges)]
+                for edges in (cut.key_edges, cut.value_edges)
+            )
+            found.extend(
+                Message(subject, key, value, offset, partition_id, sent_at_ns)
+                for offset, (key, value, sent_at_ns) in enumerate(
+                    zip(keys, values, cut.sent_at_ns, strict=True), header.base_offset
+                )
+            )
+        assert answer.upto == len(found)
+
+
+async def eventually(condition, *, seconds: float = 20.0, what: str = "the condition") -> None:
+    """Wait until `condition()` is true."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"{what} did not come true within {seconds} s"
+        await asyncio.sleep(0.01)
+
+
+def assert_order_per_key(messages: list[Message], sent: dict[bytes, list[bytes]]) -> None:
+    """The values of each key are those sent, in that order, each once."""
+    stored: dict[bytes, list[bytes]] = {}
+    for message in messages:
+        stored.setdefault(message.order_key, []).append(message.value)
+    assert stored == sent
+
+
+def pause(pid: int) -> None:
+    """SIGSTOP: the process stands still, as in a long garbage collection or a frozen machine."""
+    os.kill(pid, signal.SIGSTOP)
+
+
+def resume(pid: int) -> None:
+    """SIGCONT."""
+    os.kill(pid, signal.SIGCONT)
+
+
+__all__ = [
+    "Cluster",
+    "KeylaneError",
+    "Program",
+    "assert_order_per_key",
+    "eventually",
+    "pause",
+    "read_partition",
+    "resume",
+]

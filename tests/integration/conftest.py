@@ -1,0 +1,27 @@
+"""Real processes for the tests of this folder."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from cluster import Cluster
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster nobody kills; each test makes subjects of its own."""
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def own_cluster(tmp_path) -> Iterator[Cluster]:
+    """A cluster of the test's own, to be killed and restarted."""
+    cluster = Cluster(tmp_path)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()

@@ -1,0 +1,359 @@
+"""Consumers against real brokers and a real metaserver."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, eventually, pause, resume
+from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.errors import (
+    ClosedError,
+    ConfigError,
+    InvalidNameError,
+    LeaseLostError,
+    NotSentError,
+    SubjectUnknownError,
+)
+
+TTL_MS = 1_500
+QUICK = ConsumerSettings(ttl_ms=TTL_MS, handler_backoff=Backoff(first_ms=10, max_ms=50))
+
+
+async def fill(cluster: Cluster, subject: str, count: int, *, keys: int = 50, partitions: int = 4):
+    """Send `count` numbered messages; returns what each key was sent."""
+    await cluster.create(subject, partitions=partitions)
+    sent: dict[bytes, list[bytes]] = {}
+    async with Producer(cluster.meta) as producer:
+        for number in range(count):
+            key, value = b"k%d" % (number % keys), b"%d" % number
+            sent.setdefault(key, []).append(value)
+            producer.send(subject, value, key=key)
+    return sent
+
+
+def by_key(messages: list[Message]) -> dict[bytes, list[bytes]]:
+    found: dict[bytes, list[bytes]] = {}
+    for message in messages:
+        found.setdefault(message.order_key, []).append(message.value)
+    return found
+
+
+async def test_every_message_is_handled_in_the_order_of_its_key(shared_cluster: Cluster):
+    """Sixteen handlers at once, some slow: per key the order is that of sending, and nothing comes twice."""
+    sent = await fill(shared_cluster, "handled", 4_000)
+    handled: list[Message] = []
+    at_once = most = 0
+
+    async def handle(message: Message) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.001 * (int(message.value) % 3))
+        handled.append(message)
+        at_once -= 1
+
+    async with Consumer(shared_cluster.meta, subject="handled", group="g", handler=handle):
+        await eventually(lambda: len(handled) >= 4_000)
+    assert by_key(handled) == sent
+    assert most > 1
+    assert len({(one.partition_id, one.fencing_token) for one in handled}) == 4
+
+
+async def test_what_was_acked_is_not_delivered_again(shared_cluster: Cluster):
+    """A second consumer of the group begins where the first one ended."""
+    await fill(shared_cluster, "twice", 1_000)
+    first: list[Message] = []
+    async with Consumer(shared_cluster.meta, subject="twice", group="g", handler=first.append):
+        await eventually(lambda: len(first) >= 1_000)
+    async with Producer(shared_cluster.meta) as producer:
+        await producer.send("twice", b"later", key=b"k0")
+    second: list[Message] = []
+    async with Consumer(shared_cluster.meta, subject="twice", group="g", handler=second.append):
+        await eventually(lambda: second)
+        await asyncio.sleep(0.1)
+    assert [one.value for one in second] == [b"later"]
+    assert second[0].fencing_token > 1
+
+
+async def test_two_groups_each_get_everything(shared_cluster: Cluster):
+    """Progress belongs to the group."""
+    await fill(shared_cluster, "shared", 500)
+    one: list[Message] = []
+    two: list[Message] = []
+    async with (
+        Consumer(shared_cluster.meta, subject="shared", group="one", handler=one.append),
+        Consumer(shared_cluster.meta, subject="shared", group="two", handler=two.append),
+    ):
+        await eventually(lambda: len(one) >= 500 and len(two) >= 500)
+    assert by_key(one) == by_key(two)
+
+
+async def test_iteration_acks_by_hand(shared_cluster: Cluster):
+    """What the user of `async for` did not ack comes again; what was acked does not."""
+    await fill(shared_cluster, "iterated", 100, partitions=1)
+    async with Consumer(
+        shared_cluster.meta,
+        subject="iterated",
+        group="g",
+        settings=ConsumerSettings(handover_ms=10),
+    ) as consumer:
+        seen = []
+        async for message in consumer:
+            seen.append(message)
+            if message.offset not in (40, 41, 99):
+                await message.ack()
+            if len(seen) == 100:
+                break
+    with pytest.raises(LeaseLostError):
+        await seen[40].ack()
+    async with Consumer(shared_cluster.meta, subject="iterated", group="g") as consumer:
+        again = []
+        async for message in consumer:
+            again.append(message.offset)
+            await message.ack()
+            if len(again) == 3:
+                break
+    assert [one.offset for one in seen] == list(range(100))
+    assert again == [40, 41, 99]
+
+
+async def test_a_failing_message_is_tried_again_in_place(shared_cluster: Cluster):
+    """Later messages of its key wait; other keys go on meanwhile."""
+    sent = await fill(shared_cluster, "failing", 400, keys=10)
+    handled: list[Message] = []
+    tries: list[tuple[int, int]] = []
+
+    async def handle(message: Message) -> None:
+        if message.order_key == b"k3" and message.value == sent[b"k3"][0]:
+            tries.append((message.attempt, len(handled)))
+            if message.attempt < 4:
+                raise RuntimeError("not yet")
+        handled.append(message)
+
+    async with Consumer(
+        shared_cluster.meta, subject="failing", group="g", handler=handle, settings=QUICK
+    ):
+        await eventually(lambda: len(handled) >= 400)
+    assert by_key(handled) == sent
+    assert [attempt for attempt, _ in tries] == [1, 2, 3, 4]
+    assert tries[3][1] >= 360, "the other nine keys did not wait"
+
+
+async def test_partitions_are_shared_out_and_handed_over(shared_cluster: Cluster):
+    """A second consumer takes over half, between two messages of a key; when it leaves, all come back at once."""
+    sent = await fill(shared_cluster, "joined", 20, keys=20)
+    log: list[tuple[str, Message]] = []
+
+    def handler(name: str):
+        async def handle(message: Message) -> None:
+            await asyncio.sleep(0.002)
+            log.append((name, message))
+
+        return handle
+
+    async with Consumer(
+        shared_cluster.meta, subject="joined", group="g", handler=handler("a"), settings=QUICK
+    ) as first:
+        await eventually(lambda: len(first.assignment) == 4)
+        async with (
+            Producer(shared_cluster.meta) as producer,
+            Consumer(
+                shared_cluster.meta,
+                subject="joined",
+                group="g",
+                handler=handler("b"),
+                settings=QUICK,
+            ) as second,
+        ):
+            for number in range(20, 2_000):
+                key, value = b"k%d" % (number % 20), b"%d" % number
+                sent[key].append(value)
+                producer.send("joined", value, key=key)
+                await asyncio.sleep(0.0005)
+            await eventually(lambda: len(first.assignment) == 2 == len(second.assignment))
+            left = time.monotonic()
+        await eventually(lambda: len(first.assignment) == 4)
+        assert time.monotonic() - left < TTL_MS / 1000, "a graceful leave does not wait for the ttl"
+        await eventually(lambda: len(log) >= 2_000)
+    assert by_key([message for _, message in log]) == sent, "a clean hand-over redelivers nothing"
+    assert {name for name, _ in log} == {"a", "b"}
+
+
+@pytest.mark.parametrize("name", ["../x", "a\0b", "x" * 300, ""])
+def test_illegal_names_are_refused_at_once(name: str):
+    """Names are looked at before anything is opened."""
+    with pytest.raises(InvalidNameError):
+        Consumer("127.0.0.1:1", subject=name, group="g")
+    with pytest.raises(InvalidNameError):
+        Consumer("127.0.0.1:1", subject="s", group=name)
+
+
+def test_impossible_settings_are_all_listed():
+    """Everything wrong is said at once."""
+    with pytest.raises(ConfigError, match=r"ttl_ms.*concurrency"):
+        Consumer("127.0.0.1:1", subject="s", group="g", ttl_ms=10, concurrency=0)
+
+
+async def test_an_unknown_subject_is_told_at_open(shared_cluster: Cluster):
+    """There is nothing to wait for."""
+    with pytest.raises(SubjectUnknownError, match="keylane subject create"):
+        async with Consumer(shared_cluster.meta, subject="nobody-made-this", group="g"):
+            pass
+
+
+async def test_an_unreachable_metaserver_is_told_at_open():
+    """Opening a consumer where nobody listens says what to do."""
+    with pytest.raises(NotSentError, match="keylane dev"):
+        async with Consumer("127.0.0.1:1", subject="s", group="g"):
+            pass
+
+
+async def test_a_consumer_with_a_handler_is_not_iterated(shared_cluster: Cluster):
+    """Messages go to one place."""
+    await shared_cluster.create("one-place")
+    async with Consumer(shared_cluster.meta, subject="one-place", group="g", handler=print) as one:
+        with pytest.raises(ClosedError):
+            await anext(one)
+
+
+# ── real processes ────────────────────────────────────────────────────────────────────────────────────
+@contextmanager
+def consumer_process(
+    cluster: Cluster, subject: str, path: Path, *, sleep_s: float = 0.0
+) -> Iterator[subprocess.Popen[str]]:
+    script = Path(__file__).with_name("zombie.py")
+    arguments = [cluster.meta, subject, "g", str(TTL_MS), str(path), str(sleep_s)]
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def events(path: Path) -> list[dict]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.crash
+async def test_a_killed_consumer_is_replaced_within_its_ttl(own_cluster: Cluster, tmp_path: Path):
+    """After SIGKILL the other consumer handles the rest, in order, within ttl + 1 s."""
+    sent = await fill(own_cluster, "killed", 200, keys=10)
+    survivor: list[Message] = []
+    path = tmp_path / "events"
+    with consumer_process(own_cluster, "killed", path, sleep_s=0.02) as victim:
+        await eventually(lambda: len(events(path)) > 20)
+        victim.kill()
+        killed = time.monotonic()
+        async with Consumer(
+            own_cluster.meta, subject="killed", group="g", handler=survivor.append, settings=QUICK
+        ) as consumer:
+            await eventually(lambda: len(consumer.assignment) == 4)
+            took = time.monotonic() - killed
+            finished = {
+                (one["partition"], one["offset"]) for one in events(path) if one["event"] == "end"
+            }
+            await eventually(
+                lambda: len(finished | {(m.partition_id, m.offset) for m in survivor}) >= 200
+            )
+    assert took < TTL_MS / 1000 + 1
+    for key, values in by_key(survivor).items():
+        assert values == sent[key][-len(values) :], "it goes on where the acks ended, without a gap"
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("ttls", [1.5, 4])
+async def test_a_stopped_consumer_moves_nothing_when_it_wakes(
+    own_cluster: Cluster, tmp_path: Path, ttls: float
+):
+    """SIGSTOP inside handlers: a new owner goes on; awake again, the old one starts no handler and acks nothing."""
+    sent = await fill(own_cluster, "stopped", 200, keys=10)
+    survivor: list[Message] = []
+    path = tmp_path / "events"
+    with consumer_process(own_cluster, "stopped", path, sleep_s=0.05) as zombie:
+        await eventually(lambda: len(events(path)) > 20)
+        pause(zombie.pid)
+        async with Consumer(
+            own_cluster.meta, subject="stopped", group="g", handler=survivor.append, settings=QUICK
+        ) as consumer:
+            await asyncio.sleep(ttls * TTL_MS / 1000)
+            await eventually(lambda: len(consumer.assignment) == 4)
+            resume(zombie.pid)
+            before = len(events(path))
+            await eventually(lambda: {m.order_key for m in survivor} >= set(sent))
+            await eventually(lambda: by_key(survivor)[b"k0"][-1] == sent[b"k0"][-1])
+            await asyncio.sleep(0.5)
+    late = [
+        one
+        for one in events(path)
+        if one["event"] == "start" and one["boot_ms"] >= one["deadline_ms"]
+    ]
+    assert late == [], "no handler starts after its deadline"
+    old = {(one["partition"], one["token"]) for one in events(path)[:before]}
+    new = {one.partition_id: one.fencing_token for one in survivor}
+    assert all(new[partition] > token for partition, token in old if partition in new)
+    for key, values in by_key(survivor).items():
+        assert values == sent[key][-len(values) :], "what the survivor did has no gap and no repeat"
+
+
+@pytest.mark.crash
+async def test_a_killed_broker_is_ridden_out(own_cluster: Cluster):
+    """Consumption goes on after the broker is back, with the same token, in order, and loses nothing."""
+    sent = await fill(own_cluster, "bumpy", 2_000, keys=20)
+    handled: list[Message] = []
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0.005)
+        handled.append(message)
+
+    async with Consumer(
+        own_cluster.meta, subject="bumpy", group="g", handler=handle, settings=QUICK
+    ):
+        await eventually(lambda: len(handled) > 300)
+        own_cluster.brokers[0].kill()
+        await asyncio.sleep(0.3)
+        own_cluster.brokers[0].restart()
+        await eventually(lambda: len(handled) >= 2_000)
+        await asyncio.sleep(0.2)
+    assert by_key(handled) == sent
+
+
+@pytest.mark.crash
+async def test_without_a_metaserver_handlers_stop_in_time(own_cluster: Cluster):
+    """When no heartbeat is answered, no handler starts after the deadline; when it is back, work goes on."""
+    await fill(own_cluster, "cut", 3_000, keys=20)
+    starts: list[float] = []
+
+    async def handle(_message: Message) -> None:
+        starts.append(time.monotonic())
+        await asyncio.sleep(0.02)
+
+    async with Consumer(
+        own_cluster.meta, subject="cut", group="g", handler=handle, settings=QUICK
+    ) as consumer:
+        await eventually(lambda: len(starts) > 50)
+        killed = time.monotonic()
+        own_cluster.meta_program.kill()
+        await asyncio.sleep(TTL_MS / 1000 * 1.5)
+        assert max(starts) - killed < TTL_MS / 1000
+        count = len(starts)
+        own_cluster.meta_program.restart()
+        await eventually(lambda: len(starts) > count + 50)
+        assert all(one.fencing_token > 1 for one in consumer.assignment)

@@ -1,0 +1,214 @@
+"""A producer against real brokers."""
+
+import asyncio
+
+import pytest
+
+from cluster import Cluster, assert_order_per_key
+from keylane import Producer
+from keylane.producer import ProducerSettings
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.errors import (
+    ClosedError,
+    InvalidNameError,
+    InvalidRequestError,
+    KeylaneError,
+    MessageTooLargeError,
+    NotSentError,
+    QueueFullError,
+    StrategyMismatchError,
+    SubjectUnknownError,
+)
+
+QUICK = ProducerSettings(
+    call_timeout_ms=2_000, backoff=Backoff(first_ms=10, max_ms=50), close_timeout_ms=500
+)
+
+
+async def test_receipts_say_where_each_message_is(shared_cluster: Cluster):
+    """Each receipt names the partition and offset under which the log gives that message back."""
+    route = await shared_cluster.create("receipts")
+    sent: dict[bytes, list[bytes]] = {}
+    async with Producer(shared_cluster.meta) as producer:
+        tickets = []
+        for number in range(3_000):
+            key, value = b"k%d" % (number % 37), b"v%d" % number
+            sent.setdefault(key, []).append(value)
+            tickets.append((value, producer.send("receipts", value, key=key)))
+        receipts = [(value, await ticket) for value, ticket in tickets]
+    log = await shared_cluster.log(route)
+
+    assert_order_per_key([message for part in log.values() for message in part], sent)
+    for value, receipt in receipts:
+        assert log[receipt.partition_id][receipt.offset].value == value
+        assert (receipt.durable, receipt.duplicate, receipt.reordered) == ("fsync", False, False)
+
+
+async def test_messages_without_a_key_go_everywhere(shared_cluster: Cluster):
+    """Without a key any partition will do, and all of them get some."""
+    route = await shared_cluster.create("unkeyed")
+    async with Producer(shared_cluster.meta) as producer:
+        await producer.send_all("unkeyed", ((b"", b"%d" % number) for number in range(1_000)))
+        assert producer.stats.acked == 1_000
+    log = await shared_cluster.log(route)
+
+    assert sorted(int(one.value) for part in log.values() for one in part) == list(range(1_000))
+    assert all(log.values())
+
+
+async def test_properties_and_large_messages_arrive(shared_cluster: Cluster):
+    """The largest message allowed is stored, between small ones, in order; properties come back."""
+    route = await shared_cluster.create("large", partitions=1)
+    large = bytes(1024 * 1024 - 1)
+    async with Producer(shared_cluster.meta) as producer:
+        for value in (b"first", large, b"last"):
+            producer.send("large", value, key=b"k")
+        with pytest.raises(MessageTooLargeError):
+            producer.send("large", large + b"!", key=b"k")
+        with pytest.raises(MessageTooLargeError):
+            producer.send("large", b"", key=bytes(2_000))
+        await producer.flush()
+    (messages,) = (await shared_cluster.log(route)).values()
+
+    assert [one.value for one in messages] == [b"first", large, b"last"]
+
+
+@pytest.mark.parametrize("name", ["../x", "a\0b", "x" * 300, "", "ü"])
+async def test_an_illegal_name_is_refused_at_once(shared_cluster: Cluster, name: str):
+    """A name that is none never reaches the metaserver."""
+    async with Producer(shared_cluster.meta) as producer:
+        with pytest.raises(InvalidNameError):
+            producer.send(name, b"v")
+
+
+async def test_an_unknown_subject_is_told_by_the_ticket(shared_cluster: Cluster):
+    """The ticket of a message to no subject raises, and the producer goes on with others."""
+    await shared_cluster.create("known")
+    async with Producer(shared_cluster.meta) as producer:
+        with pytest.raises(SubjectUnknownError, match="keylane subject create"):
+            await producer.send("nobody-made-this", b"v")
+        assert (await producer.send("known", b"v")).offset >= 0
+        await producer.flush()
+        producer.send("nobody-made-this", b"v")
+        with pytest.raises(SubjectUnknownError):
+            await producer.flush()
+
+
+async def test_another_strategy_than_the_stored_is_refused(shared_cluster: Cluster):
+    """A client that expects another order strategy than the subject has stores nothing."""
+    route = await shared_cluster.create("strictly", strategy="strict")
+    async with Producer(shared_cluster.meta, strategy="best_tried") as producer:
+        with pytest.raises(StrategyMismatchError):
+            await producer.send("strictly", b"v")
+    assert not any((await shared_cluster.log(route)).values())
+
+
+async def test_what_is_not_bytes_is_refused(shared_cluster: Cluster):
+    """Text is not encoded behind the user's back."""
+    async with Producer(shared_cluster.meta) as producer:
+        with pytest.raises(InvalidRequestError):
+            producer.send("known", "text")
+
+
+async def test_a_full_queue_says_so(shared_cluster: Cluster):
+    """The queue has a limit; room() waits for place, and nothing is lost."""
+    route = await shared_cluster.create("narrow", partitions=1)
+    settings = ProducerSettings(queue_bytes=1 << 20)
+    value = bytes(100_000)
+    refused = 0
+    async with Producer(shared_cluster.meta, settings=settings) as producer:
+        for _ in range(100):
+            try:
+                producer.send("narrow", value, key=b"k")
+            except QueueFullError:
+                refused += 1
+                await producer.room()
+                producer.send("narrow", value, key=b"k")
+        await producer.flush()
+    (messages,) = (await shared_cluster.log(route)).values()
+
+    assert refused
+    assert len(messages) == 100
+
+
+async def test_an_unreachable_metaserver_is_told_at_open():
+    """Opening a producer where nobody listens says what to do."""
+    with pytest.raises(NotSentError, match="keylane dev"):
+        async with Producer("127.0.0.1:1"):
+            pass
+
+
+async def test_a_closed_producer_takes_nothing(shared_cluster: Cluster):
+    """Sending before open or after close is a mistake of the caller's."""
+    producer = Producer(shared_cluster.meta)
+    with pytest.raises(ClosedError):
+        producer.send("known", b"v")
+    async with producer:
+        pass
+    with pytest.raises(ClosedError):
+        producer.send("known", b"v")
+
+
+@pytest.mark.crash
+async def test_strict_rides_out_a_killed_broker(own_cluster: Cluster):
+    """Through two kills in mid-stream every message is stored once and in order, without a word from the user."""
+    route = await own_cluster.create("steady", strategy="strict")
+    sent: dict[bytes, list[bytes]] = {}
+    async with Producer(
+        own_cluster.meta, settings=ProducerSettings(backoff=QUICK.backoff)
+    ) as producer:
+        for number in range(30_000):
+            key, value = b"k%d" % (number % 101), b"%d" % number
+            sent.setdefault(key, []).append(value)
+            producer.send("steady", value, key=key)
+            if number % 100 == 0:
+                await asyncio.sleep(0.001)
+            if number in (8_000, 20_000):
+                own_cluster.brokers[0].kill()
+            if number in (12_000, 24_000):
+                own_cluster.brokers[0].restart()
+        await producer.flush()
+        assert producer.stats.retries
+    log = await own_cluster.log(route)
+
+    assert_order_per_key([message for part in log.values() for message in part], sent)
+
+
+@pytest.mark.crash
+async def test_best_tried_goes_elsewhere_and_says_so(own_cluster: Cluster):
+    """While a broker is down its messages are stored elsewhere, each receipt declaring it; later they are home again."""
+    route = await own_cluster.create("anywhere", strategy="best_tried")
+    home = {one.partition_id: one.broker_group for one in route.partitions}
+    async with Producer(own_cluster.meta, settings=QUICK) as producer:
+        keys = [b"k%d" % number for number in range(40)]
+        before = {key: await producer.send("anywhere", b"1", key=key) for key in keys}
+        own_cluster.brokers[0].kill()
+        tickets = {key: producer.send("anywhere", b"2", key=key) for key in keys}
+        during = {key: await ticket for key, ticket in tickets.items()}
+        own_cluster.brokers[0].restart()
+        for _ in range(200):
+            after = {key: await producer.send("anywhere", b"3", key=key) for key in keys}
+            if not any(one.reordered for one in after.values()):
+                break
+            await asyncio.sleep(0.02)
+
+    for key in keys:
+        lost = home[before[key].partition_id] == "g1"
+        assert during[key].reordered == lost
+        assert home[during[key].partition_id] == "g2"
+        assert after[key].partition_id == before[key].partition_id
+
+
+@pytest.mark.crash
+async def test_best_tried_gives_up_after_its_tries(own_cluster: Cluster):
+    """With no broker left a message is out of the queue after ten tries, and its ticket says why."""
+    await own_cluster.create("nowhere", strategy="best_tried")
+    async with Producer(own_cluster.meta, settings=QUICK) as producer:
+        await producer.send("nowhere", b"1", key=b"k")
+        for broker in own_cluster.brokers:
+            broker.kill()
+        with pytest.raises(KeylaneError) as caught:
+            await producer.send("nowhere", b"2", key=b"k")
+        assert caught.value.code // 100 == 12
+    for broker in own_cluster.brokers:
+        broker.restart()

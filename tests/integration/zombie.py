@@ -1,0 +1,52 @@
+"""A consumer process for tests: writes what it handles to a file, slowly, and what its acks met.
+
+Run as `python zombie.py META SUBJECT GROUP TTL_MS FILE SLEEP_S`.  One JSON line per event:
+{"event": "start" | "end" | "cancelled", "partition", "offset", "token", "key", "boot_ms", "deadline_ms"}
+"""
+
+import asyncio
+import json
+import sys
+import time
+
+from keylane import Consumer, Message
+
+
+def boot_ms() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+async def main() -> None:
+    meta, subject, group, ttl_ms, path, sleep_s = sys.argv[1:]
+    with open(path, "a", buffering=1) as out:
+
+        def say(event: str, message: Message) -> None:
+            line = {
+                "event": event,
+                "partition": message.partition_id,
+                "offset": message.offset,
+                "token": message.fencing_token,
+                "key": message.order_key.decode(),
+                "boot_ms": boot_ms(),
+                "deadline_ms": message.delivery._lease_until_ms,
+            }
+            out.write(json.dumps(line) + "\n")
+
+        async def handle(message: Message) -> None:
+            say("start", message)
+            try:
+                if float(sleep_s):
+                    await asyncio.sleep(float(sleep_s))
+            except asyncio.CancelledError:
+                say("cancelled", message)
+                raise
+            say("end", message)
+
+        async with Consumer(
+            meta, subject=subject, group=group, handler=handle, ttl_ms=int(ttl_ms), concurrency=4
+        ) as consumer:
+            print("ready", flush=True)
+            await consumer.wait()
+
+
+asyncio.run(main())
