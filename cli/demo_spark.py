@@ -15,7 +15,7 @@ from ..rpc.program import say_ready
 # Both answers in one pass over the log: rows of each physical partition, and the carriers' table.
 _QUESTION = """
     WITH flights AS (
-        SELECT partition_id,
+        SELECT `partition` AS partition_id,
                from_json(CAST(value AS STRING), 'carrier STRING, dep_delay INT') AS flight
         FROM messages
     )
@@ -61,7 +61,8 @@ def main() -> int:
     if sys.stdin.readline().strip() != "go":
         return 0
     reader = spark.read.format("keylane").option("meta", options.meta)
-    reader.option("subject", options.subject).load().createOrReplaceTempView("messages")
+    reader = reader.option("subject", options.subject).option("columns", "partition,value")
+    reader.load().createOrReplaceTempView("messages")
     found = spark.sql(_QUESTION).collect()
     result = SparkResult(
         rows=sum(row.flights for row in found if row.carrier is None),

@@ -212,7 +212,8 @@ class Story:
         await cluster.spark.ready()
         cluster.spark.tell("go")
         logs = {
-            one.partition_id: await read_log(cluster.network, one) for one in cluster.partitions
+            int(one.partition_id): await read_log(cluster.network, one)
+            for one in cluster.partitions
         }
         findings = check_history(
             Source(self.ledger.keys, self.ledger.digests),
