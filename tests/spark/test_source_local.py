@@ -1,0 +1,249 @@
+"""The data source in a real local Spark session, over a real metaserver and two real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from pyspark.errors import AnalysisException, PythonException
+
+from cluster import Cluster
+from keylane import Producer
+from keylane.protocol.errors import (
+    ConfigError,
+    CorruptBatchError,
+    NotSentError,
+    OffsetOutOfRangeError,
+    SubjectUnknownError,
+)
+from keylane.protocol.message import Message
+from keylane.spark.failure import error_in
+from keylane.spark.schema import spark_schema
+from keylane.spark.source import register
+from shelves import Sent, Shelves
+
+SUBJECT = "flights"
+COUNT = 20_000
+CARRIERS = 13
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A cluster with COUNT messages in 4 partitions, and the log as its brokers tell it."""
+
+    meta: str
+    log: dict[int, list[Message]]
+
+
+def key_of(number: int) -> bytes:
+    """Every tenth message has no key."""
+    return b"" if number % 10 == 0 else b"N%d" % (number * 7919 % 97)
+
+
+def value_of(number: int) -> bytes:
+    delay = None if number % 11 == 0 else number % 240 - 30
+    return json.dumps({"n": number, "carrier": f"C{number % CARRIERS}", "delay": delay}).encode()
+
+
+async def send(meta: str, subject: str, numbers: range) -> None:
+    async with Producer(meta) as producer:
+        tickets = []
+        for number in numbers:
+            properties = {"n": str(number)} if number % 1_000 == 0 else None
+            tickets.append(
+                producer.send(subject, value_of(number), key=key_of(number), properties=properties)
+            )
+            if number % 2_000 == 1_999:
+                await asyncio.gather(*tickets)
+                tickets.clear()
+        await asyncio.gather(*tickets)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def filled(cluster) -> Filled:
+    async def fill() -> Filled:
+        route = await cluster.create(SUBJECT, partitions=4)
+        await send(cluster.meta, SUBJECT, range(COUNT))
+        return Filled(cluster.meta, await cluster.log(route))
+
+    found = asyncio.run(fill())
+    assert sum(map(len, found.log.values())) == COUNT
+    assert min(map(len, found.log.values())) > 0
+    return found
+
+
+@pytest.fixture
+def load(spark, cluster):
+    """Loads a subject with options."""
+    register(spark)
+
+    def load(subject: str = SUBJECT, meta: str | None = None, **options: str):
+        reader = spark.read.format("keylane").option("meta", meta or cluster.meta)
+        return reader.option("subject", subject).options(**options).load()
+
+    return load
+
+
+@pytest.fixture
+def shelves() -> Iterator[Shelves]:
+    shelves = Shelves()
+    shelves.start()
+    yield shelves
+    shelves.stop()
+
+
+def test_each_physical_partition_is_one_task_with_all_its_rows(load, filled):
+    """Spark sees every message of every partition, one task each, the columns of the schema."""
+    frame = load()
+    assert frame.schema == spark_schema()
+    assert frame.rdd.getNumPartitions() == 4
+    counted = frame.groupBy("partition").count().collect()
+    assert {row["partition"]: row["count"] for row in counted} == {
+        number: len(messages) for number, messages in filled.log.items()
+    }
+    assert frame.count() == COUNT
+
+
+def test_rows_are_the_log_in_its_order(load, filled):
+    """Within a partition rows come by offset, without gap, and each is the message at that offset."""
+    offsets: dict[int, int] = Counter()
+    for row in load(batchRows="700").collect():
+        stored = filled.log[row["partition"]][offsets[row["partition"]]]
+        assert row["offset"] == stored.offset
+        assert (row["subject"], bytes(row["key"]), bytes(row["value"])) == (
+            SUBJECT,
+            stored.order_key,
+            stored.value,
+        )
+        offsets[row["partition"]] += 1
+    assert offsets == {number: len(messages) for number, messages in filled.log.items()}
+
+
+def test_each_key_keeps_its_order(load, filled):
+    """The messages of one key come in the order they were sent, each once."""
+    by_key: dict[bytes, list[int]] = defaultdict(list)
+    for row in load(columns="key,value").collect():
+        by_key[bytes(row["key"])].append(json.loads(row["value"])["n"])
+    del by_key[b""]
+    assert len(by_key) == 97
+    sent: dict[bytes, list[int]] = defaultdict(list)
+    for number in range(COUNT):
+        sent[key_of(number)].append(number)
+    assert all(numbers == sent[key] for key, numbers in by_key.items())
+
+
+def test_a_mean_by_group_equals_one_in_plain_python(load, filled):
+    """SQL over the values gives the counts and means that a loop over what was sent gives."""
+    delays: dict[str, list[int]] = defaultdict(list)
+    flights: Counter[str] = Counter()
+    for number in range(COUNT):
+        flight = json.loads(value_of(number))
+        flights[flight["carrier"]] += 1
+        if flight["delay"] is not None:
+            delays[flight["carrier"]].append(flight["delay"])
+    expected = {
+        carrier: (count, sum(delays[carrier]) / len(delays[carrier]))
+        for carrier, count in flights.items()
+    }
+    frame = load(columns="value")
+    parsed = frame.selectExpr(
+        "from_json(CAST(value AS STRING), 'carrier STRING, delay INT') AS flight"
+    )
+    rows = parsed.groupBy("flight.carrier").agg({"*": "count", "flight.delay": "avg"}).collect()
+    assert {row[0]: (row[1], row[2]) for row in rows} == {
+        carrier: (count, pytest.approx(mean)) for carrier, (count, mean) in expected.items()
+    }
+
+
+def test_properties_and_times_are_readable_in_sql(load, filled):
+    """A property is a value of a map, absent ones are null; the time is that of sending, in UTC."""
+    frame = load(columns="properties,timestamp,value")
+    tagged = frame.where("properties['n'] IS NOT NULL")
+    found = tagged.selectExpr("properties['n']", "CAST(value AS STRING)").collect()
+    assert sorted(int(row[0]) for row in found) == list(range(0, COUNT, 1_000))
+    assert all(json.loads(row[1])["n"] == int(row[0]) for row in found)
+    assert frame.where("size(properties) = 0").count() == COUNT - COUNT // 1_000
+    (span,) = frame.selectExpr(
+        "max(timestamp) <= now()", "min(timestamp) > now() - INTERVAL 1 HOUR"
+    ).collect()
+    assert tuple(span) == (True, True)
+
+
+def test_a_frame_keeps_reading_the_rows_it_was_loaded_with(load, cluster):
+    """Messages stored after load() are in no action on that frame, but in the next load()."""
+    asyncio.run(cluster.create("growing", partitions=2))
+    asyncio.run(send(cluster.meta, "growing", range(50)))
+    before = load("growing", columns="offset")
+    asyncio.run(send(cluster.meta, "growing", range(50, 80)))
+    assert before.count() == 50
+    assert before.union(before).count() == 100
+    assert load("growing").count() == 80
+
+
+def test_ranges_of_offsets_are_read_to_the_row(load, filled):
+    """Start and end by partition id cut exactly there."""
+    number = min(filled.log)
+    frame = load(
+        partitions=str(number), start=json.dumps({number: 17}), end=json.dumps({number: 1_234})
+    )
+    assert [row["offset"] for row in frame.select("offset").collect()] == list(range(17, 1_234))
+
+
+def test_subjects_without_messages_or_partitions_are_empty_frames(load, cluster, shelves):
+    """Nothing stored is zero rows, also when there is not even a partition."""
+    asyncio.run(cluster.create("silent", partitions=3))
+    assert load("silent").count() == 0
+    assert load(meta=shelves.address).count() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "details"),
+    [
+        ({"subject": "flight"}, SubjectUnknownError, {"subject": "flight"}),
+        ({"meta": "127.0.0.1:1"}, NotSentError, {"address": "127.0.0.1:1"}),
+        ({"batchRows": "0"}, ConfigError, None),
+        ({"topic": "flights"}, ConfigError, None),
+        ({"end": '{"1": 99999999}'}, OffsetOutOfRangeError, None),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_loaded_says_so_readably(load, filled, options, error, details):
+    """load() raises, and Spark's text holds our code, details as JSON, and what to do."""
+    with pytest.raises(AnalysisException) as caught:
+        load(**options)
+    text = str(caught.value)
+    found = error_in(text)
+    assert type(found) is error
+    assert details is None or found.details == details
+    assert error.hint.splitlines()[0] in text
+
+
+def test_a_schema_given_by_the_user_is_refused_readably(spark, load, filled):
+    """Another schema than ours cannot be read into; the text says which option chooses columns."""
+    with pytest.raises(AnalysisException, match="choose columns with the option `columns`"):
+        spark.read.format("keylane").schema("value STRING").option("meta", filled.meta).option(
+            "subject", SUBJECT
+        ).load().count()
+
+
+def test_damage_found_in_a_task_says_so_readably(load, shelves):
+    """A task that meets a damaged batch fails with our code in Spark's text; no row is left out in silence."""
+    shelves.shelf(3).put(Sent(b"k", b"value"))
+    frame = load(meta=shelves.address)
+    shelves.spoil = lambda _request, answer, payload: (answer, payload[:-1] + b"!")
+    with pytest.raises(PythonException) as caught:
+        frame.collect()
+    assert type(error_in(str(caught.value))) is CorruptBatchError
