@@ -64,3 +64,12 @@ def test_the_version_is_written_the_same_everywhere():
 
 def test_types_are_shipped():
     assert (ROOT / "py.typed").exists()
+
+
+def test_the_root_is_imported_under_one_name_only():
+    """pytest once took the root folder for a test package and imported it by the checkout's name."""
+    face = str(ROOT / "__init__.py")
+    names = [
+        name for name, module in sys.modules.items() if getattr(module, "__file__", "") == face
+    ]
+    assert names == ["keylane"]
