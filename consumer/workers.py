@@ -71,15 +71,34 @@ class Workers:
         self._work.set()
 
     async def _run(self, worker: _Worker) -> None:
+        # One loop without calls of our own in between: this is where a consumer's time goes.
+        take, finish = self._lanes.take, self._lanes.finish
+        boot_ns, handler, is_async = self._boot_ns, self._handler, self._is_async
+        message: Message | None = None
         try:
-            message: Message | None = None
             while True:
                 for _ in range(MESSAGES_PER_TURN):
-                    message = message or self._lanes.take()
                     if message is None:
-                        break
-                    await self._handle(worker, message)
-                    message = self._lanes.finish(message.order_key)
+                        message = take()
+                        if message is None:
+                            break
+                    client: PullClient = message.delivery  # type: ignore[assignment]
+                    if boot_ns() < client.deadline_ns:
+                        worker.message = message
+                        try:
+                            if is_async:
+                                await handler(message)
+                            else:
+                                handler(message)
+                        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+                            await self._again(worker, message, error)
+                        else:
+                            client.done(message.offset)
+                    else:
+                        client.forget(1)
+                    message = finish(message.order_key)
+                worker.message = None
+                self._forget_cancel(worker)
                 if message is None and not self._lanes.arrived:
                     self._work.clear()
                     await self._work.wait()
@@ -91,33 +110,40 @@ class Workers:
             self._on_crash(error)
             raise
 
-    async def _handle(self, worker: _Worker, message: Message) -> None:
-        """Handle one message, until it is done or its partition is lost."""
+    async def _again(self, worker: _Worker, message: Message, error: BaseException) -> None:
+        """A handler raised: try again in place until it succeeds or the partition is lost."""
         client = message.delivery
-        assert client.__class__ is PullClient
-        worker.message = message
+        assert isinstance(client, PullClient)
         try:
-            while self._boot_ns() < client.deadline_ns:
+            while True:
+                if not isinstance(error, Exception):
+                    raise error
+                await self._failed(message, error)
+                if self._boot_ns() >= client.deadline_ns:
+                    break
                 try:
                     if self._is_async:
                         await self._handler(message)
                     else:
                         self._handler(message)
-                except Exception as error:  # noqa: BLE001 - whatever a user's handler raises
-                    await self._failed(message, error)
+                except Exception as next_error:  # noqa: BLE001 - whatever a user's handler raises
+                    error = next_error
                 else:
                     client.done(message.offset)
                     return
-            client.forget(1)
         except asyncio.CancelledError:
             if not worker.cancelled:
                 raise
+        self._forget_cancel(worker)
+        client.forget(1)
+
+    @staticmethod
+    def _forget_cancel(worker: _Worker) -> None:
+        """The cancellation of a handler ends with it, whether it was taken or swallowed."""
+        if worker.cancelled:
+            worker.cancelled = False
             assert worker.task is not None
             worker.task.uncancel()
-            client.forget(1)
-        finally:
-            worker.message = None
-            worker.cancelled = False
 
     async def _failed(self, message: Message, error: Exception) -> None:
         """Say so once, and wait before the next try."""
@@ -150,6 +176,8 @@ class Workers:
     async def close(self) -> None:
         """Stop all workers."""
         tasks = [worker.task for worker in self._workers if worker.task is not None]
+        for worker in self._workers:
+            worker.cancelled = False  # this one is for the worker, not for its handler
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -31,15 +31,18 @@ class Program:
         self.process = self._start("0")
 
     def _start(self, port: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", self._module, *self._arguments, "--port", port],
             stdout=subprocess.PIPE,
             text=True,
         )
-        line = process.stdout.readline()
-        assert line, f"{self._module} ended with status {process.wait()}"
+
+    def ready(self) -> Program:
+        """Wait until it serves."""
+        line = self.process.stdout.readline()
+        assert line, f"{self._module} ended with status {self.process.wait()}"
         self.address = json.loads(line)["address"]
-        return process
+        return self
 
     def kill(self) -> None:
         """SIGKILL: nothing is flushed, nothing said."""
@@ -50,6 +53,7 @@ class Program:
     def restart(self) -> None:
         """Start again on the same port and folder."""
         self.process = self._start(self.address.rsplit(":", 1)[1])
+        self.ready()
 
     def stop(self) -> None:
         """End it, politely if it still runs."""
@@ -68,7 +72,7 @@ class Cluster:
     """One metaserver on SQLite and `brokers` broker groups g1, g2, …"""
 
     def __init__(self, folder: Path, brokers: int = 2) -> None:
-        self.meta_program = Program("keylane.metaserver", "--data", str(folder / "meta"))
+        self.meta_program = Program("keylane.metaserver", "--data", str(folder / "meta")).ready()
         self.brokers = [
             Program(
                 "keylane.broker",
@@ -77,6 +81,8 @@ class Cluster:
             )
             for number in range(1, brokers + 1)
         ]
+        for broker in self.brokers:
+            broker.ready()
 
     @property
     def meta(self) -> str:
