@@ -119,8 +119,8 @@ class FileConsumeQueues:
                 yield from (unit for unit in units if unit.next_offset > offset)
                 block += 1
         count = len(tail) // UNIT_BYTES
-        index = bisect_right(range(count), offset, key=lambda i: _unit(tail, i).base_offset) - 1
-        yield from (_unit(tail, i) for i in range(max(index, 0), count))
+        index = bisect_right(range(count), offset, key=lambda i: _unit(tail, i).next_offset)
+        yield from (_unit(tail, i) for i in range(index, count))
 
     def _block_of(self, path: str, flushed: int, offset: int) -> int:
         def first_offset(block: int) -> int:
@@ -146,7 +146,14 @@ class FileConsumeQueues:
             flushed, tail = queue.state
             assert not tail, "truncate comes before the first dispatch"
             kept = self._units_before(queue.path, flushed, position) if position else 0
+            if kept == flushed and kept:
+                continue
             if kept:
+                file = self._files.open_append(queue.path)
+                try:
+                    file.truncate(kept * UNIT_BYTES)
+                finally:
+                    file.close()
                 queue.state = (kept, bytearray())
             else:
                 if self._files.size(queue.path) is not None:

@@ -22,8 +22,8 @@ BLOCK_BYTES = 512
 """What the disk writes whole or not at all."""
 
 
-class Crashed(BaseException):
-    """The machine is gone; no code of ours may catch this."""
+class Crashed(SystemExit):
+    """The machine is gone: no code of ours catches this, and event loops let it through from any task."""
 
 
 class _Content:
