@@ -160,7 +160,9 @@ async def test_strict_rides_out_a_killed_broker(own_cluster: Cluster):
         for number in range(30_000):
             key, value = b"k%d" % (number % 101), b"%d" % number
             sent.setdefault(key, []).append(value)
-            producer.send("steady", value, key=key)
+            ticket = producer.send("steady", value, key=key)
+            if not number:
+                await ticket
             if number % 100 == 0:
                 await asyncio.sleep(0.001)
             if number in (8_000, 20_000):
