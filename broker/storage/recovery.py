@@ -83,7 +83,6 @@ def recover_log(files: Files, visit: Visit) -> Recovered:
             file.fdatasync()
     finally:
         file.close()
-    files.sync_folder(FOLDER)
     return Recovered(bases=bases, end=end, cut_bytes=cut_bytes)
 
 

@@ -150,3 +150,30 @@ def test_a_crash_during_recovery():
                 disk = disk.after_crash(random.Random(again))
         disk.crash_at = None
         asyncio.run(check(disk, known))
+
+
+def test_what_a_restarted_process_answers_survives_the_machine():
+    """A killed process leaves unsynced bytes in the page cache: its successor makes them durable before it serves."""
+    found_whole = 0
+    for crash_at in range(1, 60):
+        disk, known = SimDisk(), Known()
+        disk.crash_at = crash_at
+        run_until_crash(disk, known)
+        disk.crash_at = None
+        if not known.hosted:
+            continue
+
+        async def resend(disk: SimDisk, known: Known) -> None:
+            clock = ManualClock()
+            desk = Desk(open_store(disk, clock=clock, segment_bytes=4096), clock)
+            stored = desk.store.state.partition(1).next_offset
+            for number in range(stored // 3):
+                answer = await desk.append(data_of(number))
+                assert answer.duplicate
+                known.acked[3 * number] = 3 * number
+
+        before = len(known.acked)
+        asyncio.run(resend(disk, known))
+        found_whole += len(known.acked) > before
+        asyncio.run(check(disk.after_crash(random.Random(crash_at)), known))
+    assert found_whole

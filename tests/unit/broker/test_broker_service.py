@@ -82,6 +82,26 @@ async def test_a_duplicate_is_answered_only_when_the_first_is_durable(desk):
     assert desk.store.state.partition(1).next_offset == 2
 
 
+async def test_a_duplicate_waits_for_the_sync_of_the_first(desk):
+    """While the first is at the disk, the answer to the second is held back as well."""
+    gate = asyncio.Event()
+
+    async def slow(function, /, *args):
+        await gate.wait()
+        return function(*args)
+
+    desk.store.commit._run_blocking = slow
+    first = asyncio.create_task(desk.append(batch()))
+    await turns()
+    second = asyncio.create_task(desk.append(batch()))
+    acquire = [asyncio.create_task(desk.acquire(1)) for _ in range(2)]
+    await turns()
+    assert not any(task.done() for task in (first, second, *acquire))
+    gate.set()
+    assert (await second).duplicate
+    await asyncio.gather(first, *acquire)
+
+
 @pytest.mark.parametrize(
     ("data", "partition_id", "error"),
     [

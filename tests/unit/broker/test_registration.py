@@ -1,0 +1,68 @@
+"""A broker reports itself at once, goes on whatever the metaserver does, and says what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from keylane.broker import registration
+from keylane.broker.registration import Registration
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
+from keylane.protocol.errors import KeylaneError, NotSentError, WrongBrokerError
+
+
+class Reception:
+    """A metaserver's desk: refuses with each error given, then welcomes."""
+
+    def __init__(self, *errors: KeylaneError) -> None:
+        self.errors = list(errors)
+        self.reports: list[BrokerHeartbeat] = []
+        self.welcomed = asyncio.Event()
+
+    async def broker_heartbeat(self, body: BrokerHeartbeat) -> BrokerWelcome:
+        self.reports.append(body)
+        if self.errors:
+            raise self.errors.pop(0)
+        self.welcomed.set()
+        return BrokerWelcome(heartbeat_ms=1, ttl_ms=10)
+
+
+async def test_it_reports_until_it_is_welcome_and_then_goes_on(monkeypatch):
+    """Refusals and silence are waited out with back-off; then a report comes every heartbeat."""
+    monkeypatch.setattr(registration, "WAITS", Backoff(first_ms=1, max_ms=2))
+    desk = Reception(NotSentError("not there"), WrongBrokerError("another folder"))
+    count = iter(range(1000))
+
+    def report() -> BrokerHeartbeat:
+        number = next(count)
+        return BrokerHeartbeat(broker_group="g1", broker_id="x", address=f"127.0.0.1:{number}")
+
+    loop = Registration(desk, report, dice=random.Random(1))
+    assert loop.problem
+    task = asyncio.create_task(loop.run())
+    await asyncio.wait_for(desk.welcomed.wait(), 5)
+    while len(desk.reports) < 6:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert loop.problem == ""
+    assert [one.address for one in desk.reports[:3]] == [f"127.0.0.1:{n}" for n in range(3)]
+
+
+async def test_its_problem_can_be_read(monkeypatch):
+    """While it is not registered, the reason is there for health."""
+    monkeypatch.setattr(registration, "WAITS", Backoff(first_ms=1000, max_ms=1000))
+    desk = Reception(WrongBrokerError("two folders of one group"))
+    loop = Registration(
+        desk,
+        lambda: BrokerHeartbeat(broker_group="g1", broker_id="x", address="127.0.0.1:1"),
+        dice=random.Random(1),
+    )
+    task = asyncio.create_task(loop.run())
+    while not desk.reports:
+        await asyncio.sleep(0)
+    assert loop.problem == "two folders of one group"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
