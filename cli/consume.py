@@ -100,7 +100,9 @@ async def consume(
     """
     check_name("subject", subject)
     check_name("consumer group", group)
-    show = message_json if form is OutputFormat.JSON else parse_format(template)
+    show = parse_format(template)
+    if form is OutputFormat.JSON:
+        show = message_json
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -1,0 +1,357 @@
+"""The `keylane` command against a real cluster of its own: what works, and what each mistake is answered."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.acceptance
+
+TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Dev:
+    """A running `keylane dev`."""
+
+    facts: dict[str, object]
+    process: subprocess.Popen[str]
+    data: Path
+
+    @property
+    def meta(self) -> str:
+        return str(self.facts["metaserver"])
+
+    def run(self, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        """`keylane ARGUMENTS` against this cluster."""
+        return keylane(*arguments, text=text, meta=self.meta)
+
+    def json(self, *arguments: str, text: str | None = None) -> list[dict[str, object]]:
+        """The JSON lines that `keylane ARGUMENTS --output json` answers."""
+        done = self.run(*arguments, "--output", "json", text=text)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def keylane(
+    *arguments: str, text: str | None = None, meta: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    environment = {name: value for name, value in os.environ.items() if name != "KEYLANE_META"}
+    if meta is not None:
+        environment["KEYLANE_META"] = meta
+    return subprocess.run(
+        [sys.executable, "-m", "keylane.cli", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        input=text,
+        env=environment,
+        timeout=TIMEOUT_S,
+    )
+
+
+@contextmanager
+def running_dev(data: Path, *options: str) -> Iterator[Dev]:
+    """A cluster from `keylane dev`; its first line says that it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "keylane.cli", "dev", "--data", str(data), "--port", "0",
+         "--output", "json", *options],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.stderr.read() if process.stderr else ""
+        yield Dev(json.loads(line), process, data)
+    finally:
+        process.terminate()
+        _out, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, errors
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory) -> Iterator[Dev]:
+    with running_dev(tmp_path_factory.mktemp("dev") / "data", "--subject", "ready") as running:
+        yield running
+
+
+def test_dev_is_ready(dev):
+    """One command gives a metaserver, two brokers and the subjects asked for, all under one folder."""
+    assert dev.facts["ready"] is True
+    assert set(dev.facts["brokers"]) == {"broker-1", "broker-2"}
+    assert sorted(path.name for path in dev.data.iterdir()) == [
+        "broker-1",
+        "broker-2",
+        "metaserver",
+    ]
+    (summaries,) = dev.json("subject", "list")
+    assert {"subject": "ready", "order_strategy": "best_tried", "partitions": 2} in [
+        {name: one[name] for name in ("subject", "order_strategy", "partitions")}
+        for one in summaries
+    ]
+
+
+def test_a_day_with_a_subject(dev):
+    """Create, describe, produce, consume, look at the group: each says what happened, offsets and all."""
+    (view,) = dev.json("subject", "create", "day", "--partitions", "4", "--strategy", "strict")
+    assert view["order_strategy"] == "strict"
+    (again,) = dev.json("subject", "create", "day", "--partitions", "4", "--strategy", "strict")
+    assert again == view
+
+    (receipt,) = dev.json("produce", "day", "first", "--key", "a")
+    assert (receipt["offset"], receipt["durable"]) == (0, "fsync")
+    lines = "".join(f"a={n}\n" for n in range(1, 100)) + "b=x\n"
+    receipts = dev.json("produce", "day", "--key-separator", "=", text=lines)
+    assert [one["offset"] for one in receipts[:99]] == list(range(1, 100))
+    (told,) = dev.json("produce", "day", "--json", text='{"key": "c", "value": {"n": 1}}\n')
+    assert told["duplicate"] is False
+
+    (described,) = dev.json("subject", "describe", "day")
+    ranges = [(one["range_start"], one["range_end"]) for one in described["partitions"]]
+    assert ranges == [(0, 256), (256, 512), (512, 768), (768, 1024)]
+    assert {one["broker_group"] for one in described["partitions"]} == {"broker-1", "broker-2"}
+    assert {one["state"] for one in described["partitions"]} == {"open"}
+    stored = sum(one["next_offset"] - one["first_offset"] for one in described["partitions"])
+    assert stored == 102
+
+    some = dev.json("consume", "day", "--group", "audit", "--count", "40")
+    assert len(some) == 40
+    (group,) = dev.json("group", "describe", "day", "audit")
+    assert (group["sessions"], group["lag"]) == (0, 62)
+    rest = dev.json("consume", "day", "--group", "audit", "--count", "62")
+    values = [one["value"] for one in some + rest if one["key"] == "a"]
+    assert values == ["first", *map(str, range(1, 100))]
+    (group,) = dev.json("group", "describe", "day", "audit")
+    assert (group["lag"], [one["lag"] for one in group["partitions"]]) == (0, [0, 0, 0, 0])
+    assert {one["owner"] for one in group["partitions"]} == {None}
+    assert all(one["token"] > 0 for one in group["partitions"])
+    assert sum(one["offset"] for one in group["partitions"]) == 102
+
+
+def test_tables_for_eyes(dev):
+    """Without --output, answers are tables and sentences with the same facts."""
+    assert dev.run("subject", "create", "eyes").returncode == 0
+    assert "offset 0 of partition" in dev.run("produce", "eyes", "hello", "-k", "k").stdout
+    assert "2 messages stored" in dev.run("produce", "eyes", text="x\ny\n").stdout
+    assert "eyes" in dev.run("subject", "list").stdout
+    assert "[512, 1024)" in dev.run("subject", "describe", "eyes").stdout
+    shown = dev.run("consume", "eyes", "-g", "g", "-n", "3", "--format", "{key}|{value}").stdout
+    assert set(shown.splitlines()) == {"k|hello", "|x", "|y"}
+    assert "lag 0" in dev.run("group", "describe", "eyes", "g").stdout
+
+
+def test_owner_is_shown_while_it_consumes(dev):
+    """A group's owner, its token and what is left of its ttl are shown while it is at work."""
+    assert dev.run("subject", "create", "owned", "--partitions", "1").returncode == 0
+    consumer = subprocess.Popen(
+        [sys.executable, "-m", "keylane.cli", "consume", "owned", "-g", "g", "--meta", dev.meta],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert dev.run("produce", "owned", "wake").returncode == 0
+        assert consumer.stdout is not None
+        assert consumer.stdout.readline().endswith("wake\n")
+        (group,) = dev.json("group", "describe", "owned", "g")
+        (one,) = group["partitions"]
+        assert str(consumer.pid) in one["owner"]
+        assert one["token"] >= 1
+        assert 0 < one["expires_in_ms"] <= 10_000
+        assert group["sessions"] == 1
+    finally:
+        consumer.terminate()
+        consumer.communicate(timeout=TIMEOUT_S)
+    assert consumer.returncode == 0
+    (group,) = dev.json("group", "describe", "owned", "g")
+    assert group["sessions"] == 0
+
+
+LONG = "x" * 300
+NAMED = [
+    ("subject", "create", "NAME"),
+    ("subject", "describe", "NAME"),
+    ("group", "describe", "NAME", "g"),
+    ("group", "describe", "ready", "NAME"),
+    ("produce", "NAME", "value"),
+    ("consume", "NAME", "-g", "g"),
+    ("consume", "ready", "-g", "NAME"),
+]
+NAMES = ["../x", "", " ", ".hidden", "a/b", "ü", "a\nb", LONG]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(command, "../x") for command in NAMED] + [(NAMED[0], name) for name in NAMES],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else repr(value)[:12],
+)
+def test_illegal_names(dev, command, name):
+    """An illegal name of a subject or a group is refused with the rule it breaks."""
+    done = dev.run(*(name if word == "NAME" else word for word in command))
+    assert_error(done, "InvalidNameError", 1101)
+    assert "Names match" in done.stderr
+
+
+def assert_error(done: subprocess.CompletedProcess[str], name: str, code: int) -> None:
+    """One readable block on standard error: message, code, advice; nothing on standard output; status 1."""
+    assert done.returncode == 1, done
+    assert done.stdout == ""
+    assert f"[{name} {code}]" in done.stderr
+    assert done.stderr.startswith("keylane: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "code"),
+    [
+        (("subject", "describe", "nosuch"), "SubjectUnknownError", 1110),
+        (("group", "describe", "nosuch", "g"), "SubjectUnknownError", 1110),
+        (("group", "describe", "ready", "nosuch"), "GroupUnknownError", 1112),
+        (("produce", "nosuch", "value"), "SubjectUnknownError", 1110),
+        (("consume", "nosuch", "-g", "g"), "SubjectUnknownError", 1110),
+        (("subject", "create", "ready", "--partitions", "3"), "SubjectExistsError", 1111),
+        (("subject", "create", "many", "--partitions", "1025"), "InvalidRequestError", 1104),
+        (("subject", "create", "none", "--partitions", "0"), "InvalidRequestError", 1104),
+        (("produce", "ready", "v", "--key", "k" * 1025), "MessageTooLargeError", 1103),
+        (("produce", "ready", "v", "--json"), "InvalidRequestError", 1104),
+        (("produce", "ready", "--json", "--key-separator", "="), "InvalidRequestError", 1104),
+        (("produce", "ready", "--key-separator", ""), "InvalidRequestError", 1104),
+        (("produce", "ready", "--key", "k", "--json"), "InvalidRequestError", 1104),
+        (("consume", "ready", "-g", "g", "--format", "{nope}"), "InvalidRequestError", 1104),
+        (("consume", "ready", "-g", "g", "--ttl-ms", "1"), "ConfigError", 1001),
+        (("subject", "list", "--meta", "nowhere"), "InvalidRequestError", 1104),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else None,
+)
+def test_mistakes(dev, command, name, code):
+    """Each mistake is answered with its own error, its code and what to do; the cluster serves on."""
+    assert_error(dev.run(*command), name, code)
+    error = dev.run(*command, "--output", "json")
+    assert error.returncode == 1
+    assert error.stdout == ""
+    body = json.loads(error.stderr)
+    assert (body["name"], body["code"], body["fate"]) == (name, code, "not_done")
+    assert dev.run("produce", "ready", "still here").returncode == 0
+
+
+def test_bad_lines(dev):
+    """A line that is no message ends the command; those before it are stored."""
+    (before,) = dev.json("subject", "describe", "ready")
+    done = dev.run("produce", "ready", "--json", text='{"value": "good"}\nbad\n')
+    assert_error(done, "InvalidRequestError", 1104)
+    done = dev.run("produce", "ready", text="x" * (2 << 20) + "\n")
+    assert_error(done, "MessageTooLargeError", 1103)
+    (after,) = dev.json("subject", "describe", "ready")
+    stored = [sum(one["next_offset"] for one in view["partitions"]) for view in (before, after)]
+    assert stored[1] - stored[0] in {0, 1}
+
+
+def test_unreachable_metaserver():
+    """A metaserver that is not there is told as such, with what to do, by every command."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can be there
+        meta = f"127.0.0.1:{taken.getsockname()[1]}"
+        for command in (
+            ("subject", "list"),
+            ("subject", "create", "x"),
+            ("produce", "x", "v"),
+            ("consume", "x", "-g", "g"),
+            ("group", "describe", "x", "g"),
+        ):
+            done = keylane(*command, meta=meta)
+            assert_error(done, "NotSentError", 1201)
+            assert "keylane dev" in done.stderr
+
+
+def test_dev_port_in_use(dev, tmp_path):
+    """A second cluster on the same port is refused; the first serves on."""
+    port = dev.meta.rpartition(":")[2]
+    done = keylane("dev", "--data", str(tmp_path / "data"), "--port", port)
+    assert_error(done, "AddressError", 1400)
+    assert dev.run("subject", "list").returncode == 0
+
+
+def test_dev_folder_in_use(dev):
+    """A second cluster on the same folder is refused; the first serves on."""
+    done = keylane("dev", "--data", str(dev.data), "--port", "0")
+    assert_error(done, "DataFolderError", 1304)
+    assert dev.run("produce", "ready", "still here").returncode == 0
+
+
+def test_dev_bad_input(tmp_path):
+    """A folder that cannot be written, ports and counts that cannot be, names that may not be."""
+    file = tmp_path / "file"
+    file.touch()
+    good = str(tmp_path / "data")
+    for arguments, name, code in [
+        (("--data", str(file)), "DataFolderError", 1304),
+        (("--data", str(file / "deeper")), "DataFolderError", 1304),
+        (("--data", good, "--port", "65535"), "AddressError", 1400),
+        (("--data", good, "--port", "-1"), "AddressError", 1400),
+        (("--data", good, "--brokers", "0"), "InvalidRequestError", 1104),
+        (("--data", good, "--port", "0", "--subject", "../x"), "InvalidNameError", 1101),
+    ]:
+        assert_error(keylane("dev", *arguments), name, code)
+
+
+def test_dev_again(tmp_path):
+    """What was stored is there after a stop and a new start, with the brokers that the folder knows."""
+    with running_dev(tmp_path / "data", "--brokers", "3", "--subject", "s") as first:
+        assert len(first.json("produce", "s", text="a\nb\nc\n")) == 3
+    with running_dev(tmp_path / "data") as second:
+        assert len(second.facts["brokers"]) == 3
+        got = second.json("consume", "s", "-g", "g", "-n", "3")
+        assert sorted(one["value"] for one in got) == ["a", "b", "c"]
+
+
+def test_next_steps(tmp_path):
+    """What `keylane dev` prints can be copied: each command works as printed."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "keylane.cli", "dev", "--data", str(tmp_path / "d"), "--port", "0"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        printed = []
+        while not printed or not printed[-1].startswith("Ctrl-C"):
+            printed.append(process.stdout.readline())
+            assert printed[-1]
+        commands = [line.split() for line in printed if line.startswith("  keylane ")]
+        meta = next(line for line in printed if "KEYLANE_META" in line).strip().partition("=")[2]
+        assert len(commands) == 4
+        for _program, *arguments in commands:
+            more = ["-n", "1"] if arguments[0] == "consume" else []
+            done = keylane(*(word.strip("'") for word in arguments), *more, meta=meta)
+            assert done.returncode == 0, done.stderr
+    finally:
+        process.terminate()
+        process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+
+
+def test_a_reader_that_leaves(dev):
+    """A command whose output nobody reads any more ends quietly, and acks no message it could not print."""
+    assert dev.run("subject", "create", "pipe", "--partitions", "1").returncode == 0
+    lines = "".join(f"{n}\n" for n in range(20_000))
+    assert len(dev.json("produce", "pipe", text=lines)) == 20_000
+    consumer = subprocess.Popen(
+        [sys.executable, "-m", "keylane.cli", "consume", "pipe", "-g", "g", "--meta", dev.meta],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert consumer.stdout is not None
+    assert consumer.stderr is not None
+    read = [consumer.stdout.readline() for _ in range(10)]
+    assert len(read) == 10
+    consumer.stdout.close()
+    assert consumer.wait(TIMEOUT_S) == 0
+    assert consumer.stderr.read() == ""
+    consumer.stderr.close()
+    (group,) = dev.json("group", "describe", "pipe", "g")
+    assert 0 < group["lag"] <= 19_990

@@ -1,0 +1,127 @@
+"""The verdict names everything that is off, and its last line is the result with exactly the promised keys."""
+
+import json
+
+import msgspec
+import pytest
+
+from keylane.cli.checker import Anomaly, Findings
+from keylane.cli.demo_report import (
+    Lines,
+    Result,
+    Verdict,
+    problems_of,
+    same_table,
+    show_verdict,
+)
+from keylane.cli.options import OutputFormat
+
+GOOD = Result(
+    sent=6,
+    stored=6,
+    handled=6,
+    redelivered=1,
+    lost=0,
+    order_violations=0,
+    stale_acks=0,
+    failover_seconds=2.2,
+    spark_rows=6,
+    spark_matches_csv=True,
+    seconds=9.5,
+)
+KEYS = [
+    "sent",
+    "stored",
+    "handled",
+    "redelivered",
+    "lost",
+    "order_violations",
+    "stale_acks",
+    "failover_seconds",
+    "spark_rows",
+    "spark_matches_csv",
+    "seconds",
+]
+
+
+def problems(result=GOOD, findings=None, failed=0):
+    return problems_of(result, findings or Findings(), rows=6, failover_limit_s=3.0, failed=failed)
+
+
+def test_nothing_is_off():
+    """A good run has no problem; redelivery is none."""
+    assert problems() == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sent": 5},
+        {"stored": 5},
+        {"handled": 5},
+        {"failover_seconds": 3.1},
+        {"spark_rows": 7},
+        {"spark_matches_csv": False},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_each_number_matters(change):
+    """Each number that differs from what it must be is one problem."""
+    assert len(problems(msgspec.structs.replace(GOOD, **change))) == 1
+
+
+@pytest.mark.parametrize("anomaly", list(Anomaly))
+def test_each_anomaly_matters(anomaly):
+    """Each kind of anomaly is a problem, told by its name."""
+    findings = Findings()
+    findings.note(anomaly, "somewhere", count=3)
+    assert problems(findings=findings) == (f"3 x {anomaly}",)
+
+
+def test_given_up_messages_matter():
+    """Messages that the producer gave up are a problem."""
+    assert len(problems(failed=1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "same"),
+    [
+        ({"AA": (2, 1.5), "B6": (1, None)}, True),
+        ({"AA": (2, 1.5 + 1e-12), "B6": (1, None)}, True),
+        ({"AA": (2, 1.6), "B6": (1, None)}, False),
+        ({"AA": (3, 1.5), "B6": (1, None)}, False),
+        ({"AA": (2, 1.5), "B6": (1, 0.0)}, False),
+        ({"AA": (2, None), "B6": (1, None)}, False),
+        ({"AA": (2, 1.5)}, False),
+    ],
+)
+def test_same_table(found, same):
+    """Two tables are the same if carriers, flights and means are, but for the last bits of a mean."""
+    assert same_table(found, {"AA": (2, 1.5), "B6": (1, None)}) is same
+
+
+@pytest.mark.parametrize("form", list(OutputFormat))
+def test_last_line(form, capsys):
+    """The last line is one JSON object with the promised keys in their order."""
+    verdict = Verdict(
+        result=GOOD,
+        findings=Findings(),
+        carriers={"AA": (2, 1.5), "B6": (1, None)},
+        failover_limit_s=3.0,
+        retries=2,
+        problems=("something [is] off",),
+    )
+    show_verdict(form, verdict)
+    out = capsys.readouterr().out
+    assert list(json.loads(out.splitlines()[-1])) == KEYS
+    assert (len(out.splitlines()) == 1) is (form is OutputFormat.JSON)
+    assert ("OFF: something [is] off" in out) is (form is OutputFormat.TABLE)
+
+
+def test_lines_are_few():
+    """Without a terminal, progress is four lines, however often it is reported."""
+    told = []
+    lines = Lines(1_000, told.append)
+    for handled in range(1_100):
+        lines.progress(handled, handled)
+    assert len(told) == 4

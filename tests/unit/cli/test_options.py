@@ -1,0 +1,80 @@
+"""Addresses, broker counts, folders and the help: what is checked before anything is started."""
+
+import subprocess
+import sys
+
+import pytest
+
+from keylane.cli.demo import open_folder
+from keylane.cli.dev import broker_count, prepare_data
+from keylane.cli.options import parse_addresses
+from keylane.protocol.errors import DataFolderError, InvalidRequestError
+
+
+def test_addresses():
+    """One address or several, spaces and empty parts ignored, IPv6 in brackets."""
+    assert parse_addresses("127.0.0.1:7000") == ["127.0.0.1:7000"]
+    assert parse_addresses(" a:1, [::1]:65535,") == ["a:1", "[::1]:65535"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ",",
+        "host",
+        "host:",
+        ":7000",
+        "host:0",
+        "host:65536",
+        "host:7000000000",
+        "host:x",
+        "http://h:1",
+    ],
+)
+def test_bad_addresses(text):
+    """What is no host:port is refused before anything is asked of it."""
+    with pytest.raises(InvalidRequestError):
+        parse_addresses(text)
+
+
+def test_broker_count(tmp_path):
+    """Brokers whose data is in the folder run too, whatever was asked for."""
+    assert broker_count(tmp_path, None) == 2
+    assert broker_count(tmp_path, 1) == 1
+    for number in (1, 2, 3):
+        (tmp_path / f"broker-{number}").mkdir()
+    assert broker_count(tmp_path, None) == 3
+    assert broker_count(tmp_path, 1) == 3
+    assert broker_count(tmp_path, 4) == 4
+    for count in (0, -1, 33):
+        with pytest.raises(InvalidRequestError):
+            broker_count(tmp_path, count)
+
+
+def test_unusable_folders(tmp_path):
+    """A folder that cannot be made is told by its name; so is one with something in it, to the demo."""
+    file = tmp_path / "file"
+    file.touch()
+    for prepare in (prepare_data, open_folder):
+        with pytest.raises(DataFolderError, match="file"):
+            prepare(file / "data")
+        prepare(tmp_path / prepare.__name__)
+        assert list((tmp_path / prepare.__name__).iterdir()) == []
+    with pytest.raises(DataFolderError, match="not empty"):
+        open_folder(tmp_path)
+
+
+def test_help_loads_little():
+    """The help needs no network, no database and no Spark, so it answers at once."""
+    code = (
+        "import sys; from keylane.cli.main import app\n"
+        "try: app(['--help'], prog_name='keylane')\n"
+        "except SystemExit: pass\n"
+        "heavy = {'aiohttp', 'sqlalchemy', 'pyspark', 'uvloop', 'asyncio'} & set(sys.modules)\n"
+        "sys.exit(', '.join(heavy) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for command in ("dev", "demo", "subject", "group", "produce", "consume"):
+        assert command in done.stdout
