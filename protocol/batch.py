@@ -51,15 +51,17 @@ def encode_batch(
     assert len(keys) == len(sent_at_ns) == count
     lengths = struct.Struct(f"<{count}I")
     blobs = b"".join(properties)
-    body = b"".join((
-        struct.pack(f"<{count}q", *sent_at_ns),
-        lengths.pack(*map(len, keys)),
-        lengths.pack(*map(len, values)),
-        lengths.pack(*map(len, properties)) if blobs else bytes(4 * count),
-        *keys,
-        *values,
-        blobs,
-    ))
+    body = b"".join(
+        (
+            struct.pack(f"<{count}q", *sent_at_ns),
+            lengths.pack(*map(len, keys)),
+            lengths.pack(*map(len, values)),
+            lengths.pack(*map(len, properties)) if blobs else bytes(4 * count),
+            *keys,
+            *values,
+            blobs,
+        )
+    )
     return encode_record(
         body,
         kind=Kind.MESSAGES,

@@ -52,8 +52,14 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, error: KeylaneError) -> ErrorBody:
         """The body that carries `error`."""
-        return cls(code=error.code, name=type(error).__name__, message=wire_text(error.message),
-                   hint=error.hint, fate=error.fate, details=wire_details(error))
+        return cls(
+            code=error.code,
+            name=type(error).__name__,
+            message=wire_text(error.message),
+            hint=error.hint,
+            fate=error.fate,
+            details=wire_details(error),
+        )
 
     def error(self) -> KeylaneError:
         """The error this body carries."""

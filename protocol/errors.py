@@ -376,6 +376,4 @@ def codes() -> dict[int, str]:
     return {code: kind.__name__ for code, kind in sorted(_BY_CODE.items())}
 
 
-__all__ = sorted(
-    ["Fate", "Retry"] + [kind.__name__ for kind in _BY_CODE.values()]
-)
+__all__ = sorted(["Fate", "Retry"] + [kind.__name__ for kind in _BY_CODE.values()])

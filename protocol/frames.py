@@ -172,7 +172,9 @@ def _split(data: bytes) -> tuple[memoryview, memoryview]:
         raise FrameError(f"a frame of {len(data)} bytes", size_bytes=len(data))
     (header_bytes,) = _LENGTH.unpack_from(data)
     if not 0 < header_bytes <= min(HEADER_BYTES_MAX, len(data) - 4):
-        raise FrameError(f"a frame that claims {header_bytes} bytes of header", size_bytes=len(data))
+        raise FrameError(
+            f"a frame that claims {header_bytes} bytes of header", size_bytes=len(data)
+        )
     view = memoryview(data)
     return view[4 : 4 + header_bytes], view[4 + header_bytes :]
 
