@@ -11,7 +11,7 @@ from collections.abc import Callable
 from copy import copy
 from functools import partial
 
-from ..protocol.batch import check_batch
+from ..protocol.batch import check_batch, check_lengths
 from ..protocol.clock import Clock
 from ..protocol.control import HostPartition
 from ..protocol.errors import CorruptBatchError, InvalidRequestError
@@ -139,6 +139,7 @@ class Store:
             raise CorruptBatchError(
                 "bytes after the batch", length=header.length, size_bytes=len(record)
             )
+        check_lengths(record, header)
         if header.partition_id != partition_id:
             raise InvalidRequestError(
                 f"a batch of partition {header.partition_id} for partition {partition_id}",

@@ -96,6 +96,21 @@ def check_batch(data: bytes | memoryview, start: int = 0) -> Header:
     return header
 
 
+def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> None:
+    """
+    Let the checked batch at `start` through if its lengths add up: what no reader could cut is never stored.
+
+    Raises:
+        CorruptBatchError: the lengths do not add up to the body.
+    """
+    first = start + HEADER_BYTES + 8 * header.count
+    lengths: array[int] = array("I")
+    lengths.frombytes(memoryview(data)[first : first + 12 * header.count])
+    found = HEADER_BYTES + BYTES_PER_MESSAGE * header.count + sum(lengths)
+    if found != header.length:
+        raise CorruptBatchError("the lengths do not add up", length=header.length, found=found)
+
+
 class Columns(NamedTuple):
     """The columns of a batch: the blobs as one bytes object each, with `count + 1` edges into them."""
 

@@ -6,7 +6,13 @@ import dataclasses
 
 import pytest
 
-from keylane.protocol.batch import batch_starts, check_batch, columns, encode_batch
+from keylane.protocol.batch import (
+    batch_starts,
+    check_batch,
+    check_lengths,
+    columns,
+    encode_batch,
+)
 from keylane.protocol.errors import CorruptBatchError
 from keylane.protocol.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, MESSAGE_BYTES_MAX
 from keylane.protocol.record import (
@@ -157,3 +163,23 @@ def test_another_version_is_wrong_even_with_a_right_checksum(version):
     record[12] = version
     record[4:8] = crc32c.crc32c(bytes(record[8:HEADER_BYTES])).to_bytes(4, "little")
     assert read_header(record) == Wrong(f"version {version}")
+
+
+def test_lengths_that_lie_are_found_without_cutting_the_batch():
+    """A batch whose checksums hold but whose lengths do not add up is refused before it is stored."""
+    data = bytearray(
+        encode_batch(
+            partition_id=1,
+            sent_at_ns=[1, 2],
+            keys=[b"a", b"b"],
+            values=[b"x", b"yz"],
+            producer_id=1,
+            producer_epoch=0,
+            sequence=0,
+        )
+    )
+    header = check_batch(bytes(data))
+    check_lengths(bytes(data), header)
+    data[HEADER_BYTES + 16] += 1
+    with pytest.raises(CorruptBatchError, match="add up"):
+        check_lengths(bytes(data), header)
