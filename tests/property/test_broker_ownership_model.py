@@ -57,7 +57,8 @@ class OwnershipAgainstAModel(RuleBasedStateMachine):
         try:
             answer = self.run(call)
         except (FencedError, TokenUnknownError) as refused:
-            assert type(refused) is error
+            kind = type(refused)
+            assert kind is error
             return None
         assert error is None
         return answer

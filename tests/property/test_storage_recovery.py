@@ -123,7 +123,12 @@ def test_blocks_that_are_not_where_they_belong_are_found(what):
     size = len(sent[0])
     first = len(data) - 4 * size
     one, two = data[first : first + size], data[first + size : first + 2 * size]
-    middle = {"zeros": bytes(size) + two, "missing": two, "twice": one + one + two, "swapped": two + one}
+    middle = {
+        "zeros": bytes(size) + two,
+        "missing": two,
+        "twice": one + one + two,
+        "swapped": two + one,
+    }
     broken = copy_of(disk, PATH, data[:first] + middle[what] + data[first + 2 * size :])
     if what in {"missing", "twice"}:
         # What follows is at a wrong position, so nothing behind the damage is whole where it is: a torn tail.

@@ -26,7 +26,9 @@ def stored(*batches: tuple[int, int], epoch: int = 0) -> ProducerState:
     """A producer after batches of (sequence, count), stored one after another from offset 100 on."""
     state: ProducerState | None = None
     for sequence, count in batches:
-        state = after_append(state, header(sequence, count, epoch=epoch), base_offset=100 + sequence)
+        state = after_append(
+            state, header(sequence, count, epoch=epoch), base_offset=100 + sequence
+        )
     assert state is not None
     return state
 

@@ -15,7 +15,9 @@ GOOD = {"group": "g1", "data": "d", "meta": "127.0.0.1:7000"}
 def test_all_problems_come_together():
     """Wrong types, unknown names and impossible values are listed in one error."""
     with pytest.raises(ConfigError) as caught:
-        broker_settings({"group": "../x", "port": 70000, "colour": "red", "host": 3, "meta": "nowhere"})
+        broker_settings(
+            {"group": "../x", "port": 70000, "colour": "red", "host": 3, "meta": "nowhere"}
+        )
 
     text = caught.value.message
     for part in ("group:", "port:", "colour: no such", "host: text", "nowhere", "data: missing"):

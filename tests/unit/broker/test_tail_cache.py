@@ -7,9 +7,7 @@ from keylane.broker.tail_cache import ENTRY_BYTES, TailCache
 
 def filled(cache: TailCache, count: int = 4, partition_id: int = 1) -> TailCache:
     for number in range(count):
-        cache.add(
-            partition_id, 2 * number, 2 * number + 2, header=b"h", body=b"%03d" % number
-        )
+        cache.add(partition_id, 2 * number, 2 * number + 2, header=b"h", body=b"%03d" % number)
     return cache
 
 

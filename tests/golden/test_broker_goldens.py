@@ -1,0 +1,77 @@
+"""The bytes a broker leaves on its disk: a change is a decision, with a new format number."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from keylane.broker.storage.consume_queue import Unit
+from keylane.broker.storage.identity import claim_folder
+from keylane.broker.storage.index_file import FileConsumeQueues
+from sim.clock import ManualClock
+from sim.disk import SimDisk
+from sim.store import Desk, batch, facts, open_store
+
+
+def test_identity():
+    """The identity is one line of JSON: format, broker id, broker group."""
+    disk = SimDisk()
+    claim_folder(disk, broker_group="g1", dice=random.Random(1))
+    assert disk.pread("identity.json", 0, 1000) == (
+        b'{"format":1,"broker_id":"cd613e30d8f16adf91b7584a2265b1f5","broker_group":"g1"}\n'
+    )
+
+
+def test_index_units():
+    """A unit is base offset, position, time, length and count: 32 bytes, little-endian."""
+    disk = SimDisk()
+    queues = FileConsumeQueues(disk)
+    queues.dispatch([(12, Unit(1, 2, 3, 4, 5)), (12, Unit(3, 1 << 16, 1 << 40, 1 << 20, 1 << 41))])
+    queues.close()
+    assert disk.pread("index/12.units", 0, 1000).hex(" ", 8) == (
+        "0100000000000000 0300000000000000 0500000000000000 0400000002000000 "
+        "0300000000000000 0000000000010000 0000000000020000 0000100000000100"
+    )
+
+
+def test_own_records():
+    """Partition, fence, cursor and seal: their kinds and the msgpack of their bodies, in the order of writing."""
+    disk, clock = SimDisk(), ManualClock()
+
+    async def fill() -> None:
+        desk = Desk(open_store(disk, clock=clock), clock)
+        _, durable = desk.store.host(facts(9, parents=(3, 4)))
+        await durable
+        await desk.host()
+        await desk.append(batch())
+        await desk.acquire(5)
+        await desk.ack(5, (1, 2))
+        await desk.ack(5, (0, 1))
+        _, durable = desk.store.seal(1)
+        await durable
+
+    asyncio.run(fill())
+    data = disk.pread("log/" + "0" * 20 + ".log", 0, 1 << 20)
+    found = []
+    at = 0
+    while at < len(data):
+        length = int.from_bytes(data[at + 8 : at + 12], "little")
+        kind = data[at + 13]
+        partition_id = int.from_bytes(data[at + 24 : at + 32], "little")
+        base_offset = int.from_bytes(data[at + 32 : at + 40], "little")
+        body = data[at + 96 : at + length]
+        found.append((kind, partition_id, base_offset, b"" if kind == 1 else body))
+        at += length
+    facts_body = (
+        b"\x82\xa7subject\xa7flights\xa9partition\x89\xacpartition_id\x09\xa4name\xa2p9"
+        b"\xa5queue\x00\xabrange_start\x00\xa9range_end\xcd\x04\x00\xacbroker_group\xa2g1"
+        b"\xa5state\xa4open\xa7parents\x92\x03\x04\xa7address\xc0"
+    )
+    assert found[0] == (2, 9, 0, facts_body)
+    assert found[2:] == [
+        (1, 1, 0, b""),
+        (4, 1, 0, b"\x93\xa5audit\x05\xb0" + b"a" * 16),
+        (5, 1, 0, b"\x94\xa5audit\x05\x00\x91\x92\x01\x02"),
+        (5, 1, 2, b"\x94\xa5audit\x05\x02\x90"),
+        (3, 1, 2, b""),
+    ]
