@@ -9,9 +9,10 @@ per key, whatever happened since the one before.
 
 Invariants
     A future is resolved only after the sync that carries its record.
+    After a failure everything decided and not durable is undone, newest first: the state is what the disk is known
+    to hold.
     After a failed write or sync nothing is written again: what was at the disk fails with UNKNOWN fate, what waited
-    with NOT_DONE.  After a full disk nothing is kept and everything decided is undone, newest first; after
-    RETRY_FULL_MS the next append tries again.
+    with NOT_DONE.  After a full disk nothing is kept, and after RETRY_FULL_MS the next append tries again.
 
 Source: Gray's group commit; PostgreSQL's fsyncgate for why a failed sync is never repeated.
 """
@@ -82,7 +83,7 @@ class Entry:
         self.settled = settled
         """Called when it is durable, before `future` is resolved."""
         self.undo = undo
-        """Takes the decision back after a full disk."""
+        """Takes the decision back if it cannot be made durable."""
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -256,10 +257,9 @@ class GroupCommit:
         for one in self._late.values():
             waiting += [_waiting(future) for future in one.futures]
         self._late.clear()
-        if full:
-            for entry in reversed(entries + waiting):
-                if entry.undo is not None:
-                    entry.undo()
+        for entry in reversed(entries + waiting):
+            if entry.undo is not None:
+                entry.undo()
         self._queued_bytes = 0
         for entry in entries:
             _refuse(entry, type(error)(error.message, **error.details))

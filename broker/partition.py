@@ -3,7 +3,7 @@
     decide_… (raises, or says what to write)  ──▶  apply_… (at once)  ──▶  the record in the log  ──▶  durable_…
 
 Between decision and durability the state runs ahead of the disk: `next_offset` is the next to give, `readable_offset`
-the end of what readers may see.  If the disk refuses, `undo` values bring the state back (see `store.py`).
+the end of what readers may see.  If the disk refuses, `undo_…` brings the state back to what is durable.
 """
 
 from __future__ import annotations

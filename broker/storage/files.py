@@ -27,6 +27,7 @@ IOV_MAX = 1024
 READ_FILES_MAX = 256
 """Descriptors kept open for reading; the others are opened again when needed."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class AppendFile(Protocol):
@@ -123,6 +124,8 @@ def _error(operation: str, path: str, error: OSError) -> StorageError:
     text = f"{operation} {path}: {error.strerror or error}"
     if error.errno in _FULL:
         return DiskFullError(text, operation=operation, path=path)
+    if error.errno in _NO_RIGHT:
+        return DataFolderError(text, operation=operation, path=path)
     return StorageError(text, operation=operation, path=path)
 
 

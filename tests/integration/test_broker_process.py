@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -230,8 +231,8 @@ def test_a_program_that_cannot_start_says_why(process, tmp_path):
     )
 
 
-def _copied(process: BrokerProcess, tmp_path):
-    target = tmp_path / "copy"
+def _copied(process: BrokerProcess, tmp_path: Path, name: str = "copy") -> Path:
+    target = tmp_path / name
     target.mkdir()
     (target / "identity.json").write_bytes((process.data / "identity.json").read_bytes())
     return target

@@ -126,6 +126,25 @@ async def test_a_failed_write_ends_writing(desk, disk, operation):
     assert (await desk.ack(1)).cursor == 0
 
 
+@pytest.mark.parametrize("operation", ["write", "fdatasync"])
+async def test_what_a_failed_write_carried_has_not_happened(desk, disk, operation):
+    """A fence or a partition whose write failed is gone: asking again does not find it as if it were durable."""
+    await desk.append(batch())
+    await desk.acquire(1)
+    disk.fail = operation
+    calls = [desk.acquire(2, "b" * 16), desk.host(2), desk.append(batch(sequence=2))]
+    failed = await asyncio.gather(*calls, return_exceptions=True)
+    disk.fail = ""
+
+    assert [type(error) for error in failed] == [FlushFailedError] * 3
+    for again in (lambda: desk.acquire(2, "b" * 16), lambda: desk.host(2)):
+        with pytest.raises(BrokerReadOnlyError):
+            await again()
+    assert (await desk.acquire(1)).cursor == 0
+    await desk.host(1)
+    assert desk.store.state.partition(1).next_offset == 2
+
+
 async def test_what_waited_behind_a_failed_write_was_not_done(disk, clock):
     """A batch that had not reached the disk when a write failed is refused, not unknown."""
     desk = Desk(open_store(disk, clock=clock, commit_bytes_max=BATCH_BYTES_MAX), clock)
