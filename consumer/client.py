@@ -119,6 +119,7 @@ class Consumer:
             on_grants=self._granted,
             on_lost=self._composite.lose_all,
             drained=self._drained,
+            holding=self._composite.holding,
             on_fatal=self._fatal,
         )
         self._dispatch = self._new_dispatch()

@@ -25,6 +25,7 @@ class CompositePullClient:
         self._hand_over = hand_over
         self._clients: dict[int, PullClient] = {}
         self._ending: dict[int, asyncio.Task[None]] = {}
+        self._ending_tokens: dict[int, tuple[str, int]] = {}
         self._grants: tuple[Grant, ...] = ()
         self._deadline_ms = 0
 
@@ -32,6 +33,12 @@ class CompositePullClient:
     def clients(self) -> list[PullClient]:
         """Those that are not ending, by partition id."""
         return [self._clients[key] for key in sorted(self._clients)]
+
+    def holding(self, session: str) -> tuple[tuple[int, int], ...]:
+        """(partition id, token) of all that `session` has here or is still handing over."""
+        held = {key: (client.session, client.token) for key, client in self._clients.items()}
+        found = sorted((held | self._ending_tokens).items())
+        return tuple((key, token) for key, (owner, token) in found if owner == session)
 
     def apply(self, grants: tuple[Grant, ...], deadline_ms: int) -> None:
         """Renew what stays, make what is new, hand over what went, lapsed or came back with another token."""
@@ -56,6 +63,7 @@ class CompositePullClient:
             return
         del self._clients[client.partition_id]
         client.stop_starting()
+        self._ending_tokens[client.partition_id] = (client.session, client.token)
         self._ending[client.partition_id] = asyncio.create_task(
             self._ended(client), name=f"hand over {client.partition_id}"
         )
@@ -65,6 +73,7 @@ class CompositePullClient:
             await self._hand_over(client)
         finally:
             del self._ending[client.partition_id]
+            del self._ending_tokens[client.partition_id]
         if client.partition_id in {int(one.partition.partition_id) for one in self._grants}:
             # Granted again while it was being handed over.
             self.apply(self._grants, self._deadline_ms)

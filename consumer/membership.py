@@ -27,7 +27,7 @@ class Membership:
     Keeps one session alive and begins another when it was lost.
 
     `on_grants(grants, deadline_ms)` gets every renewal; `on_lost()` hears that the session is gone and with it
-    all grants; `drained()` lists sealed partitions acked to their end.
+    all grants; `drained()` lists sealed partitions acked to their end, `holding(session)` what it has.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Membership:
         on_grants: Callable[[Grants, int], None],
         on_lost: Callable[[], None],
         drained: Callable[[], tuple[int, ...]],
+        holding: Callable[[str], tuple[tuple[int, int], ...]],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self.session = ""
@@ -56,6 +57,7 @@ class Membership:
         self._on_grants = on_grants
         self._on_lost = on_lost
         self._drained = drained
+        self._holding = holding
         self._on_fatal = on_fatal
         self._version = -1
         self._heartbeat_ms = settings.ttl_ms // 3
@@ -122,6 +124,7 @@ class Membership:
                     session=self.session,
                     known_version=self._version,
                     drained=self._drained(),
+                    holding=self._holding(self.session),
                     wait_ms=self._heartbeat_ms,
                 ),
                 timeout_ms=self._heartbeat_ms,
@@ -143,7 +146,7 @@ class Membership:
         self._on_grants(grants, sent_at_ms + grants.ttl_ms - self._settings.margin_ms)
 
     async def released(self, session: str, partition_id: int, token: int) -> None:
-        """Report a finished hand-over; if that fails, the lease's end says the same, later."""
+        """Report a finished hand-over; if that fails, the next heartbeat says the same."""
         try:
             await self._meta.release(
                 ReleaseGrant(session=session, partition_id=partition_id, token=token)

@@ -27,7 +27,14 @@ from ..protocol.ids import ConsumerGroup, SessionId
 from .database import Database
 from .settings import MetaserverSettings
 from .store_groups import grants_versions, group_names, group_versions, read_group
-from .store_leases import Changes, note_drained, read_grants, release_lease, settle_group
+from .store_leases import (
+    Changes,
+    note_drained,
+    read_grants,
+    release_lease,
+    release_unheld,
+    settle_group,
+)
 from .store_sessions import (
     SessionRow,
     check_session,
@@ -39,7 +46,7 @@ from .wakeups import Turns, Wakeups
 
 log = logging.getLogger("keylane.metaserver")
 DRAINED_MAX = 4_096
-"""Sealed partitions in one heartbeat."""
+"""Partitions in one list of a heartbeat."""
 RENEWED_AT_ONCE_MAX = 1_000
 GRANTS_CACHED_MAX = 20_000
 
@@ -73,8 +80,8 @@ class Members:
             SessionUnknownError, InvalidRequestError
         """
         check_session(ask.session)
-        if len(ask.drained) > DRAINED_MAX:
-            raise InvalidRequestError(f"at most {DRAINED_MAX} drained partitions at once")
+        if max(len(ask.drained), len(ask.holding or ())) > DRAINED_MAX:
+            raise InvalidRequestError(f"at most {DRAINED_MAX} partitions at once")
         session = SessionId(ask.session)
         with self._wakeups.listen(session) as ring:
             row = self._known[session] = await self._renew(session)
@@ -83,6 +90,9 @@ class Members:
                     group_id = await self._database.write(note_drained, session, ask.drained)
                     if group_id is not None:
                         await self.settle(group_id)
+                if row.handing_over and ask.holding is not None:
+                    held = set(ask.holding)
+                    self._tell(await self._database.write(release_unheld, ask, held))
                 # Never so long that the next renewal comes late.
                 wait_ms = min(ask.wait_ms, row.ttl_ms // 3)
                 if row.grants_version == ask.known_version and wait_ms:

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..protocol.control import Grant, Grants, ReleaseGrant
+from ..protocol.control import Grant, Grants, Heartbeat, ReleaseGrant
 from ..protocol.errors import TokenUnknownError
 from ..protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
 from ..protocol.routing import PartitionState
@@ -117,6 +117,33 @@ def release_lease(connection: Connection, ask: ReleaseGrant) -> Changes:
     changed = {SessionId(wanted)}
     _raise_versions(connection, changed, version)
     return Changes(versions=dict.fromkeys(changed, version))
+
+
+def release_unheld(
+    connection: Connection, ask: Heartbeat, holding: Collection[tuple[int, int]]
+) -> Changes:
+    """
+    Release what the session was asked to hand over and does not hold: it never heard of the grant, because that
+    was taken back before the answer, or its release did not arrive.
+
+    A session that has not heard of the latest grants yet is passed over: it may be about to take what it holds.
+
+    Raises:
+        SessionUnknownError
+    """
+    row = live_session(connection, ask.session)
+    _lock_group(connection, row.group_id)
+    if live_session(connection, ask.session).grants_version != ask.known_version:
+        return NOTHING
+    asked = sa.select(leases.c.partition_id, leases.c.token).where(
+        leases.c.session == ask.session, leases.c.withdrawn
+    )
+    versions: dict[SessionId, int] = {}
+    for partition_id, token in connection.execute(asked.order_by(leases.c.partition_id)).all():
+        if (partition_id, token) not in holding:
+            body = ReleaseGrant(session=ask.session, partition_id=partition_id, token=token)
+            versions |= release_lease(connection, body).versions
+    return Changes(versions=versions)
 
 
 def note_drained(connection: Connection, session: str, ids: Collection[int]) -> int | None:

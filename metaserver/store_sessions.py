@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,6 +34,8 @@ class SessionRow:
     group_id: int
     ttl_ms: int
     grants_version: int
+    handing_over: bool = False
+    """It was asked to hand a lease over and has not released it; told by `renew_sessions` only."""
 
 
 _row = sa.select(
@@ -102,7 +104,11 @@ def renew_sessions(connection: Connection, ids: Sequence[str]) -> dict[str, Sess
         .values(expires_at=now_ms() + sessions.c.ttl_ms)
         .returning(*_row.selected_columns)
     )
-    return {row.session: _session_row(row) for row in connection.execute(renewed)}
+    rows = {row.session: _session_row(row) for row in connection.execute(renewed)}
+    asked = sa.select(leases.c.session).where(leases.c.session.in_(rows), leases.c.withdrawn)
+    for session in set(connection.execute(asked).scalars()):
+        rows[session] = replace(rows[session], handing_over=True)
+    return rows
 
 
 def live_session(connection: Connection, session: str) -> SessionRow:

@@ -174,6 +174,9 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     known_version: int = -1
     drained: tuple[int, ...] = ()
     """Sealed partitions that the group has acked to their end."""
+    holding: tuple[tuple[int, int], ...] | None = None
+    """(partition id, token) of all that the session has or is still handing over; None: it does not say.  What was
+    taken back and is not among them is free: the session never heard of that grant, or its release was lost."""
     wait_ms: WaitMs = 0
 
 
