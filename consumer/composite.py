@@ -28,6 +28,7 @@ class CompositePullClient:
         self._ending_tokens: dict[int, tuple[str, int]] = {}
         self._grants: tuple[Grant, ...] = ()
         self._deadline_ms = 0
+        self._closing = False
 
     @property
     def clients(self) -> list[PullClient]:
@@ -42,6 +43,8 @@ class CompositePullClient:
 
     def apply(self, grants: tuple[Grant, ...], deadline_ms: int) -> None:
         """Renew what stays, make what is new, hand over what went, lapsed or came back with another token."""
+        if self._closing:
+            return
         self._grants = grants
         self._deadline_ms = deadline_ms
         wanted = {int(grant.partition.partition_id): grant for grant in grants}
@@ -85,7 +88,8 @@ class CompositePullClient:
             self.end(client)
 
     def end_all(self) -> list[asyncio.Task[None]]:
-        """Begin to hand over everything; the tasks that do."""
+        """Begin to hand over everything, and take no more; the tasks that do."""
+        self._closing = True
         self.lose_all()
         return list(self._ending.values())
 

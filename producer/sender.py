@@ -216,7 +216,8 @@ class SubjectSender:
             target.take_over(parcels)
             return
         # The partition is sealed: newer messages of its range wait behind these until the next route is here.
-        self.table = [None if one is executor else one for one in self.table]
+        self._home = [None if one is executor else one for one in self._home]
+        self._divert()
         self._hold = [*parcels, *self._hold]
         self._refresh.set()
 

@@ -1,0 +1,156 @@
+"""A producer over a scripted network: what is sent where, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from cluster import eventually
+from keylane import Producer
+from keylane.producer import ProducerSettings
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.batch import check_batch, columns
+from keylane.protocol.control import Health
+from keylane.protocol.errors import KeylaneError, NotSentError, StaleRouteError
+from keylane.protocol.frames import Appended
+from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
+
+
+class ScriptedNetwork:
+    """One subject, one logic queue; `route` is what the metaserver says, `answers` what brokers do next."""
+
+    def __init__(self) -> None:
+        self.stored: dict[int, list[bytes]] = {}
+        self.sealed: set[int] = set()
+        self.unreachable: set[str] = set()
+        self.route = self.route_to(1, version=1)
+
+    def route_to(self, partition_id: int, *, version: int) -> Route:
+        partition = Partition(
+            partition_id=partition_id,
+            name=f"p{partition_id}",
+            queue=0,
+            range_start=0,
+            range_end=1024,
+            broker_group="g",
+            state=PartitionState.OPEN,
+            address=f"broker-{partition_id}",
+        )
+        return Route(
+            subject="s",
+            version=version,
+            order_strategy=OrderStrategy.STRICT,
+            partitions=(partition,),
+        )
+
+    async def open_channel(self, address: str, *, timeout_ms: int):
+        if address in self.unreachable:
+            raise NotSentError
+        return ScriptedChannel(self, address)
+
+    async def control(self, method, address, path, answer, *, body=None, query=None, timeout_ms):
+        if answer is Health:
+            return Health(program="metaserver", ready=True)
+        known = int(query["known_version"])
+        for _ in range(int(query["wait_ms"]) // 5):
+            if self.route.version > known:
+                break
+            await asyncio.sleep(0.005)
+        return self.route
+
+    async def close(self) -> None:
+        pass
+
+
+class ScriptedChannel:
+    def __init__(self, network: ScriptedNetwork, address: str) -> None:
+        self.network = network
+        self.address = address
+        self.next_id = itertools.count(1).__next__
+
+    @property
+    def closed(self) -> bool:
+        return self.address in self.network.unreachable
+
+    async def call(self, request, payload=b"", *, timeout_ms):
+        if self.closed:
+            raise NotSentError
+        if request.partition_id in self.network.sealed:
+            raise StaleRouteError
+        header = check_batch(payload)
+        cut = columns(payload, header)
+        stored = self.network.stored.setdefault(request.partition_id, [])
+        base = len(stored)
+        edges = cut.value_edges
+        stored += [cut.blob[low:high] for low, high in itertools.pairwise(edges)]
+        await asyncio.sleep(0)
+        return Appended(request.correlation_id, base, "fsync", False), memoryview(b"")
+
+    async def close(self) -> None:
+        pass
+
+
+QUICK = ProducerSettings(backoff=Backoff(first_ms=1, max_ms=5))
+
+
+async def test_older_messages_go_first_after_a_route_change():
+    """What a sealed partition refused is sent to its child before anything newer, however often things flip meanwhile."""
+    network = ScriptedNetwork()
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.sealed.add(1)
+        producer.send("s", b"1", key=b"k")
+        sender = producer._senders["s"]
+        await eventually(lambda: sender.table[0] is None)
+        (executor,) = sender.executors
+        executor._set_available(False)
+        executor._set_available(True)
+        producer.send("s", b"2", key=b"k")
+        network.route = network.route_to(2, version=2)
+        producer.send("s", b"3", key=b"k")
+        receipt = await producer.send("s", b"4", key=b"k")
+
+    assert network.stored == {1: [b"0"], 2: [b"1", b"2", b"3", b"4"]}
+    assert (receipt.partition_id, receipt.offset, receipt.reordered) == (2, 3, False)
+
+
+async def test_an_older_route_is_not_taken():
+    """A lower version, from a metaserver that lags, changes nothing."""
+    network = ScriptedNetwork()
+    network.route = network.route_to(2, version=2)
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        await producer.send("s", b"0", key=b"k")
+        sender = producer._senders["s"]
+        sender._apply(network.route_to(1, version=1))
+        await producer.send("s", b"1", key=b"k")
+
+    assert network.stored == {2: [b"0", b"1"]}
+
+
+async def test_a_message_sent_before_the_route_is_known_keeps_its_place():
+    """Messages that came before the first route go out first, in their order."""
+    network = ScriptedNetwork()
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        tickets = [producer.send("s", b"%d" % number, key=b"k") for number in range(10)]
+        offsets = [(await ticket).offset for ticket in tickets]
+
+    assert offsets == list(range(10))
+    assert network.stored == {1: [b"%d" % number for number in range(10)]}
+
+
+async def test_closing_gives_up_what_cannot_be_sent():
+    """A producer that is closed while its broker is away says which messages were not acked."""
+    network = ScriptedNetwork()
+    network.unreachable.add("broker-1")
+    settings = ProducerSettings(backoff=QUICK.backoff, close_timeout_ms=50)
+    producer = Producer("meta", network=network, settings=settings)
+    await producer.__aenter__()
+    ticket = producer.send("s", b"0", key=b"k")
+    await eventually(lambda: producer.stats.retries > 2)
+    assert "cannot reach" in producer.stats.waiting["p1"]
+    with pytest.raises(KeylaneError, match="closed"):
+        await producer.close()
+    with pytest.raises(KeylaneError, match="closed"):
+        await ticket
