@@ -1,0 +1,81 @@
+"""Reading while the broker runs: nothing wrong is served, whatever happened to the files behind its back."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.broker.storage.consume_queue import Unit
+from keylane.broker.storage.index_file import FLUSH_UNITS, FileConsumeQueues
+from keylane.protocol.errors import CorruptLogError, StorageError
+from sim.clock import ManualClock
+from sim.disk import SimDisk
+from sim.store import Desk, batch, open_store
+
+SEGMENT = "log/" + "0" * 20 + ".log"
+COUNT = 3 * FLUSH_UNITS
+
+
+@pytest.fixture
+async def desk() -> Desk:
+    """A partition of many batches of two messages, nothing of it in memory."""
+    clock = ManualClock()
+    desk = Desk(open_store(SimDisk(), clock=clock, cache_bytes=0), clock)
+    await desk.host()
+    for number in range(COUNT):
+        await desk.append(batch(sequence=2 * number))
+    return desk
+
+
+def disk_of(desk: Desk) -> SimDisk:
+    return desk.store.log._files
+
+
+async def test_a_damaged_batch_is_never_served(desk):
+    """Up to the damage everything is served, the damaged batch is a typed error, behind it reading goes on."""
+    length = len(batch())
+    data = disk_of(desk).contents[SEGMENT].data
+    data[len(data) - 5 * length + 120] ^= 4
+    bad = 2 * (COUNT - 5)
+
+    assert (await desk.read(bad - 4))[0].upto == bad
+    with pytest.raises(CorruptLogError) as caught:
+        await desk.read(bad)
+    assert caught.value.details["partition_id"] == 1
+    assert (await desk.read(bad + 2))[0].upto == 2 * COUNT
+
+
+@pytest.mark.parametrize("place", [0, 8, 16, 24, 28])
+async def test_a_unit_that_lies_is_found(desk, place):
+    """A unit of the index whose offset, position, time, length or count was changed leads to no batch."""
+    units = disk_of(desk).contents["index/1.units"].data
+    for index in range(len(units) // 32):
+        units[32 * index + place] ^= 1
+    with pytest.raises(CorruptLogError):
+        await desk.read(100, bytes_max=1)
+
+
+async def test_an_index_cut_behind_the_broker_is_found(desk):
+    """Units that vanish while the broker runs are an error that says what to do."""
+    del disk_of(desk).contents["index/1.units"].data[100:]
+    with pytest.raises(CorruptLogError, match="index"):
+        await desk.read(200)
+
+
+async def test_an_index_that_cannot_be_written_holds_nobody_up():
+    """The index waits in memory while its disk refuses, loses nothing, and is written out later."""
+    disk = SimDisk()
+    queues = FileConsumeQueues(disk)
+    units = [(1, Unit(n, 1, 100 * n, 100, n)) for n in range(4 * FLUSH_UNITS)]
+    queues.dispatch(units[:FLUSH_UNITS])
+    disk.fail = "write"
+    queues.dispatch(units[FLUSH_UNITS : 3 * FLUSH_UNITS])
+    with pytest.raises(StorageError):
+        queues.flush()
+    found = queues.find(1, 0, end=1 << 40, bytes_max=1 << 40)
+    assert found == [unit for _, unit in units[: 3 * FLUSH_UNITS]]
+
+    disk.fail = ""
+    queues.dispatch(units[3 * FLUSH_UNITS :])
+    queues.close()
+    again = FileConsumeQueues(disk)
+    assert again.find(1, 0, end=1 << 40, bytes_max=1 << 40) == [unit for _, unit in units]
