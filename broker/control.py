@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..protocol.clock import Clock
 from ..protocol.control import Health, HostPartition, PartitionStatus, PartitionStatusList
-from ..protocol.errors import InvalidRequestError, PartitionUnknownError, WrongBrokerError
+from ..protocol.errors import InvalidRequestError, WrongBrokerError
 from ..rpc.server import ControlRoute, Params
 from .store import Store
 
@@ -35,6 +35,7 @@ class BrokerControl:
             ControlRoute("POST", "/v1/partitions", HostPartition, self.host),
             ControlRoute("GET", "/v1/partitions", None, self.list),
             ControlRoute("GET", "/v1/partitions/{id}", None, self.describe),
+            ControlRoute("POST", "/v1/partitions/{id}/seal", None, self.seal),
             ControlRoute("GET", "/v1/health", None, self.health),
         ]
 
@@ -62,13 +63,14 @@ class BrokerControl:
 
     async def describe(self, _body: object, params: Params) -> PartitionStatus:
         """One partition with its groups, or the one group asked for."""
-        text = params["id"]
-        if not (text.isascii() and text.isdecimal() and len(text) < 20):
-            raise InvalidRequestError(f"not a partition id: {text[:40]!r}")
-        partition = self._store.state.partitions.get(int(text))
-        if partition is None:
-            raise PartitionUnknownError(partition_id=int(text))
+        partition = self._store.state.partition(_partition_id(params))
         return partition.status(now_ms=self._clock.boot_ms(), group=params.get("group"))
+
+    async def seal(self, _body: object, params: Params) -> PartitionStatus:
+        """Take no more messages for a partition, durably; again changes nothing."""
+        partition, durable = self._store.seal(_partition_id(params))
+        await durable
+        return partition.status(now_ms=self._clock.boot_ms())
 
     async def health(self, _body: object, _params: Params) -> Health:
         """Does it take writes, and is it known to the metaserver."""
@@ -89,3 +91,10 @@ class BrokerControl:
                 "commits": self._store.commit.commits,
             },
         )
+
+
+def _partition_id(params: Params) -> int:
+    text = params["id"]
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise InvalidRequestError(f"not a partition id: {text[:40]!r}")
+    return int(text)

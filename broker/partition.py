@@ -52,8 +52,8 @@ class HostedPartition:
     """The state of one partition; `facts` never change."""
 
     __slots__ = (
-        "appended_at_ms", "facts", "first_offset", "groups", "next_offset", "partition_id",
-        "producers", "readable_offset", "sealed",
+        "appended_at_ms", "ended", "facts", "first_offset", "groups", "next_offset",
+        "partition_id", "producers", "readable_offset", "sealed",
     )  # fmt: skip
 
     def __init__(self, facts: HostPartition) -> None:
@@ -65,6 +65,9 @@ class HostedPartition:
         self.appended_at_ms = 0
         """Of the newest batch: times within a partition never fall."""
         self.sealed = False
+        """No append is taken any more, from the decision on."""
+        self.ended = False
+        """The seal is on the disk, and so is everything before it: only now may a reader hear of an end."""
         self.producers: dict[int, ProducerState] = {}
         """By producer id, the one that appended longest ago first."""
         self.groups: dict[str, Group] = {}
@@ -167,7 +170,7 @@ class HostedPartition:
             partition_id=self.partition_id,
             subject=self.facts.subject,
             name=self.facts.partition.name,
-            state=PartitionState.SEALED if self.sealed else PartitionState.OPEN,
+            state=PartitionState.SEALED if self.ended else PartitionState.OPEN,
             first_offset=self.first_offset,
             next_offset=self.readable_offset,
             groups=tuple(groups),

@@ -92,7 +92,7 @@ class BrokerService:
             group.acked.cursor,
             tuple(group.acked.ranges),
             partition.readable_offset,
-            partition.sealed,
+            partition.ended,
         )
         await durable
         check_holder(group.lock, token=token, session=session)
@@ -103,7 +103,7 @@ class BrokerService:
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
         bytes_max = _check_read(partition, request.offset, request.bytes_max)
-        drained = partition.sealed and request.offset == partition.next_offset
+        drained = partition.ended and request.offset == partition.next_offset
         if request.wait_ms and request.offset == partition.readable_offset and not drained:
             await self._waiting.wait(partition.partition_id, request.wait_ms)
             self._held(request)
@@ -127,7 +127,7 @@ class BrokerService:
             partition.first_offset,
             partition.readable_offset,
             upto,
-            partition.sealed,
+            partition.ended,
         )
         return answer, data
 

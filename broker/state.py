@@ -59,7 +59,8 @@ class BrokerState:
             case CursorBody():
                 self._known(header).apply_cursor(said)
             case None:
-                self._known(header).sealed = True
+                partition = self._known(header)
+                partition.sealed = partition.ended = True
 
     def _host(self, facts: HostPartition) -> None:
         known = self.partitions.get(facts.partition.partition_id)

@@ -203,17 +203,27 @@ class Store:
         return partition, self.commit.submit(entry)
 
     def seal(self, partition_id: int) -> tuple[HostedPartition, asyncio.Future[None]]:
-        """Let a partition take no more appends; its end offset is fixed from now on."""
+        """
+        Let a partition take no more appends; its end offset is fixed once the seal is durable.
+
+        Raises:
+            PartitionUnknownError, OverloadedError, BrokerReadOnlyError
+        """
         partition = self.state.partition(partition_id)
         if partition.sealed:
             return partition, self.commit.flushed()
         self.commit.check_room(OWN_RECORD_BYTES)
         partition.sealed = True
+
+        def settled(_entry: Entry) -> None:
+            partition.ended = True
+            self._wake(partition_id)
+
         entry = Entry(
             encode_body(partition_id, None),
             partition_id=partition_id,
             base_offset=partition.next_offset,
-            settled=lambda entry: self._wake(entry.partition_id),
+            settled=settled,
             undo=partial(setattr, partition, "sealed", False),
         )
         return partition, self.commit.submit(entry)

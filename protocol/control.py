@@ -12,10 +12,12 @@
     GET  /v1/subjects/{subject}/groups/{group}         → GroupView
     GET  /v1/subjects/{subject}/groups                 → GroupList
     GET  /v1/health                 –                  → Health
+    and the calls that change partitions: see operations.py
 
     POST /v1/partitions             HostPartition      → PartitionStatus    (to a broker; idempotent)
     GET  /v1/partitions             –                  → PartitionStatusList
     GET  /v1/partitions/{id}?group= –                  → PartitionStatus
+    POST /v1/partitions/{id}/seal   –                  → PartitionStatus    (idempotent; next_offset is its end)
     GET  /v1/health                 –                  → Health
 
 An error is answered with its HTTP status and an ErrorBody.  Durations are milliseconds and never instants:

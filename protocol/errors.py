@@ -9,6 +9,7 @@
     │   ├── FencedError, SessionUnknownError, TokenUnknownError   stop: somebody else owns it
     │   ├── SequenceGapError, ProducerFencedError          an earlier batch is missing
     │   ├── StrategyMismatchError, NotEnoughBrokersError, NoPartitionError
+    │   ├── OperationRunningError, BrokerGroupUnknownError
     │   ├── OffsetOutOfRangeError, CorruptBatchError, FrameError
     │   ├── BrokerReadOnlyError, OverloadedError           try later
     │   └── LeaseLostError, QueueFullError                 said by our own side
@@ -222,6 +223,19 @@ class NoPartitionError(RefusedError):
     code = 1152
     summary = "no open partition for this message now"
     retry = Retry.AFTER_NEW_ROUTE
+
+
+class OperationRunningError(RefusedError):
+    code = 1153
+    summary = "another operation on this subject is not finished"
+    retry = Retry.LATER
+    hint = "keylane subject operations NAME shows how far it is, and what it waits for."
+
+
+class BrokerGroupUnknownError(RefusedError):
+    code = 1154
+    summary = "no such broker group"
+    hint = "The groups that ever reported themselves are in the metaserver's health."
 
 
 class OffsetOutOfRangeError(RefusedError):

@@ -29,6 +29,7 @@ from ..protocol.control import (
 )
 from ..protocol.errors import NotSentError
 from ..protocol.frames import Answer, Request
+from ..protocol.operations import OperationList, Reshape, SubjectHistory
 from ..protocol.routing import OrderStrategy, Route
 from .network import Channel, Network
 
@@ -93,6 +94,20 @@ class MetaClient:
     async def subject(self, subject: str) -> SubjectView:
         """One subject."""
         return await self._call("GET", f"/v1/subjects/{_segment(subject)}", SubjectView)
+
+    async def reshape(self, body: Reshape) -> OperationList:
+        """Begin to change partitions, or plan it; the operations go on by themselves."""
+        return await self._call("POST", "/v1/operations", OperationList, body=body)
+
+    async def operations(self, subject: str) -> OperationList:
+        """The operations of a subject, the newest first."""
+        return await self._call(
+            "GET", f"/v1/subjects/{_segment(subject)}/operations", OperationList
+        )
+
+    async def history(self, subject: str) -> SubjectHistory:
+        """Every partition a subject ever had."""
+        return await self._call("GET", f"/v1/subjects/{_segment(subject)}/history", SubjectHistory)
 
     async def route(
         self,
@@ -188,6 +203,10 @@ class BrokerClient:
     async def partition(self, partition_id: int) -> PartitionStatus:
         """One partition with its groups."""
         return await self._control("GET", f"/v1/partitions/{partition_id}", PartitionStatus)
+
+    async def seal(self, partition_id: int) -> PartitionStatus:
+        """Have a partition take no more messages; `next_offset` is its end."""
+        return await self._control("POST", f"/v1/partitions/{partition_id}/seal", PartitionStatus)
 
     async def health(self) -> Health:
         """Is it ready, and does it take writes."""

@@ -20,6 +20,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from ..protocol.control import ErrorBody, encode_json
 from ..protocol.errors import (
     AddressError,
+    BrokerGroupUnknownError,
     FencedError,
     FrameError,
     GroupUnknownError,
@@ -27,6 +28,7 @@ from ..protocol.errors import (
     InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
+    OperationRunningError,
     PartitionUnknownError,
     RefusedError,
     Retry,
@@ -53,8 +55,10 @@ _STATUS: dict[type[KeylaneError], int] = {
     SubjectUnknownError: 404,
     GroupUnknownError: 404,
     PartitionUnknownError: 404,
+    BrokerGroupUnknownError: 404,
     SubjectExistsError: 409,
     StrategyMismatchError: 409,
+    OperationRunningError: 409,
     FencedError: 409,
     SessionUnknownError: 410,
     MessageTooLargeError: 413,

@@ -1,0 +1,123 @@
+"""Changes of a subject's partitions: what an operator asks for, how far it is, what became of it.  Pure.
+
+    POST /v1/operations                       Reshape  → OperationList      (to the metaserver)
+    GET  /v1/subjects/{subject}/operations    –        → OperationList
+    GET  /v1/subjects/{subject}/history       –        → SubjectHistory
+    POST /v1/partitions/{id}/seal             –        → PartitionStatus    (to a broker; idempotent)
+
+    PLAN ──children hosted──▶ SEAL ──parents sealed──▶ OPEN ──route changed──▶ DONE
+                                                        └─without a source─▶ FENCE ─▶ DONE
+
+The state names the step under way.  Up to SEAL nothing has changed for anybody; from the first seal on the operation
+only goes forward.  FENCE: the route has changed, and a broker that was silent is told to seal once it is back.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from msgspec import Struct
+
+from .routing import Partition
+
+
+class OperationKind(enum.StrEnum):
+    """What is done to the open partitions of a subject."""
+
+    RESIZE = "resize"
+    SPLIT = "split"
+    MERGE = "merge"
+    MOVE = "move"
+    EVACUATE = "evacuate"
+
+
+class OperationState(enum.StrEnum):
+    """The step under way; see above."""
+
+    PLAN = "plan"
+    SEAL = "seal"
+    OPEN = "open"
+    FENCE = "fence"
+    DONE = "done"
+
+
+class StepAction(enum.StrEnum):
+    """What a broker is asked for."""
+
+    HOST = "host"
+    SEAL = "seal"
+
+
+class Reshape(Struct, frozen=True, kw_only=True):
+    """
+    Change partitions.  Which fields count depends on the kind:
+
+        resize      subject, partitions: the count wanted
+        split       partition_ids: one, cut in the middle
+        merge       partition_ids: neighbours
+        move        partition_ids: one or more of a subject; broker_group: where to
+        evacuate    broker_group: leave it, in all subjects; without_source: although it is silent
+    """
+
+    kind: OperationKind
+    subject: str = ""
+    partitions: int = 0
+    partition_ids: tuple[int, ...] = ()
+    broker_group: str = ""
+    without_source: bool = False
+    dry_run: bool = False
+    """Answer with the plan, change nothing."""
+
+
+class StepView(Struct, frozen=True, kw_only=True):
+    """One step at one broker."""
+
+    action: StepAction
+    partition_id: int
+    broker_group: str
+    done: bool = False
+    end_offset: int | None = None
+    """Of a sealed partition; no message at or above it, ever."""
+
+
+class OperationView(Struct, frozen=True, kw_only=True):
+    """An operation as far as it is.  Its id is 0 while it is only a plan, or when there is nothing to do."""
+
+    operation_id: int
+    subject: str
+    kind: OperationKind
+    state: OperationState
+    sealed: tuple[int, ...]
+    """The partitions that take no more messages."""
+    children: tuple[Partition, ...]
+    steps: tuple[StepView, ...] = ()
+    without_source: bool = False
+    reordered: tuple[int, ...] = ()
+    """Partitions whose children were opened although their end was not known: groups may have read the children
+    before what is left in these."""
+    problem: str = ""
+    """Why it waits."""
+
+
+class OperationList(Struct, frozen=True, kw_only=True):
+    """Operations, the newest first."""
+
+    operations: list[OperationView]
+
+
+class PartitionHistory(Struct, frozen=True, kw_only=True):
+    """A partition, open or not."""
+
+    partition: Partition
+    end_offset: int | None = None
+    """Where it ends; None while it is open, or its end is not known."""
+    forsaken: bool = False
+    """Its children were opened while its broker was silent."""
+
+
+class SubjectHistory(Struct, frozen=True, kw_only=True):
+    """Every partition a subject ever had, by age; their parents make the lineage."""
+
+    subject: str
+    route_version: int
+    partitions: list[PartitionHistory]
