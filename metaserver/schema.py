@@ -1,12 +1,13 @@
 """The tables: brokers, subjects, partitions with their parents, and the leases of consumer groups.
 
     subjects ─┬─ partitions ─── partition_parents
+              ├─ operations ─── steps     what changes the partitions, journaled; see operations.py of the protocol
               └─ groups ─┬─ sessions       one consumer each; alive while expires_at > now by the database
                          ├─ leases         one row for each partition ever granted; the row outlives its owner
                          └─ drained        sealed partitions which the group has acked to their end
 
 Invariants
-    Ids of subjects, partitions and groups are never given twice, not even after a delete.
+    Ids of subjects, partitions, operations and groups are never given twice, not even after a delete.
     `groups.last_token` only rises, and every grant takes the next one: tokens rise for each partition, and
     no two grants of a group share one.
     `expires_at` is the database's time in milliseconds, and is compared with nothing else.
@@ -25,6 +26,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    false,
 )
 
 metadata = MetaData(
@@ -82,6 +84,8 @@ partitions = Table(
     Column("range_end", Integer, nullable=False),
     Column("broker_group", ForeignKey(brokers.c.broker_group), nullable=False, index=True),
     Column("state", String(16), nullable=False),
+    Column("end_offset", BigInteger, comment="none: open, or its end is not known"),
+    Column("forsaken", Boolean, nullable=False, server_default=false()),
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,  # an id is never given twice
 )
@@ -91,6 +95,30 @@ partition_parents = Table(
     metadata,
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
     Column("parent_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+)
+
+operations = Table(
+    "operations",
+    metadata,
+    Column("operation_id", BigId, primary_key=True, autoincrement=True),
+    Column("subject_id", ForeignKey("subjects.subject_id"), nullable=False, index=True),
+    Column("kind", String(16), nullable=False),
+    Column("state", String(8), nullable=False, index=True),
+    Column("without_source", Boolean, nullable=False),
+    Column("problem", String(1024), nullable=False, comment="why it waits"),
+    Column("running", BigInteger, unique=True, comment="its subject, until the route has changed"),
+    Column("driver", String(64), comment="the metaserver that sees to it"),
+    Column("driven_until", BigInteger, nullable=False, comment="from then on another may"),
+    sqlite_autoincrement=True,  # an id is never given twice
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("operation_id", ForeignKey(operations.c.operation_id), primary_key=True),
+    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+    Column("action", String(8), nullable=False),
+    Column("done", Boolean, nullable=False),
 )
 
 groups = Table(

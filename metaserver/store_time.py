@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from .dialect import insert_or_replace, now_ms
-from .schema import brokers, facts, sessions
+from .schema import brokers, facts, operations, sessions
 
 BOOT = "boot"
 
@@ -32,5 +32,6 @@ def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool
     connection.execute(
         sa.update(brokers).values(seen_at=now_ms(), expires_at=now_ms() + broker_ttl_ms)
     )
+    connection.execute(sa.update(operations).values(driven_until=0))
     insert_or_replace(connection, facts, {"name": BOOT, "value": boot})
     return True
