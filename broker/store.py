@@ -89,7 +89,7 @@ class Store:
         """
         state = BrokerState()
         queues = FileConsumeQueues(files)
-        queues.truncate(0)
+        queues.recover(0)
         units: list[tuple[int, Unit]] = []
 
         def visit(header: Header, body: memoryview) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ..protocol.routing import OrderStrategy
+from .broker import broker_app
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ subject_app = typer.Typer(no_args_is_help=True, help="Create, list and describe 
 group_app = typer.Typer(no_args_is_help=True, help="Look at consumer groups.")
 app.add_typer(subject_app, name="subject")
 app.add_typer(group_app, name="group")
+app.add_typer(broker_app, name="broker")
 
 SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
 

@@ -50,6 +50,26 @@ class ConsumeQueues(Protocol):
         """Forget every unit at or after this log position; 0 forgets all."""
         ...
 
+    def recover(self, position: int) -> int:
+        """
+        Called once, before the first dispatch, with the log position that the replay begins at.
+
+        Forgets what it cannot vouch for, and everything at or after the position it returns unless dispatching
+        it again is harmless.
+
+        Returns:
+            The log position from which units have to be dispatched again, `<= position`; 0 to be rebuilt whole.
+        """
+        ...
+
+    def checkpoint(self, position: int) -> None:
+        """
+        Make durable what was dispatched below this log position: a snapshot that stands for it follows.
+
+        Called in a thread of its own while another dispatches and others read.
+        """
+        ...
+
     def flush(self) -> None:
         """Write out what is still in memory."""
         ...

@@ -167,6 +167,14 @@ class FileConsumeQueues:
 
         return bisect_left(range(count), position, key=position_of)
 
+    def recover(self, position: int) -> int:
+        """See `ConsumeQueues.recover`: nothing here is synced, so it is rebuilt."""
+        self.truncate(0)
+        return 0
+
+    def checkpoint(self, position: int) -> None:
+        """See `ConsumeQueues.checkpoint`."""
+
     def flush(self) -> None:
         """See `ConsumeQueues.flush`."""
         for queue in self._queues.values():
