@@ -48,8 +48,11 @@ def allocate(
             liked[session].append(partition)
 
     share, larger = divmod(len(left), len(sessions))
-    # The larger shares go to those who have most already: then the fewest have to give.
-    ranked = sorted(sessions, key=lambda one: (-len(kept[one]), -len(liked[one])))
+    # A larger share goes where it saves a movement, then where it lets a child stay with its parent's owner.
+    ranked = sorted(
+        sessions,
+        key=lambda one: (len(kept[one]) <= share, len(kept[one]) + len(liked[one]) <= share),
+    )
     room = {}
     dealt: dict[PartitionId, SessionId] = {}
     for rank, session in enumerate(ranked):

@@ -43,6 +43,8 @@ class Readable:
     partition_id: PartitionId
     state: PartitionState
     parents: tuple[PartitionId, ...] = ()
+    forsaken: bool = False
+    """Its children were opened although its end was not known; declared by whoever ordered it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +65,18 @@ def readable_partitions(
     The partitions a group may read now: there is data or may come some, the group is not through with it,
     and is through with all it continues.
 
-    A parent whose data is gone holds nobody up.
+    A parent whose data is gone, or that was forsaken, holds nobody up.
     """
     known = list(partitions)
     gone = {one.partition_id for one in known if one.state is PartitionState.EXPIRED}
     passed = gone | set(drained)
+    let_by = passed | {one.partition_id for one in known if one.forsaken}
     return [
         one
         for one in known
         if one.state in {PartitionState.OPEN, PartitionState.SEALED}
         and one.partition_id not in passed
-        and passed.issuperset(one.parents)
+        and let_by.issuperset(one.parents)
     ]
 
 

@@ -177,7 +177,8 @@ def _plan(
         parents = [one for one in sealed if one.range_start < end and start < one.range_end]
         homes = {one.broker_group for one in parents}
         group = min(
-            hosts, key=lambda one: (of_subject[one], one not in homes, load[one], one)  # noqa: B023
+            hosts,
+            key=lambda one: (of_subject[one], one not in homes, load[one], one),  # noqa: B023
         )
         of_subject[group] += 1
         load[group] += 1

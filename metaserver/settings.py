@@ -46,6 +46,10 @@ class MetaserverSettings:
     repair_ms: int = field(
         default=2_000, metadata={"doc": "how often a creation that was cut short is tried again"}
     )
+    operation_lease_ms: int = field(
+        default=5_000,
+        metadata={"doc": "after so long another metaserver goes on with what one began and left"},
+    )
     sessions_max: int = field(default=10_000, metadata={"doc": "consumers of one group"})
     subjects_max: int = field(default=10_000, metadata={"doc": "subjects"})
 
@@ -73,6 +77,7 @@ _RANGES = {
     "heartbeat_ms_max": (100, 60_000),
     "poll_ms": (10, 10_000),
     "repair_ms": (100, 600_000),
+    "operation_lease_ms": (100, 600_000),
     "sessions_max": (1, 100_000),
     "subjects_max": (1, 1_000_000),
 }

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol.control import BrokerHeartbeat, BrokerView
-from ..protocol.errors import DataFolderError
+from ..protocol.errors import BrokerGroupUnknownError, DataFolderError
 from ..protocol.ids import BrokerGroup
 from ..protocol.routing import PartitionState
 from .dialect import insert_new, now_ms
@@ -94,8 +94,8 @@ def _renew_routes(connection: Connection, broker_group: str) -> list[int]:
     return list(connection.execute(raised).scalars())
 
 
-def writable_groups(connection: Connection) -> list[BrokerGroup]:
-    """The available broker groups that take writes, those with the fewest open partitions first."""
+def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
+    """The available broker groups that take writes, with their open partitions, the fewest first."""
     count = (
         sa.select(sa.func.count())
         .where(
@@ -105,11 +105,25 @@ def writable_groups(connection: Connection) -> list[BrokerGroup]:
         .scalar_subquery()
     )
     found = (
-        sa.select(brokers.c.broker_group)
+        sa.select(brokers.c.broker_group, count.label("load"))
         .where(brokers.c.expires_at > now_ms(), brokers.c.writable, brokers.c.readable)
         .order_by(count, brokers.c.broker_group)
     )
-    return [BrokerGroup(name) for name in connection.execute(found).scalars()]
+    return {BrokerGroup(row.broker_group): row.load for row in connection.execute(found)}
+
+
+def broker_alive(connection: Connection, broker_group: str) -> bool:
+    """
+    Has the broker group reported itself within its ttl.
+
+    Raises:
+        BrokerGroupUnknownError: it never did.
+    """
+    alive = sa.select(brokers.c.expires_at > now_ms()).where(brokers.c.broker_group == broker_group)
+    found = connection.execute(alive).scalar_one_or_none()
+    if found is None:
+        raise BrokerGroupUnknownError(broker_group=broker_group)
+    return bool(found)
 
 
 def broker_views(connection: Connection) -> list[BrokerView]:

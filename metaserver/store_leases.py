@@ -222,7 +222,7 @@ def _readable(connection: Connection, group: _Group) -> list[Readable]:
     of_subject = partitions.c.subject_id == group.subject_id
     parents = subject_parents(connection, of_subject)
     rows = connection.execute(
-        sa.select(partitions.c.partition_id, partitions.c.state)
+        sa.select(partitions.c.partition_id, partitions.c.state, partitions.c.forsaken)
         .where(of_subject, partitions.c.state != PartitionState.PLANNED)
         .order_by(partitions.c.range_start, partitions.c.partition_id)
     )
@@ -231,6 +231,7 @@ def _readable(connection: Connection, group: _Group) -> list[Readable]:
             partition_id=PartitionId(row.partition_id),
             state=PartitionState(row.state),
             parents=parents.get(row.partition_id, ()),
+            forsaken=row.forsaken,
         )
         for row in rows
     ]

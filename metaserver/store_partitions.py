@@ -32,6 +32,14 @@ def subject_partitions(
     return _complete(rows, subject_parents(connection, of_subject))
 
 
+def some_partitions(
+    connection: Connection, condition: sa.ColumnElement[bool]
+) -> tuple[Partition, ...]:
+    """The partitions that meet a condition, by age."""
+    rows = connection.execute(_seen.where(condition).order_by(partitions.c.partition_id)).all()
+    return _complete(rows, subject_parents(connection, condition))
+
+
 def granted_partitions(connection: Connection, session: str) -> list[tuple[Partition, int]]:
     """What a session holds and was not asked back, with its tokens, by id."""
     held = sa.and_(leases.c.session == session, sa.not_(leases.c.withdrawn))

@@ -92,7 +92,7 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
     ranges = split_ranges(ask.partitions)
     row = find_subject(connection, ask.subject)
     if row is None:
-        hosts = writable_groups(connection)[: ask.partitions]
+        hosts = list(writable_groups(connection))[: ask.partitions]
         if not hosts:
             raise NotEnoughBrokersError
         count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()

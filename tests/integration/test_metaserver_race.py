@@ -1,0 +1,116 @@
+"""Two processes that grant leases on one SQLite file at the same time.
+
+Run as a program, this file is one of the two: it plays consumers with the metaserver's own SQL and prints
+what it was granted, one JSON line per grant.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from keylane.metaserver.dialect import prepare_sqlite
+from keylane.metaserver.migrate import migrate
+from keylane.metaserver.schema import brokers, groups, leases
+from keylane.metaserver.store_leases import read_grants, release_lease, settle_group
+from keylane.metaserver.store_sessions import join_group, leave_group, renew_sessions
+from keylane.metaserver.store_subjects import open_subject, plan_subject
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.control import CreateSubject, Join, ReleaseGrant
+from keylane.protocol.errors import TokenUnknownError
+
+PROCESSES = 2
+ROUNDS = 30
+PARTITIONS = 5
+
+
+def open_engine(folder: Path) -> sa.Engine:
+    engine = sa.create_engine(f"sqlite:///{folder / 'meta.db'}")
+    prepare_sqlite(engine, SystemClock())
+    return engine
+
+
+def play(folder: Path, number: int) -> None:
+    """Join, look, hand over, leave, again and again."""
+    engine = open_engine(folder)
+    for round_ in range(ROUNDS):
+        session = f"{number:08x}{round_:08x}"
+        with engine.begin() as connection:
+            row = join_group(
+                connection, Join(subject="s", group="g", session=session), sessions_max=10
+            )
+        for _ in range(2):
+            with engine.begin() as connection:
+                settle_group(connection, row.group_id)
+            with engine.begin() as connection:
+                assert renew_sessions(connection, [session])
+                grants = read_grants(connection, session).grants
+                held = connection.execute(sa.select(leases).where(leases.c.session == session))
+                withdrawn = [one for one in held if one.withdrawn]
+            for one in grants:
+                told = [session, one.partition.partition_id, one.token]
+                sys.stdout.write(json.dumps(told) + "\n")
+            for lease in withdrawn:
+                ask = ReleaseGrant(
+                    session=session, partition_id=lease.partition_id, token=lease.token
+                )
+                with engine.begin() as connection:
+                    release_lease(connection, ask)
+        with engine.begin() as connection:
+            leave_group(connection, session)
+    engine.dispose()
+
+
+def create(folder: Path) -> None:
+    engine = open_engine(folder)
+    with engine.begin() as connection:
+        migrate(connection)
+        seen = {"seen_at": 0, "expires_at": 2**62, "readable": True, "writable": True}
+        row = sa.insert(brokers).values(broker_group="b", broker_id="b", address="b:1", **seen)
+        connection.execute(row)
+        plan_subject(connection, CreateSubject(subject="s", partitions=PARTITIONS), subjects_max=9)
+        open_subject(connection, "s")
+    engine.dispose()
+
+
+def test_two_processes_never_grant_a_token_twice(tmp_path: Path) -> None:
+    """Whoever grants, a token of a partition belongs to one session, and tokens only rise."""
+    create(tmp_path)
+    players = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(tmp_path), str(number)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(PROCESSES)
+    ]
+    told = []
+    for player in players:
+        out, _ = player.communicate(timeout=100)
+        assert player.returncode == 0
+        mine = [json.loads(line) for line in out.splitlines()]
+        for partition in range(1, PARTITIONS + 1):
+            tokens = [token for _, key, token in mine if key == partition]
+            assert tokens == sorted(tokens)
+        told += mine
+    owners: dict[int, set[tuple[str, int]]] = {}
+    for session, partition, token in told:
+        owners.setdefault(token, set()).add((session, partition))
+    assert all(len(one) == 1 for one in owners.values())
+    assert len({session for session, _, _ in told}) > ROUNDS  # both had their share
+    engine = open_engine(tmp_path)
+    with engine.begin() as connection:
+        last = connection.execute(sa.select(groups.c.last_token)).scalar_one()
+    engine.dispose()
+    assert last >= max(owners)
+
+
+if __name__ == "__main__":
+    try:
+        play(Path(sys.argv[1]), int(sys.argv[2]))
+    except TokenUnknownError as error:
+        sys.exit(str(error))

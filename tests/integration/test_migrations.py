@@ -1,0 +1,138 @@
+"""The migrations make exactly the schema that the metaserver's SQL is written for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from keylane import migrations
+from keylane.metaserver.migrate import HEAD, migrate
+from keylane.metaserver.schema import metadata
+from keylane.protocol.errors import ConfigError
+
+FOLDER = Path(migrations.__file__).parent
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> sa.Engine:
+    return sa.create_engine(f"sqlite:///{tmp_path / 'meta.db'}")
+
+
+def test_migrated_schema_is_the_metadata(engine: sa.Engine) -> None:
+    """After all migrations nothing is missing, too much or of another type."""
+    with engine.begin() as connection:
+        migrate(connection)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, metadata) == []
+    engine.dispose()
+
+
+def test_migrated_tables_say_the_same_sql(engine: sa.Engine) -> None:
+    """Table by table, SQLite's own text of the schema is that of the metadata: keys, names, AUTOINCREMENT."""
+    other = sa.create_engine("sqlite://")
+    texts = []
+    for one in (engine, other):
+        with one.begin() as connection:
+            if one is other:
+                metadata.create_all(connection)
+            else:
+                migrate(connection)
+            rows = connection.execute(
+                sa.text("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'alembic%'")
+            )
+            texts.append({name: _words(sql) for name, sql in rows if sql})
+        one.dispose()
+    assert texts[0] == texts[1]
+
+
+def _words(sql: str) -> list[str]:
+    """The parts of a CREATE statement, whatever their order and spaces."""
+    inner = sql.replace("\n", " ").replace("\t", " ")
+    return sorted(part.strip(" ()") for part in inner.split(","))
+
+
+def test_head_is_the_newest_revision() -> None:
+    """The revision known without Alembic is the one that the files end with, and they are one line."""
+    config = Config()
+    config.set_main_option("script_location", str(FOLDER))
+    script = ScriptDirectory.from_config(config)
+    assert script.get_heads() == [HEAD]
+    assert script.get_bases() == ["0001"]
+
+
+def test_down_to_nothing(engine: sa.Engine) -> None:
+    """Every migration can be undone."""
+    with engine.begin() as connection:
+        migrate(connection)
+        config = Config()
+        config.set_main_option("script_location", str(FOLDER))
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+        left = set(sa.inspect(connection).get_table_names())
+    assert left <= {"alembic_version", "sqlite_sequence"}
+    engine.dispose()
+
+
+def test_again_is_harmless(engine: sa.Engine) -> None:
+    """A database that is up to date is left alone."""
+    for _ in range(2):
+        with engine.begin() as connection:
+            migrate(connection)
+    engine.dispose()
+
+
+def test_newer_database_is_refused(engine: sa.Engine) -> None:
+    """A database that a newer version has written is not touched."""
+    with engine.begin() as connection:
+        migrate(connection)
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    with engine.begin() as connection, pytest.raises(ConfigError, match="newer keylane"):
+        migrate(connection)
+    engine.dispose()
+
+
+def test_migrations_import_nothing_of_ours() -> None:
+    """A migration must keep its meaning when the code around it changes."""
+    for file in FOLDER.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert "keylane" not in text.replace("keylane's", ""), file
+        assert "from .." not in text, file
+
+
+OPEN = """
+import asyncio, sys
+from pathlib import Path
+from keylane.metaserver.database import open_database
+from keylane.protocol.clock import SystemClock
+
+async def main():
+    options = dict(url=None, clock=SystemClock(), boot="boot", broker_ttl_ms=1_000)
+    async with open_database(folder=Path(sys.argv[1]), **options):
+        print("alembic" in sys.modules)
+
+asyncio.run(main())
+"""
+
+
+def test_opening_applies_the_migrations(tmp_path: Path) -> None:
+    """Opening a database brings it up to date; opening it again does not even load Alembic."""
+    loaded = [
+        subprocess.run(
+            [sys.executable, "-c", OPEN, str(tmp_path)], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for _ in range(2)
+    ]
+    assert loaded == ["True", "False"]
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'meta.db'}")
+    assert set(metadata.tables) <= set(sa.inspect(engine).get_table_names())
+    engine.dispose()

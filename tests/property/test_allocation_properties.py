@@ -1,0 +1,101 @@
+"""The dealing out of partitions, over random groups: complete, balanced, sticky, with the least movement."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keylane.metaserver.allocation import allocate
+from keylane.protocol.ids import PartitionId, SessionId
+
+counts = st.integers(min_value=1, max_value=64)
+dice = st.randoms(use_true_random=False)
+
+
+def names(count: int) -> list[SessionId]:
+    return [SessionId(f"session-{index}") for index in range(count)]
+
+
+def ids(count: int) -> list[PartitionId]:
+    return [PartitionId(index) for index in range(1, count + 1)]
+
+
+def some_owners(
+    dice: random.Random, sessions: list[SessionId], partitions: list[PartitionId]
+) -> dict[PartitionId, SessionId]:
+    """Any state a group may be in: some owners dead, some partitions free, in any order of age."""
+    known = [*sessions, SessionId("dead-1"), SessionId("dead-2")]
+    owned = [one for one in partitions if dice.random() < 0.8]
+    dice.shuffle(owned)
+    return {one: dice.choice(known) for one in owned}
+
+
+def fewest_moves(
+    owners: dict[PartitionId, SessionId], sessions: list[SessionId], partitions: int
+) -> int:
+    """How many owned partitions have to move, by quota arithmetic alone."""
+    held = sorted((list(owners.values()).count(one) for one in sessions), reverse=True)
+    share, larger = divmod(partitions, len(sessions))
+    return sum(max(0, count - share - (index < larger)) for index, count in enumerate(held))
+
+
+@given(counts, counts, dice)
+def test_complete_and_balanced(sessions: int, partitions: int, dice: random.Random) -> None:
+    """Every partition has one live session, and shares differ by at most one."""
+    live, all_ids = names(sessions), ids(partitions)
+    heirs = some_owners(dice, live, all_ids)
+    owners = some_owners(dice, live, all_ids)
+    dealt = allocate(live, all_ids, current=owners, preferred=heirs)
+    assert dealt.keys() == set(all_ids)
+    shares = Counter(dealt.values())
+    assert set(shares) <= set(live)
+    loads = [shares[one] for one in live]
+    assert max(loads) - min(loads) <= 1
+
+
+@given(counts, counts, dice)
+def test_least_movement(sessions: int, partitions: int, dice: random.Random) -> None:
+    """No more partitions leave a live owner than the shares demand."""
+    live, all_ids = names(sessions), ids(partitions)
+    owners = some_owners(dice, live, all_ids)
+    dealt = allocate(live, all_ids, current=owners, preferred={})
+    moved = [one for one, owner in owners.items() if owner in live and dealt[one] != owner]
+    assert len(moved) == fewest_moves(owners, live, partitions)
+
+
+@given(counts, counts, dice)
+def test_settled_stays_settled(sessions: int, partitions: int, dice: random.Random) -> None:
+    """Dealing out again what was dealt out changes nothing, whoever is asked first."""
+    live, all_ids = names(sessions), ids(partitions)
+    dealt = allocate(live, all_ids, current={}, preferred={})
+    dice.shuffle(live)
+    shuffled = dict(sorted(dealt.items(), key=lambda _: dice.random()))
+    assert allocate(live, all_ids, current=shuffled, preferred={}) == dealt
+
+
+@given(st.integers(2, 32), counts, dice)
+def test_one_leaves(sessions: int, partitions: int, dice: random.Random) -> None:
+    """When a session leaves, only its own partitions change hands."""
+    live, all_ids = names(sessions), ids(partitions)
+    before = allocate(live, all_ids, current={}, preferred={})
+    gone = dice.choice(live)
+    rest = [one for one in live if one != gone]
+    after = allocate(rest, all_ids, current=before, preferred={})
+    assert all(after[one] == owner for one, owner in before.items() if owner != gone)
+
+
+@given(counts, counts, dice)
+def test_heirs_come_first(sessions: int, partitions: int, dice: random.Random) -> None:
+    """A free partition goes to its parent's owner whenever that owner's share leaves room for it."""
+    live, all_ids = names(sessions), ids(partitions)
+    heirs = {one: dice.choice(live) for one in all_ids}
+    dealt = allocate(live, all_ids, current={}, preferred=heirs)
+    share = -(-partitions // sessions)
+    for session in live:
+        liked = [one for one, heir in heirs.items() if heir == session]
+        got = sum(dealt[one] == session for one in liked)
+        assert got >= min(len(liked), partitions // sessions)
+        assert got <= share

@@ -1,0 +1,77 @@
+"""The dealing out of partitions: the cases with a name."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from keylane.metaserver.allocation import allocate
+from keylane.protocol.ids import PartitionId, SessionId
+
+SIXTEEN = [PartitionId(index) for index in range(1, 17)]
+
+
+def names(*numbers: int) -> list[SessionId]:
+    return [SessionId(f"session-{number}") for number in numbers]
+
+
+def test_fifth_consumer_moves_at_most_four() -> None:
+    """From 4 to 5 sessions over 16 partitions moves 3, all of them to the new one."""
+    before = allocate(names(1, 2, 3, 4), SIXTEEN, current={}, preferred={})
+    after = allocate(names(1, 2, 3, 4, 5), SIXTEEN, current=before, preferred={})
+    moved = [one for one in SIXTEEN if before[one] != after[one]]
+    assert len(moved) == 3
+    assert {after[one] for one in moved} == set(names(5))
+
+
+def test_rolling_restart_moves_each_partition_at_most_twice() -> None:
+    """Eight consumers restart one after another: no partition moves more than twice."""
+    live = names(*range(8))
+    dealt = allocate(live, SIXTEEN, current={}, preferred={})
+    moves: Counter[PartitionId] = Counter()
+
+    def settle(
+        sessions: list[SessionId], owners: dict[PartitionId, SessionId]
+    ) -> dict[PartitionId, SessionId]:
+        after = allocate(sessions, SIXTEEN, current=owners, preferred={})
+        changed = [one for one in SIXTEEN if after[one] != owners[one]]
+        moves.update(changed)
+        kept = {one: owner for one, owner in owners.items() if one not in changed}
+        return kept | {one: after[one] for one in changed}  # what moved is the youngest
+
+    for number in range(8):
+        rest = [one for one in live if one != live[0]]
+        dealt = settle(rest, dealt)
+        live = [*rest, SessionId(f"restarted-{number}")]
+        dealt = settle(live, dealt)
+    assert max(moves.values()) <= 2
+
+
+def test_without_sessions() -> None:
+    """Without sessions nobody gets anything."""
+    assert allocate([], SIXTEEN, current={SIXTEEN[0]: names(1)[0]}, preferred={}) == {}
+
+
+def test_without_partitions() -> None:
+    """What is not readable any more is dealt to nobody."""
+    owners = dict.fromkeys(SIXTEEN, names(1)[0])
+    assert allocate(names(1, 2), [], current=owners, preferred={}) == {}
+
+
+def test_more_sessions_than_partitions() -> None:
+    """A thousand sessions over 24 partitions: 24 of them have one each, the others none."""
+    dealt = allocate(names(*range(1000)), SIXTEEN[:5], current={}, preferred={})
+    assert sorted(Counter(dealt.values()).values()) == [1] * 5
+
+
+def test_children_go_to_their_parents_owner() -> None:
+    """When a partition is split in two, its owner gets the children that its share has room for."""
+    one, two = names(1, 2)
+    owners = {PartitionId(1): one, PartitionId(2): two}
+    children = [PartitionId(3), PartitionId(4)]
+    dealt = allocate(
+        [one, two],
+        [PartitionId(2), *children],
+        current=owners,
+        preferred=dict.fromkeys(children, one),
+    )
+    assert dealt == {PartitionId(2): two, PartitionId(3): one, PartitionId(4): one}

@@ -1,0 +1,173 @@
+"""Leases changing hands: grant, withdraw, release, expiry, and the rule that parents drain first."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.metaserver.leases import (
+    Lease,
+    Readable,
+    Settlement,
+    grant,
+    readable_partitions,
+    release,
+    settle_leases,
+)
+from keylane.protocol.errors import TokenUnknownError
+from keylane.protocol.ids import FencingToken, PartitionId, SessionId
+from keylane.protocol.routing import PartitionState
+
+A, B, C = SessionId("a"), SessionId("b"), SessionId("c")
+Leases = dict[PartitionId, Lease]
+
+
+def readable(*ids: int) -> list[Readable]:
+    return [Readable(partition_id=PartitionId(one), state=PartitionState.OPEN) for one in ids]
+
+
+def settled(
+    leases: Leases, sessions: list[SessionId], ids: list[Readable], last_token: int
+) -> tuple[Leases, Settlement]:
+    found = settle_leases(leases, sessions, ids, last_token=FencingToken(last_token))
+    return leases | {one.partition_id: one for one in found.leases}, found
+
+
+def test_first_grants_count_up() -> None:
+    """Free partitions are granted at once, each with a token of its own."""
+    leases, found = settled({}, [A], readable(1, 2, 3), 7)
+    assert [lease.token for lease in leases.values()] == [8, 9, 10]
+    assert found.last_token == 10
+    assert found.sessions == {A}
+
+
+def test_settled_is_settled() -> None:
+    """Settling again changes nothing and tells nobody."""
+    leases, first = settled({}, [A, B], readable(1, 2, 3), 0)
+    _, again = settled(leases, [A, B], readable(1, 2, 3), first.last_token)
+    assert again == Settlement(leases=(), sessions=frozenset(), last_token=first.last_token)
+
+
+def test_live_owner_is_asked_first() -> None:
+    """A partition that moves stays its owner's until the owner releases it."""
+    leases, _ = settled({}, [A], readable(1, 2), 0)
+    leases, found = settled(leases, [A, B], readable(1, 2), 2)
+    (moving,) = found.leases
+    assert (moving.session, moving.wanted, moving.withdrawn) == (A, B, True)
+    assert found.sessions == {A}
+    assert found.last_token == 2
+
+    free = release(moving, A, moving.token)
+    assert free is not None
+    granted = grant(free, last_token=found.last_token)
+    assert granted is not None
+    assert (granted.session, granted.token, granted.withdrawn) == (B, 3, False)
+
+
+def test_withdrawn_does_not_come_back_with_the_same_token() -> None:
+    """If the next owner dies during a hand-over, the old one gets the partition back only with a new token."""
+    leases, _ = settled({}, [A], readable(1), 0)
+    leases[PartitionId(1)] = Lease(
+        partition_id=PartitionId(1), token=FencingToken(1), session=A, wanted=B, withdrawn=True
+    )
+    leases, found = settled(leases, [A], readable(1), 1)
+    lease = leases[PartitionId(1)]
+    assert (lease.session, lease.wanted, lease.withdrawn, lease.token) == (A, A, True, 1)
+    assert found.sessions == frozenset()
+    free = release(lease, A, 1)
+    assert free is not None
+    back = grant(free, last_token=FencingToken(1))
+    assert back is not None
+    assert (back.session, back.token) == (A, 2)
+
+
+def test_dead_owner_is_replaced_at_once() -> None:
+    """What a dead session held, withdrawn or not, is granted to a live one with a higher token."""
+    leases, _ = settled({}, [A], readable(1, 2), 0)
+    leases, _ = settled(leases, [A, B], readable(1, 2), 2)
+    leases, found = settled(leases, [B], readable(1, 2), 2)
+    assert {lease.session for lease in leases.values()} == {B}
+    assert {lease.token for lease in leases.values()} == {3, 4}
+    assert not any(lease.withdrawn for lease in leases.values())
+    assert found.sessions == {B}
+
+
+def test_nobody_left() -> None:
+    """Without sessions all is free, and the tokens are kept."""
+    leases, _ = settled({}, [A], readable(1), 0)
+    leases, found = settled(leases, [], readable(1), 1)
+    assert leases[PartitionId(1)] == Lease(partition_id=PartitionId(1), token=FencingToken(1))
+    leases, found = settled(leases, [C], readable(1), found.last_token)
+    assert leases[PartitionId(1)].token == 2
+
+
+def test_drained_is_withdrawn_and_its_children_granted() -> None:
+    """The owner of a drained partition is asked to let go of it, and gets the children first."""
+    leases, _ = settled({}, [A, B], readable(1, 2), 0)
+    owner = leases[PartitionId(1)].session
+    children = [
+        Readable(
+            partition_id=PartitionId(one),
+            state=PartitionState.OPEN,
+            parents=(PartitionId(1),),
+        )
+        for one in (3, 4)
+    ]
+    leases, _ = settled(leases, [A, B], [*readable(2), *children], 2)
+    assert leases[PartitionId(1)].withdrawn
+    assert leases[PartitionId(1)].wanted is None
+    assert [leases[PartitionId(one)].session for one in (3, 4)] == [owner, owner]
+
+
+@pytest.mark.parametrize("token", [0, -1, 6, 10**9])
+def test_release_of_a_token_never_granted(token: int) -> None:
+    """A token from the future, or none at all, is refused."""
+    lease = Lease(partition_id=PartitionId(1), token=FencingToken(5), session=A, wanted=A)
+    with pytest.raises(TokenUnknownError):
+        release(lease, A, token)
+    with pytest.raises(TokenUnknownError):
+        release(None, A, 1)
+
+
+def test_release_again_is_harmless() -> None:
+    """A release that is repeated, or of an older grant, changes nothing."""
+    lease = Lease(partition_id=PartitionId(1), token=FencingToken(5), session=B, wanted=B)
+    assert release(lease, A, 4) is None
+    free = release(lease, B, 5)
+    assert free is not None
+    assert release(free, B, 5) is None
+
+
+def test_release_of_anothers_grant() -> None:
+    """A session cannot release what another one holds."""
+    lease = Lease(partition_id=PartitionId(1), token=FencingToken(5), session=B, wanted=B)
+    with pytest.raises(TokenUnknownError):
+        release(lease, A, 5)
+
+
+def test_parents_drain_first() -> None:
+    """A child is readable only when all its parents are drained; one whose data is gone holds nobody up."""
+
+    def one(key: int, state: PartitionState, *parents: int) -> Readable:
+        return Readable(
+            partition_id=PartitionId(key),
+            state=state,
+            parents=tuple(PartitionId(parent) for parent in parents),
+        )
+
+    partitions = [
+        one(1, PartitionState.EXPIRED),
+        one(2, PartitionState.SEALED, 1),
+        one(3, PartitionState.SEALED),
+        one(4, PartitionState.OPEN, 2, 3),
+        one(5, PartitionState.OPEN, 3),
+        one(6, PartitionState.PLANNED, 3),
+    ]
+
+    def ids(*drained: int) -> list[int]:
+        passed = {PartitionId(key) for key in drained}
+        return [found.partition_id for found in readable_partitions(partitions, passed)]
+
+    assert ids() == [2, 3]
+    assert ids(3) == [2, 5]
+    assert ids(2) == [3]
+    assert ids(2, 3) == [4, 5]
