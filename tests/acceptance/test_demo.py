@@ -1,0 +1,155 @@
+"""The main job, run as a user runs it: kills, fail-over, Spark and the verdict; and how it ends early."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.crash]
+
+KEYS = [
+    "sent",
+    "stored",
+    "handled",
+    "redelivered",
+    "lost",
+    "order_violations",
+    "stale_acks",
+    "failover_seconds",
+    "spark_rows",
+    "spark_matches_csv",
+    "seconds",
+]
+COMMAND = [sys.executable, "-m", "keylane.cli", "demo"]
+TIMEOUT_S = 240
+
+
+def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], check=False, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Ids of the processes whose command line names `folder`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in command:
+                found.append(int(entry.name))
+    return found
+
+
+def wait_for(what, timeout_s: float = 60.0):
+    """What `what()` returns once it is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := what()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.05)
+    return value
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_the_main_job(tmp_path):
+    """
+    6,000 flights, a consumer and a broker killed on the way: nothing lost, nothing out of order, Spark agrees; with
+    --keep the cluster stays, and what is printed shows how to look at it and how to stop it.
+    """
+    folder = tmp_path / "demo"
+    done = demo("--rows", "6000", "--keep", "--data", str(folder))
+    try:
+        assert done.returncode == 0, done.stdout + done.stderr
+        printed = [line.strip() for line in done.stdout.splitlines()]
+        result = json.loads(printed[-1])
+        assert list(result) == KEYS
+        assert result["sent"] == result["stored"] == result["handled"] == 6_000
+        assert result["lost"] == result["order_violations"] == result["stale_acks"] == 0
+        assert result["spark_rows"] == 6_000
+        assert result["spark_matches_csv"] is True
+        assert 0 < result["failover_seconds"] <= 3
+        for told in ("killed with SIGKILL", "serves again", "Spark: by carrier"):
+            assert told in done.stdout
+        records = [path.read_bytes() for path in folder.glob("consumer-*.csv")]
+        assert len(records) == 3
+        assert sum(text.count(b"\n") for text in records) == 6_000 + result["redelivered"]
+
+        (export,) = [line for line in printed if line.startswith("export KEYLANE_META=")]
+        shown = {}
+        for line in printed:
+            if line.startswith(("keylane subject", "keylane group")):
+                look = [*COMMAND[:-1], *line.split()[1:], "-o", "json"]
+                look += ["--meta", export.partition("=")[2]]
+                shown[line.split()[1]] = json.loads(subprocess.check_output(look, timeout=60))
+        assert sum(one["next_offset"] for one in shown["subject"]["partitions"]) == 6_000
+        assert shown["group"]["lag"] == 0
+        (stop,) = [line for line in printed if line.startswith("kill ")]
+        named = [int(word) for word in stop.partition("#")[0].split()[1:]]
+        assert sorted(named) == sorted(processes_of(folder))
+    finally:
+        for pid in processes_of(folder):
+            os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: not processes_of(folder))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted(tmp_path, number):
+    """Interrupted in the middle, the demo ends every process it started, and says so with its status."""
+    folder = tmp_path / "demo"
+    process = subprocess.Popen(
+        [*COMMAND, "--rows", "300000", "--data", str(folder)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(lambda: any(file.stat().st_size for file in folder.glob("consumer-*.csv")))
+    assert len(processes_of(folder)) > 5
+    process.send_signal(number)
+    _out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert processes_of(folder) == []
+
+
+def test_a_part_that_dies(tmp_path):
+    """A part that dies by itself ends the demo with its name and its last words, and no process stays."""
+    folder = tmp_path / "demo"
+    process = subprocess.Popen(
+        [*COMMAND, "--rows", "300000", "--data", str(folder)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(lambda: any(file.stat().st_size for file in folder.glob("consumer-*.csv")))
+    (metaserver,) = processes_of(folder / "metaserver")
+    os.kill(metaserver, signal.SIGKILL)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "metaserver ended with status -9" in errors
+    assert "Traceback" not in errors
+    assert "{" not in out
+    assert processes_of(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--rows", "5"), "[InvalidRequestError 1104]"),
+        (("--rows", "336777"), "[InvalidRequestError 1104]"),
+        (("--data", "FULL"), "[DataFolderError 1304]"),
+        (("--data", "FULL/file/x"), "[DataFolderError 1304]"),
+    ],
+)
+def test_impossible(tmp_path, arguments, text):
+    """What cannot be is refused before anything starts."""
+    (tmp_path / "file").touch()
+    done = demo(*(word.replace("FULL", str(tmp_path)) for word in arguments))
+    assert done.returncode == 1
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
