@@ -9,12 +9,13 @@ class Waiting:
     """Futures of long polls, by partition."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[int, dict[asyncio.Future[None], None]] = {}
+        """In the order of asking: the first to wait is the first to be woken."""
 
     async def wait(self, partition_id: int, wait_ms: int) -> None:
         """Until the partition is woken, `wait_ms` at most."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(partition_id, set()).add(future)
+        self._waiting.setdefault(partition_id, {})[future] = None
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 await future
@@ -23,7 +24,7 @@ class Waiting:
         finally:
             left = self._waiting.get(partition_id)
             if left is not None:
-                left.discard(future)
+                left.pop(future, None)
                 if not left:
                     del self._waiting[partition_id]
 

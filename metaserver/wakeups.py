@@ -42,18 +42,19 @@ class Wakeups(Generic[K]):
     """Which calls wait for which key."""
 
     def __init__(self) -> None:
-        self._rings: dict[K, set[Ring]] = {}
+        self._rings: dict[K, dict[Ring, None]] = {}
+        """In the order of asking: the first to wait is the first to be woken."""
 
     @contextmanager
     def listen(self, key: K) -> Iterator[Ring]:
         """A ring for changes of `key` from now on."""
         ring = Ring()
-        self._rings.setdefault(key, set()).add(ring)
+        self._rings.setdefault(key, {})[ring] = None
         try:
             yield ring
         finally:
             rings = self._rings[key]
-            rings.discard(ring)
+            del rings[ring]
             if not rings:
                 del self._rings[key]
 
