@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -34,9 +35,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _serve(settings: MetaserverSettings, stop: asyncio.Event) -> None:
-    async with running_metaserver(settings) as metaserver:
+    async with running_metaserver(settings, after_step=_die_after) as metaserver:
         say_ready("metaserver", metaserver.address)
         await metaserver.serve_until(stop)
+
+
+def _die_after(step: str) -> None:
+    """End at once, as a crash does, after the step that the environment names: for tests of what comes after."""
+    if step == os.environ.get("KEYLANE_DIE_AFTER"):
+        os.kill(os.getpid(), 9)
 
 
 def _parser() -> argparse.ArgumentParser:

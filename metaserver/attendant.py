@@ -13,6 +13,7 @@ from ..protocol.errors import KeylaneError, NotEnoughBrokersError, StorageError
 from .catalogue import Catalogue
 from .database import Database
 from .members import Members
+from .reshaper import Reshaper
 from .settings import MetaserverSettings
 from .store_groups import due_groups
 
@@ -28,11 +29,13 @@ class Attendant:
         members: Members,
         catalogue: Catalogue,
         settings: MetaserverSettings,
+        reshaper: Reshaper | None = None,
     ) -> None:
         self._database = database
         self._members = members
         self._catalogue = catalogue
         self._settings = settings
+        self._reshaper = reshaper
 
     async def run(self) -> None:
         """Until cancelled.  A database that does not answer is asked again."""
@@ -53,6 +56,8 @@ class Attendant:
                 await self._members.settle(group_id)
             await self._members.look_around()
             await self._catalogue.look_around()
+            if self._reshaper is not None:
+                await self._reshaper.resume()
         except StorageError as error:
             log.warning("the database does not answer: %s", error.message)
             return poll_ms

@@ -31,10 +31,12 @@ from ..protocol.control import (
 from ..protocol.errors import InvalidRequestError
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import PULL_WAIT_MS_MAX
+from ..protocol.operations import OperationList, Reshape, SubjectHistory
 from ..protocol.routing import OrderStrategy, Route
 from ..rpc.server import ControlRoute, Params
 from .catalogue import Catalogue
 from .members import Members
+from .reshaper import Reshaper
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,12 @@ class Call:
 
 
 def control_calls(
-    catalogue: Catalogue, members: Members, health: Callable[[], Awaitable[Health]]
+    catalogue: Catalogue,
+    members: Members,
+    health: Callable[[], Awaitable[Health]],
+    reshaper: Reshaper | None = None,
 ) -> list[Call]:
-    """Every call, in the order of `protocol/control.py`."""
+    """Every call, in the order of `protocol/control.py`; without a reshaper partitions cannot be changed."""
 
     async def route(_body: None, params: Params) -> Route:
         return await catalogue.route(
@@ -154,6 +159,36 @@ def control_calls(
             "The consumer groups of a subject.",
         ),
         Call("GET", "/v1/health", None, Health, lambda _body, _: health(), "Is it ready."),
+        *(_operation_calls(reshaper) if reshaper is not None else ()),
+    ]
+
+
+def _operation_calls(reshaper: Reshaper) -> list[Call]:
+    return [
+        Call(
+            "POST",
+            "/v1/operations",
+            Reshape,
+            OperationList,
+            lambda body, _: reshaper.begin(body),
+            "Begin to change partitions, or plan it; the operations go on by themselves.",
+        ),
+        Call(
+            "GET",
+            "/v1/subjects/{subject}/operations",
+            None,
+            OperationList,
+            lambda _body, params: reshaper.operations(params["subject"]),
+            "The latest operations of a subject, the newest first.",
+        ),
+        Call(
+            "GET",
+            "/v1/subjects/{subject}/history",
+            None,
+            SubjectHistory,
+            lambda _body, params: reshaper.history(params["subject"]),
+            "Every partition a subject ever had, with parents and end offsets.",
+        ),
     ]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -203,6 +204,10 @@ class Catalogue:
             if self._versions.get(name, version) != version
         )
         self._versions = versions
+
+    def wake(self, names: Iterable[Subject]) -> None:
+        """The routes of these subjects changed: answer those who wait for them."""
+        self._wakeups.wake(names)
 
     def close(self) -> None:
         """Answer everybody who waits."""

@@ -178,7 +178,7 @@ def _plan(
         homes = {one.broker_group for one in parents}
         group = min(
             hosts,
-            key=lambda one: (of_subject[one], one not in homes, load[one], one),  # noqa: B023
+            key=lambda one: (of_subject[one], one not in homes, load[one], one),
         )
         of_subject[group] += 1
         load[group] += 1

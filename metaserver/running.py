@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from msgspec import to_builtins
@@ -20,6 +21,7 @@ from .catalogue import Catalogue
 from .database import open_database
 from .members import Members
 from .openapi import openapi_document
+from .reshaper import Reshaper
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 
 API_VERSION = "1"
@@ -54,6 +56,7 @@ async def running_metaserver(
     *,
     network: Network | None = None,
     clock: Clock | None = None,
+    after_step: Callable[[str], None] = lambda _step: None,
 ) -> AsyncIterator[RunningMetaserver]:
     """
     Run a metaserver in this event loop until the block ends.
@@ -61,6 +64,7 @@ async def running_metaserver(
     Args:
         network: how brokers are called; none: a real one, closed at the end.
         clock: its boot time is SQLite's time; none: the machine's.
+        after_step: called with the name of each step of an operation on partitions.
 
     Raises:
         ConfigError, DataFolderError, StorageError, AddressError
@@ -79,6 +83,17 @@ async def running_metaserver(
         ) as database:
             catalogue = Catalogue(database, network, settings)
             members = Members(database, settings)
+            dice = random.SystemRandom()
+            reshaper = Reshaper(
+                database,
+                network,
+                settings,
+                catalogue=catalogue,
+                members=members,
+                driver=f"{dice.getrandbits(128):032x}",
+                dice=dice,
+                after_step=after_step,
+            )
 
             async def health() -> Health:
                 try:
@@ -88,7 +103,7 @@ async def running_metaserver(
                 details = {"database": database.name, "brokers": to_builtins(brokers)}
                 return Health(program="metaserver", ready=True, details=details)
 
-            calls = control_calls(catalogue, members, health)
+            calls = control_calls(catalogue, members, health, reshaper)
             document = openapi_document(calls, version=API_VERSION)
 
             async def openapi(_body: object, _params: Params) -> object:
@@ -100,7 +115,7 @@ async def running_metaserver(
             ]
             server = Server(routes)
             await server.start(settings.host, settings.port)
-            attendant = Attendant(database, members, catalogue, settings)
+            attendant = Attendant(database, members, catalogue, settings, reshaper)
             attending = asyncio.create_task(attendant.run())
             try:
                 yield RunningMetaserver(server, attending)
@@ -110,6 +125,7 @@ async def running_metaserver(
                 await server.stop()
                 attending.cancel()
                 await asyncio.wait([attending])
+                await reshaper.stop()
     finally:
         if own is not None:
             await own.close()

@@ -1,0 +1,104 @@
+"""How operations and the lineage of partitions look from outside.  SQL, synchronous."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..protocol.operations import (
+    OperationKind,
+    OperationState,
+    OperationView,
+    PartitionHistory,
+    StepAction,
+    StepView,
+    SubjectHistory,
+)
+from .schema import operations, partitions, steps, subjects
+from .store_partitions import some_partitions
+from .store_subjects import open_subject_row
+
+OPERATIONS_SHOWN_MAX = 100
+
+
+def subject_operations(connection: Connection, name: str) -> list[OperationView]:
+    """The latest operations of a subject, the newest first.  Raises SubjectUnknownError."""
+    row = open_subject_row(connection, name)
+    found = (
+        sa.select(operations.c.operation_id)
+        .where(operations.c.subject_id == row.subject_id)
+        .order_by(operations.c.operation_id.desc())
+        .limit(OPERATIONS_SHOWN_MAX)
+    )
+    return operation_views(connection, connection.execute(found).scalars().all())
+
+
+def operation_views(connection: Connection, ids: Collection[int]) -> list[OperationView]:
+    """These operations, the newest first."""
+    rows = connection.execute(
+        sa.select(operations, subjects.c.name)
+        .join(subjects, subjects.c.subject_id == operations.c.subject_id)
+        .where(operations.c.operation_id.in_(ids))
+        .order_by(operations.c.operation_id.desc())
+    ).all()
+    return [_view(connection, row) for row in rows]
+
+
+def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationView:
+    done = connection.execute(
+        sa.select(steps, partitions.c.broker_group, partitions.c.end_offset, partitions.c.forsaken)
+        .join(partitions, partitions.c.partition_id == steps.c.partition_id)
+        .where(steps.c.operation_id == row.operation_id)
+        .order_by(steps.c.action, steps.c.partition_id)
+    ).all()
+    sealed = [one for one in done if one.action == StepAction.SEAL]
+    children = [one.partition_id for one in done if one.action == StepAction.HOST]
+    return OperationView(
+        operation_id=row.operation_id,
+        subject=row.name,
+        kind=OperationKind(row.kind),
+        state=OperationState(row.state),
+        sealed=tuple(one.partition_id for one in sealed),
+        children=some_partitions(connection, partitions.c.partition_id.in_(children)),
+        steps=tuple(
+            StepView(
+                action=StepAction(one.action),
+                partition_id=one.partition_id,
+                broker_group=one.broker_group,
+                done=one.done,
+                end_offset=one.end_offset,
+            )
+            for one in done
+        ),
+        without_source=row.without_source,
+        reordered=tuple(one.partition_id for one in sealed if one.forsaken),
+        problem=row.problem,
+    )
+
+
+def subject_history(connection: Connection, name: str) -> SubjectHistory:
+    """Every partition a subject ever had.  Raises SubjectUnknownError."""
+    row = open_subject_row(connection, name)
+    of_subject = partitions.c.subject_id == row.subject_id
+    ends = {
+        one.partition_id: one
+        for one in connection.execute(
+            sa.select(
+                partitions.c.partition_id, partitions.c.end_offset, partitions.c.forsaken
+            ).where(of_subject)
+        )
+    }
+    return SubjectHistory(
+        subject=row.name,
+        route_version=row.route_version,
+        partitions=[
+            PartitionHistory(
+                partition=one,
+                end_offset=ends[one.partition_id].end_offset,
+                forsaken=ends[one.partition_id].forsaken,
+            )
+            for one in some_partitions(connection, of_subject)
+        ],
+    )

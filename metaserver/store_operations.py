@@ -1,0 +1,214 @@
+"""Rows of operations under way: claimed, their steps noted, moved on from state to state.  SQL, synchronous.
+
+Invariants
+    An operation moves on only when every step of its state is noted, in one transaction for each state.
+    The route changes in one transaction: parents SEALED, children OPEN, version + 1.
+    Every function may be called again: what is done stays done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..protocol.ids import Subject
+from ..protocol.operations import OperationState, StepAction
+from ..protocol.routing import OrderStrategy, Partition, PartitionState, route_table
+from .dialect import now_ms
+from .schema import brokers, groups, operations, partitions, steps, subjects
+from .store_partitions import some_partitions
+from .store_subjects import read_route
+
+PROBLEM_CHARS_MAX = 1_024
+_ACTION = {
+    OperationState.PLAN: StepAction.HOST,
+    OperationState.SEAL: StepAction.SEAL,
+    OperationState.FENCE: StepAction.SEAL,
+}
+"""What the brokers are asked for in a state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """An operation as its driver needs it."""
+
+    operation_id: int
+    subject_id: int
+    subject: Subject
+    state: OperationState
+    may_forsake: bool
+    """The route may change although a silent broker has not sealed: the operator said so, and the subject's
+    strategy allows messages to be reordered."""
+    todo: tuple[Partition, ...]
+    """What has to be hosted or sealed in this state; without an address its broker is silent."""
+
+
+def claim_operation(
+    connection: Connection, operation_id: int, *, driver: str, lease_ms: int
+) -> Operation | None:
+    """An unfinished operation, in the hands of `driver` for `lease_ms`; None if it is done or another's."""
+    mine = sa.or_(operations.c.driver == driver, operations.c.driven_until <= now_ms())
+    claimed = (
+        sa.update(operations)
+        .where(operations.c.operation_id == operation_id, mine)
+        .where(operations.c.state != OperationState.DONE)
+        .values(driver=driver, driven_until=now_ms() + lease_ms)
+    )
+    if not connection.execute(claimed).rowcount:
+        return None
+    return read_operation(connection, operation_id)
+
+
+def read_operation(connection: Connection, operation_id: int) -> Operation:
+    """An operation and what is left to do in its present state."""
+    row = connection.execute(
+        sa.select(operations, subjects.c.name, subjects.c.order_strategy)
+        .join(subjects, subjects.c.subject_id == operations.c.subject_id)
+        .where(operations.c.operation_id == operation_id)
+    ).one()
+    state = OperationState(row.state)
+    todo: tuple[Partition, ...] = ()
+    if state in _ACTION:
+        left = sa.select(steps.c.partition_id).where(
+            steps.c.operation_id == operation_id,
+            steps.c.action == _ACTION[state],
+            sa.not_(steps.c.done),
+        )
+        todo = some_partitions(connection, partitions.c.partition_id.in_(left))
+    return Operation(
+        operation_id=row.operation_id,
+        subject_id=row.subject_id,
+        subject=Subject(row.name),
+        state=state,
+        may_forsake=_may_forsake(row),
+        todo=todo,
+    )
+
+
+def _may_forsake(row: sa.Row[Any]) -> bool:
+    return bool(row.without_source) and row.order_strategy == OrderStrategy.BEST_TRIED
+
+
+def note_steps(
+    connection: Connection, operation_id: int, done: Mapping[int, int | None], problem: str
+) -> None:
+    """
+    These partitions are hosted, or sealed at an end offset; and why the others are not.
+
+    Args:
+        done: partition id → end offset of a sealed one, None of a hosted one.
+    """
+    for partition_id, end_offset in sorted(done.items()):
+        here = partitions.c.partition_id == partition_id
+        if end_offset is not None:
+            connection.execute(sa.update(partitions).where(here).values(end_offset=end_offset))
+    noted = sa.and_(steps.c.operation_id == operation_id, steps.c.partition_id.in_(done))
+    connection.execute(sa.update(steps).where(noted).values(done=True))
+    connection.execute(
+        sa.update(operations)
+        .where(operations.c.operation_id == operation_id)
+        .values(problem=problem[:PROBLEM_CHARS_MAX])
+    )
+
+
+def advance_operation(connection: Connection, operation_id: int) -> OperationState:
+    """Enter the next state if everything of this one is done; the state it is in now."""
+    found = sa.select(operations.c.subject_id).where(operations.c.operation_id == operation_id)
+    subject_id = connection.execute(found).scalar_one()
+    # Locked in the order in which an operation is begun: the subject, then what runs on it.
+    subject_row = sa.select(subjects.c.subject_id).where(subjects.c.subject_id == subject_id)
+    connection.execute(subject_row.with_for_update()).one()
+    here = operations.c.operation_id == operation_id
+    connection.execute(sa.select(operations.c.state).where(here).with_for_update()).one()
+    operation = read_operation(connection, operation_id)
+    silent = all(one.address is None for one in operation.todo)
+    after = operation.state
+    match operation.state:
+        case OperationState.PLAN if not operation.todo:
+            after = OperationState.SEAL
+        case OperationState.SEAL if not operation.todo or (operation.may_forsake and silent):
+            after = OperationState.OPEN
+        case OperationState.OPEN:
+            after = _open(connection, operation)
+        case OperationState.FENCE if not operation.todo:
+            after = OperationState.DONE
+    values: dict[str, object] = {"state": after}
+    if after is not operation.state:
+        values["problem"] = ""
+    if after in {OperationState.DONE, OperationState.FENCE}:
+        values["running"] = None
+    connection.execute(sa.update(operations).where(here).values(**values))
+    return after
+
+
+def _open(connection: Connection, operation: Operation) -> OperationState:
+    """Change the route; FENCE if a parent's end is not known, else DONE."""
+    rows = connection.execute(
+        sa.select(steps).where(steps.c.operation_id == operation.operation_id)
+    ).all()
+    sealed = [row.partition_id for row in rows if row.action == StepAction.SEAL]
+    forsaken = [row.partition_id for row in rows if row.partition_id in sealed and not row.done]
+    children = [row.partition_id for row in rows if row.action == StepAction.HOST]
+    for ids, values in (
+        (sealed, {"state": PartitionState.SEALED}),
+        (forsaken, {"forsaken": True}),
+        (children, {"state": PartitionState.OPEN}),
+    ):
+        chosen = partitions.c.partition_id.in_(ids)
+        connection.execute(sa.update(partitions).where(chosen).values(**values))
+    connection.execute(
+        sa.update(subjects)
+        .where(subjects.c.subject_id == operation.subject_id)
+        .values(route_version=subjects.c.route_version + 1)
+    )
+    route_table(read_route(connection, operation.subject))  # each logical partition has one open
+    return OperationState.FENCE if forsaken else OperationState.DONE
+
+
+def let_go(connection: Connection, operation_id: int, *, driver: str) -> None:
+    """The driver stops; another may go on at once."""
+    mine = sa.and_(operations.c.operation_id == operation_id, operations.c.driver == driver)
+    connection.execute(sa.update(operations).where(mine).values(driven_until=0))
+
+
+def idle_operations(connection: Connection) -> list[int]:
+    """The unfinished operations that nobody drives and that can go on, the oldest first."""
+    rows = connection.execute(
+        sa.select(
+            operations.c.operation_id,
+            operations.c.state,
+            operations.c.without_source,
+            subjects.c.order_strategy,
+            steps.c.action,
+            steps.c.partition_id,
+            (brokers.c.expires_at > now_ms()).label("alive"),
+        )
+        .select_from(operations)
+        .join(subjects, subjects.c.subject_id == operations.c.subject_id)
+        .outerjoin(
+            steps,
+            sa.and_(steps.c.operation_id == operations.c.operation_id, sa.not_(steps.c.done)),
+        )
+        .outerjoin(partitions, partitions.c.partition_id == steps.c.partition_id)
+        .outerjoin(brokers, brokers.c.broker_group == partitions.c.broker_group)
+        .where(operations.c.state != OperationState.DONE, operations.c.driven_until <= now_ms())
+        .order_by(operations.c.operation_id)
+    ).all()
+    waits: dict[int, list[bool]] = {}
+    for row in rows:
+        state = OperationState(row.state)
+        alive = waits.setdefault(row.operation_id, [])
+        if row.action is not None and row.action == _ACTION.get(state):
+            may_forsake = _may_forsake(row) and state is OperationState.SEAL
+            alive.append(bool(row.alive) or may_forsake)
+    return [one for one, alive in waits.items() if not alive or any(alive)]
+
+
+def groups_of(connection: Connection, subject_id: int) -> list[int]:
+    """The consumer groups of a subject."""
+    found = sa.select(groups.c.group_id).where(groups.c.subject_id == subject_id)
+    return list(connection.execute(found).scalars())
