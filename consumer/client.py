@@ -93,8 +93,9 @@ class Consumer:
         self._clock = clock or SystemClock()
         self._dice = dice or random.Random(secrets.randbits(64))
         self._brokers: dict[str, BrokerClient] = {}
+        self._reports: set[asyncio.Task[None]] = set()
         self._register = PullRegister()
-        self._composite = CompositePullClient(self._make, self._hand_over)
+        self._composite = CompositePullClient(self._make, self._hand_over, self._give_back)
         self._register.register(subject, group, self._composite)
         self._membership: Membership | None = None
         self._dispatch: Workers | Stream | None = None
@@ -157,7 +158,8 @@ class Consumer:
         if self._membership is None or self._dispatch is None or self._watch is None:
             return
         self._watch.cancel()
-        await asyncio.gather(self._watch, *self._register.end_all(), return_exceptions=True)
+        ending = self._register.end_all()
+        await asyncio.gather(self._watch, *ending, *self._reports, return_exceptions=True)
         await self._membership.stop()
         await self._dispatch.close()
         for broker in self._brokers.values():
@@ -210,22 +212,24 @@ class Consumer:
     def _drained(self) -> tuple[int, ...]:
         return tuple(one.partition_id for one in self._register.clients if one.drained)
 
-    def _make(self, grant: Grant, deadline_ms: int) -> PullClient:
+    def _make(self, grant: Grant, deadline_ms: int) -> PullClient | None:
         assert self._dispatch is not None
         assert self._membership is not None
-        assert grant.partition.address is not None
+        if self._clock.boot_ms() >= deadline_ms:
+            return None
         return PullClient(
             subject=self._subject,
             group=self._group,
             session=self._membership.session,
             grant=grant,
-            broker=self._broker_at(grant.partition.address),
+            broker_at=self._broker_at,
             deadline_ms=deadline_ms,
             settings=self._settings,
             clock=self._clock,
             dice=self._dice,
             hand_out=self._dispatch.put,
             on_lost=self._composite.end,
+            on_drained=self._membership.nudge,
             on_fatal=self._fatal,
         )
 
@@ -245,8 +249,17 @@ class Consumer:
         quiet_ms = 0 if client.fenced else min(self._settings.handover_ms, client.left_ms)
         await self._dispatch.quiesce(client, timeout_ms=quiet_ms)
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
-        if not client.fenced:
+        if self._composite.lets_go(client):
             await self._membership.released(client.session, client.partition_id, client.token)
+
+    def _give_back(self, grant: Grant) -> None:
+        assert self._membership is not None
+        report = self._membership.released(
+            self._membership.session, int(grant.partition.partition_id), grant.token
+        )
+        task = asyncio.create_task(report, name=f"give back {grant.partition.partition_id}")
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
 
     async def _watch_deadline(self) -> None:
         """End what lapsed, so that running handlers are cancelled when their lease ends."""

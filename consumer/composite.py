@@ -14,18 +14,26 @@ from .pull_client import PullClient
 
 
 class CompositePullClient:
-    """Pull clients by partition.  `make(grant, deadline_ms)` makes one; `hand_over(client)` ends one, to the last report."""
+    """Pull clients by partition.
+
+    `make(grant, deadline_ms)` makes one, or none if the deadline has passed; `hand_over(client)` ends one, to the
+    last report; `give_back(grant)` reports once more what was let go of.
+    """
 
     def __init__(
         self,
-        make: Callable[[Grant, int], PullClient],
+        make: Callable[[Grant, int], PullClient | None],
         hand_over: Callable[[PullClient], Awaitable[None]],
+        give_back: Callable[[Grant], None],
     ) -> None:
         self._make = make
         self._hand_over = hand_over
+        self._give_back = give_back
         self._clients: dict[int, PullClient] = {}
         self._ending: dict[int, asyncio.Task[None]] = {}
         self._ending_tokens: dict[int, tuple[str, int]] = {}
+        self._let_go: dict[int, int] = {}
+        """The highest token of each partition that was given back or fenced: never taken up again."""
         self._grants: tuple[Grant, ...] = ()
         self._deadline_ms = 0
         self._closing = False
@@ -53,12 +61,31 @@ class CompositePullClient:
             if grant is None or grant.token != client.token or client.lapsed:
                 self.end(client)
             else:
-                client.renew(deadline_ms)
+                client.renew(deadline_ms, grant.partition.address)
         for partition_id, grant in wanted.items():
             if partition_id in self._clients or partition_id in self._ending:
                 continue
-            if grant.partition.address is not None:
-                self._clients[partition_id] = self._make(grant, deadline_ms)
+            if grant.token <= self._let_go.get(partition_id, 0):
+                self._give_back(grant)  # the metaserver has not heard it yet
+            elif grant.partition.address is not None:
+                client = self._make(grant, deadline_ms)
+                if client is not None:
+                    self._clients[partition_id] = client
+
+    def lets_go(self, client: PullClient) -> bool:
+        """
+        Decide whether `client`, which has ended, gives its lease back; from then on its token is not taken up again.
+
+        A lease that only lapsed on this side, while the metaserver still grants it, is kept for the next heartbeat.
+        """
+        key = (client.partition_id, client.token)
+        granted = {(int(one.partition.partition_id), one.token) for one in self._grants}
+        if key in granted and not client.fenced:
+            return False
+        self._let_go[client.partition_id] = max(
+            client.token, self._let_go.get(client.partition_id, 0)
+        )
+        return True
 
     def end(self, client: PullClient) -> None:
         """Hand a partition over, in a task of its own."""

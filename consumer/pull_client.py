@@ -44,7 +44,8 @@ class PullClient:
     Pulls one partition for one consumer session.
 
     `hand_out(messages)` gets messages in the order of their offsets, without those acked already;
-    `on_lost(client)` hears that the broker fenced this token; `on_fatal(error)` of what no retry mends.
+    `on_lost(client)` hears that the broker fenced this token; `on_drained()` that the partition is sealed and acked
+    to its end; `on_fatal(error)` of what no retry mends.
     """
 
     def __init__(
@@ -54,13 +55,14 @@ class PullClient:
         group: str,
         session: str,
         grant: Grant,
-        broker: BrokerClient,
+        broker_at: Callable[[str], BrokerClient],
         deadline_ms: int,
         settings: ConsumerSettings,
         clock: Clock,
         dice: random.Random,
         hand_out: Callable[[list[Message]], None],
         on_lost: Callable[[PullClient], None],
+        on_drained: Callable[[], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self.partition_id = int(grant.partition.partition_id)
@@ -74,18 +76,22 @@ class PullClient:
         self._subject = subject
         self._group = group
         self.session = session
-        self._broker = broker
+        assert grant.partition.address is not None
+        self._broker_at = broker_at
+        self._broker = broker_at(grant.partition.address)
         self._settings = settings
         self._clock = clock
         self._dice = dice
         self._hand_out = hand_out
         self._on_lost = on_lost
+        self._on_drained = on_drained
         self._on_fatal = on_fatal
         self._acks = AckQueue()
         self._acked = AckedOffsets()
         self._next_offset = -1
         self._sealed_end: int | None = None
         self._cursor = 0
+        self._drained_told = False
         self._closed = False
         self._lease_until_ms = deadline_ms
         self._buffered = 0
@@ -100,9 +106,16 @@ class PullClient:
         self._acking = asyncio.create_task(self._run(self._ack), name=f"ack {self.partition_id}")
 
     # ── the lease ────────────────────────────────────────────────────────────────────────────────────
-    def renew(self, deadline_ms: int) -> None:
-        """The lease now ends at `deadline_ms`.  A lapsed one is not renewed: messages may have been left out."""
-        assert not self.lapsed
+    def renew(self, deadline_ms: int, address: str | None) -> None:
+        """
+        The lease now ends at `deadline_ms`, and the broker is at `address`; None if nobody knows now.
+
+        A lapsed lease is not renewed: messages may have been left out.
+        """
+        if self.lapsed:
+            return
+        if address is not None and address != self._broker.address:
+            self._broker = self._broker_at(address)
         self.deadline_ns = deadline_ms * 1_000_000
         self._lease_until_ms = deadline_ms
 
@@ -195,6 +208,9 @@ class PullClient:
                 if not acquired:
                     await self._acquire()
                     acquired = True
+                if self._sealed_end is not None and self._next_offset >= self._sealed_end:
+                    self.waiting_for = "acks to the end" if not self.drained else ""
+                    return  # nothing will ever come; the acks keep the pull lock
                 await self._pull_once()
                 attempt = 0
             except FencedError:
@@ -224,7 +240,17 @@ class PullClient:
             self._acked = AckedOffsets(answer.cursor, list(answer.ranges))
             self._next_offset = self._cursor = answer.cursor
         if answer.sealed:
-            self._sealed_end = answer.next_offset
+            self._ends_at(answer.next_offset)
+
+    def _ends_at(self, end_offset: int) -> None:
+        self._sealed_end = end_offset
+        self._tell_drained()
+
+    def _tell_drained(self) -> None:
+        """Say once, as soon as it is so, that the group is through with this partition."""
+        if self.drained and not self._drained_told:
+            self._drained_told = True
+            self._on_drained()
 
     async def _pull_once(self) -> None:
         if self._buffered >= self._settings.buffer_messages:
@@ -251,7 +277,7 @@ class PullClient:
         )
         assert isinstance(answer, Batches)
         if answer.sealed:
-            self._sealed_end = answer.next_offset
+            self._ends_at(answer.next_offset)
         for start, header in batch_starts(payload):
             self._open_batch(payload, start, header)
             if header.length < len(payload):
@@ -329,6 +355,7 @@ class PullClient:
         assert isinstance(answer, Acked)
         self._acks.confirmed()
         self._cursor = answer.cursor
+        self._tell_drained()
         if self._acks:
             self._ack_due.set()
 
