@@ -17,6 +17,7 @@
     POST /v1/partitions             HostPartition      → PartitionStatus    (to a broker; idempotent)
     GET  /v1/partitions             –                  → PartitionStatusList
     GET  /v1/partitions/{id}?group= –                  → PartitionStatus
+    GET  /v1/partitions/{id}/offset?at_ms=&bound=lower|upper   → FoundOffset
     POST /v1/partitions/{id}/seal   –                  → PartitionStatus    (idempotent; next_offset is its end)
     GET  /v1/health                 –                  → Health
 
@@ -26,6 +27,7 @@ a receiver adds them to its own clock.
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated, Any
 
 import msgspec
@@ -262,6 +264,21 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     first_offset: int
     next_offset: int
     groups: tuple[GroupStatus, ...] = ()
+
+
+class TimeBound(enum.StrEnum):
+    """Which of the messages around a time: LOWER the first at or after it, UPPER the last at or before it."""
+
+    LOWER = "lower"
+    UPPER = "upper"
+
+
+class FoundOffset(Struct, frozen=True, kw_only=True):
+    """The message that a lookup by time found, by the time its broker stored it; None: there is no such message."""
+
+    offset: int | None
+    first_offset: int
+    next_offset: int
 
 
 class PartitionStatusList(Struct, frozen=True, kw_only=True):

@@ -22,15 +22,38 @@ def test_identity():
     )
 
 
-def test_index_units():
-    """A unit is base offset, position, time, length and count: 32 bytes, little-endian."""
+def test_index_block():
+    """A block is magic, checksum, partition and count, and 127 units: base offset, position, time, length, count."""
+    disk = SimDisk()
+    queues = FileConsumeQueues(disk)
+    first = Unit(1, 1 << 16, 1 << 40, 1 << 20, 1 << 41)
+    others = [
+        Unit(first.next_offset + n, 1, (1 << 40) + 1 + n, 96, (1 << 41) + 1 + n) for n in range(126)
+    ]
+    queues.dispatch([(12, first), *((12, unit) for unit in others)])
+    queues.close()
+    data = disk.pread("index/00000000000000000000.blocks", 0, 1 << 20)
+    assert len(data) == 4096
+    assert data[:96].hex(" ", 8) == (
+        "4b494b3111d1dffa 0c00000000000000 7f00000000000000 0000000000000000 "
+        "0100000000000000 0000000000010000 0000000000020000 0000100000000100 "
+        "0100010000000000 0100000000010000 0100000000020000 6000000001000000"
+    )
+
+
+def test_index_journal():
+    """A frame is magic, checksum, length, position and end; a part is a partition's facts, columns and tail."""
     disk = SimDisk()
     queues = FileConsumeQueues(disk)
     queues.dispatch([(12, Unit(1, 2, 3, 4, 5)), (12, Unit(3, 1 << 16, 1 << 40, 1 << 20, 1 << 41))])
+    queues.checkpoint((1 << 40) + (1 << 21))
     queues.close()
-    assert disk.pread("index/12.units", 0, 1000).hex(" ", 8) == (
-        "0100000000000000 0300000000000000 0500000000000000 0400000002000000 "
-        "0300000000000000 0000000000010000 0000000000020000 0000100000000100"
+    assert disk.pread("index/journal-0000000001", 0, 1000).hex(" ", 8) == (
+        "4b494a31f67982be 7000000000000000 0000200000010000 0000000000000000 "
+        "0c00000000000000 0100000000000000 0300010000000000 0000000000020000 "
+        "0000000040000000 0100000000000000 0100000000000000 0300000000000000 "
+        "0500000000000000 0400000002000000 0300000000000000 0000000000010000 "
+        "0000000000020000 0000100000000100"
     )
 
 

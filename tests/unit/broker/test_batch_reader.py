@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from crc32c import crc32c
 
 from keylane.broker.storage.consume_queue import Unit
-from keylane.broker.storage.index_file import FLUSH_UNITS, FileConsumeQueues
+from keylane.broker.storage.index_blocks import BLOCK_BYTES, BLOCK_UNITS
+from keylane.broker.storage.index_file import FileConsumeQueues
 from keylane.protocol.errors import CorruptLogError, StorageError
 from sim.clock import ManualClock
 from sim.disk import SimDisk
 from sim.store import Desk, batch, open_store
 
 SEGMENT = "log/" + "0" * 20 + ".log"
-COUNT = 3 * FLUSH_UNITS
+BLOCKS = "index/" + "0" * 20 + ".blocks"
+COUNT = 3 * BLOCK_UNITS
 
 
 @pytest.fixture
@@ -44,19 +47,24 @@ async def test_a_damaged_batch_is_never_served(desk):
     assert (await desk.read(bad + 2))[0].upto == 2 * COUNT
 
 
-@pytest.mark.parametrize("place", [0, 8, 16, 24, 28])
-async def test_a_unit_that_lies_is_found(desk, place):
-    """A unit of the index whose offset, position, time, length or count was changed leads to no batch."""
-    units = disk_of(desk).contents["index/1.units"].data
-    for index in range(len(units) // 32):
-        units[32 * index + place] ^= 1
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("place", [0, 8, 24, 28])
+async def test_a_unit_that_lies_is_found(desk, place, checked):
+    """A unit of the index whose offset, position, length or count was changed, its checksum too, leads to no batch."""
+    units = disk_of(desk).contents[BLOCKS].data
+    for start in range(0, len(units), BLOCK_BYTES):
+        for index in range(1, 1 + BLOCK_UNITS):
+            units[start + 32 * index + place] ^= 1
+        if checked:
+            crc = crc32c(bytes(units[start + 8 : start + BLOCK_BYTES]))
+            units[start + 4 : start + 8] = crc.to_bytes(4, "little")
     with pytest.raises(CorruptLogError):
         await desk.read(100, bytes_max=1)
 
 
 async def test_an_index_cut_behind_the_broker_is_found(desk):
     """Units that vanish while the broker runs are an error that says what to do."""
-    del disk_of(desk).contents["index/1.units"].data[100:]
+    del disk_of(desk).contents[BLOCKS].data[100:]
     with pytest.raises(CorruptLogError, match="index"):
         await desk.read(200)
 
@@ -65,17 +73,17 @@ async def test_an_index_that_cannot_be_written_holds_nobody_up():
     """The index waits in memory while its disk refuses, loses nothing, and is written out later."""
     disk = SimDisk()
     queues = FileConsumeQueues(disk)
-    units = [(1, Unit(n, 1, 100 * n, 100, n)) for n in range(4 * FLUSH_UNITS)]
-    queues.dispatch(units[:FLUSH_UNITS])
+    units = [(1, Unit(n, 1, 100 * n, 100, n)) for n in range(4 * BLOCK_UNITS)]
+    queues.dispatch(units[:BLOCK_UNITS])
     disk.fail = "write"
-    queues.dispatch(units[FLUSH_UNITS : 3 * FLUSH_UNITS])
+    queues.dispatch(units[BLOCK_UNITS : 3 * BLOCK_UNITS])
     with pytest.raises(StorageError):
         queues.flush()
     found = queues.find(1, 0, end=1 << 40, bytes_max=1 << 40)
-    assert found == [unit for _, unit in units[: 3 * FLUSH_UNITS]]
+    assert found == [unit for _, unit in units[: 3 * BLOCK_UNITS]]
 
     disk.fail = ""
-    queues.dispatch(units[3 * FLUSH_UNITS :])
+    queues.dispatch(units[3 * BLOCK_UNITS :])
     queues.close()
     again = FileConsumeQueues(disk)
     assert again.find(1, 0, end=1 << 40, bytes_max=1 << 40) == [unit for _, unit in units]
