@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster import Cluster
+from postgres import Postgres, running_postgres
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +26,18 @@ def own_cluster(tmp_path) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server; each test takes a database of its own."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The metaserver's settings for its database: the embedded one, then one on the server."""
+    if request.param == "sqlite":
+        return {}
+    return {"database_url": request.getfixturevalue("postgres").url()}

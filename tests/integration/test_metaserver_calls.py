@@ -69,8 +69,8 @@ async def running_house(folder: Path, **settings: object) -> AsyncIterator[House
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    async with running_house(tmp_path) as found:
+async def house(tmp_path: Path, database: dict[str, str]) -> AsyncIterator[House]:
+    async with running_house(tmp_path, **database) as found:
         yield found
 
 
@@ -220,9 +220,11 @@ async def test_route_long_poll(house: House) -> None:
     assert same == route
 
 
-async def test_silent_broker_has_no_address(tmp_path: Path) -> None:
+async def test_silent_broker_has_no_address(tmp_path: Path, database: dict[str, str]) -> None:
     """A broker that is silent for its ttl has no address in the route, and gets no new partitions."""
-    async with running_house(tmp_path, broker_heartbeat_ms=50, broker_ttl_ms=300) as house:
+    async with running_house(
+        tmp_path, broker_heartbeat_ms=50, broker_ttl_ms=300, **database
+    ) as house:
         await house.meta.create_subject(CreateSubject(subject="s"))
         await asyncio.sleep(0.35)
         route = await house.meta.route("s")
@@ -256,9 +258,9 @@ async def test_creation_goes_on_after_a_refusal(house: House) -> None:
     assert house.broker.hosted.keys() == {one.partition_id for one in made.route.partitions}
 
 
-async def test_without_a_broker(tmp_path: Path) -> None:
+async def test_without_a_broker(tmp_path: Path, database: dict[str, str]) -> None:
     """Without an available broker a subject is refused, and nothing of it stays."""
-    async with running_house(tmp_path) as house:
+    async with running_house(tmp_path, **database) as house:
         await house.broker.report(house.meta, writable=False)
         with pytest.raises(NotEnoughBrokersError):
             await house.meta.create_subject(CreateSubject(subject="s"))
@@ -388,13 +390,13 @@ async def test_bad_addresses(house: House, address: str) -> None:
         )
 
 
-async def test_restart_keeps_everything(tmp_path: Path) -> None:
+async def test_restart_keeps_everything(tmp_path: Path, database: dict[str, str]) -> None:
     """Routes, sessions and tokens are the same after a restart."""
-    async with running_house(tmp_path) as house:
+    async with running_house(tmp_path, **database) as house:
         made = await house.meta.create_subject(CreateSubject(subject="s", partitions=3))
         await house.meta.join(Join(subject="s", group="g", session=A))
         before = await house.meta.heartbeat(Heartbeat(session=A))
-    async with running_house(tmp_path) as house:
+    async with running_house(tmp_path, **database) as house:
         route = await house.meta.route("s")
         assert [one.partition_id for one in route.partitions] == [
             one.partition_id for one in made.route.partitions

