@@ -135,8 +135,8 @@ class Catalogue:
                 f"{refused[0]}; the creation goes on by itself when the broker answers",
                 subject=name,
             )
-        await self._database.write(open_subject, name)
-        self._wakeups.wake([name])
+        if await self._database.write(open_subject, name):
+            self._wakeups.wake([name])
 
     async def _host(
         self, name: Subject, partition: Partition, room: asyncio.Semaphore

@@ -145,21 +145,21 @@ def planned_subjects(connection: Connection) -> list[SubjectRow]:
     return [row for row in found if row is not None]
 
 
-def open_subject(connection: Connection, name: str) -> Route:
-    """Every broker hosts its part: open the partitions and serve the route; again is harmless."""
+def open_subject(connection: Connection, name: str) -> bool:
+    """Every broker hosts its part: open the partitions and serve the route; False if that was done before."""
     row = find_subject(connection, name, lock=True)
     assert row is not None
-    if row.route_version == 0:
-        here = subjects.c.subject_id == row.subject_id
-        planned = sa.and_(
-            partitions.c.subject_id == row.subject_id,
-            partitions.c.state == PartitionState.PLANNED,
-        )
-        connection.execute(sa.update(partitions).where(planned).values(state=PartitionState.OPEN))
-        connection.execute(sa.update(subjects).where(here).values(route_version=1))
-    route = read_route(connection, name)
-    route_table(route)
-    return route
+    if row.route_version > 0:
+        return False
+    here = subjects.c.subject_id == row.subject_id
+    planned = sa.and_(
+        partitions.c.subject_id == row.subject_id,
+        partitions.c.state == PartitionState.PLANNED,
+    )
+    connection.execute(sa.update(partitions).where(planned).values(state=PartitionState.OPEN))
+    connection.execute(sa.update(subjects).where(here).values(route_version=1))
+    route_table(read_route(connection, name))
+    return True
 
 
 def read_route(
