@@ -1,0 +1,144 @@
+"""The metaserver's SQL on PostgreSQL: the schema, many that start at once, refusals that ask to be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from sqlalchemy.engine import Connection
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from keylane import migrations
+from keylane.metaserver.database import SqlDatabase, open_database
+from keylane.metaserver.migrate import HEAD, migrate
+from keylane.metaserver.schema import facts, metadata
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.errors import StorageError
+from postgres import Postgres, machine_programs, packaged_programs, running_postgres
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> str:
+    return postgres.url()
+
+
+@asynccontextmanager
+async def opened(url: str, folder: Path) -> AsyncIterator[SqlDatabase]:
+    options = {"clock": SystemClock(), "boot": "", "broker_ttl_ms": 1_000}
+    async with open_database(folder=folder, url=url, **options) as database:
+        yield database
+
+
+async def in_transaction(url: str, work) -> object:
+    engine = create_async_engine(url)
+    try:
+        async with engine.begin() as connection:
+            return await connection.run_sync(work)
+    finally:
+        await engine.dispose()
+
+
+@pytest.mark.parametrize("programs", [machine_programs, packaged_programs])
+def test_a_real_server_is_there(programs) -> None:
+    """With the machine's own programs or without, the tests find a PostgreSQL that answers."""
+    with running_postgres(programs()) as server:
+        (row,) = server.execute("SELECT version()")
+    assert row[0].startswith("PostgreSQL 1")
+
+
+async def test_migrated_schema_is_the_metadata(url: str) -> None:
+    """After all migrations nothing is missing, too much or of another type."""
+
+    def compare(connection: Connection) -> list[object]:
+        migrate(connection)
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        return compare_metadata(context, metadata)
+
+    assert await in_transaction(url, compare) == []
+
+
+async def test_down_to_nothing(url: str) -> None:
+    """Every migration can be undone, and done again."""
+
+    def down_and_up(connection: Connection) -> tuple[set[str], set[str]]:
+        migrate(connection)
+        config = Config()
+        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+        left = set(sa.inspect(connection).get_table_names())
+        migrate(connection)
+        return left, set(sa.inspect(connection).get_table_names())
+
+    left, back = await in_transaction(url, down_and_up)
+    assert left <= {"alembic_version"}
+    assert back == {*metadata.tables, "alembic_version"}
+
+
+async def test_many_start_at_once(url: str, tmp_path: Path) -> None:
+    """Metaservers that start on one empty database at the same time migrate it once, and none fails."""
+
+    async def start() -> str:
+        async with opened(url, tmp_path) as database:
+            read = sa.text("SELECT version_num FROM alembic_version")
+            return await database.read(lambda connection: connection.execute(read).scalar_one())
+
+    assert await asyncio.gather(*(start() for _ in range(4))) == [HEAD] * 4
+
+
+async def test_a_deadlock_is_tried_again(url: str, tmp_path: Path) -> None:
+    """Two transactions that lock the same rows in opposite orders both come through, each once."""
+    async with opened(url, tmp_path) as database:
+
+        def prepare(connection: Connection) -> None:
+            rows = [{"name": name, "value": "0"} for name in ("left", "right")]
+            connection.execute(sa.insert(facts), rows)
+
+        await database.write(prepare)
+        tries = []
+
+        def add_one(connection: Connection, first: str, second: str) -> None:
+            tries.append(first)
+            for name in (first, second):
+                row = facts.c.name == name
+                value = connection.execute(
+                    sa.select(facts.c.value).where(row).with_for_update()
+                ).scalar_one()
+                connection.execute(sa.update(facts).where(row).values(value=str(int(value) + 1)))
+                if name == first and len(tries) <= 2:
+                    connection.execute(sa.text("SELECT pg_sleep(0.3)"))
+
+        await asyncio.gather(
+            database.write(add_one, "left", "right"), database.write(add_one, "right", "left")
+        )
+        assert len(tries) == 3
+
+        def values(connection: Connection) -> list[str]:
+            return list(connection.execute(sa.select(facts.c.value)).scalars())
+
+        assert await database.read(values) == ["2", "2"]
+
+
+async def test_server_that_goes_away(tmp_path: Path) -> None:
+    """A server that has ended is named, without a traceback; another one is connected to without a restart."""
+    with running_postgres() as server:
+        url = server.url()
+        async with opened(url, tmp_path) as database:
+            ended = sa.text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+            )
+            await database.read(lambda connection: connection.execute(ended).all())
+            one = sa.select(sa.literal(1))
+            assert await database.read(lambda connection: connection.execute(one).scalar_one()) == 1
+    with pytest.raises(StorageError, match="cannot reach the database"):
+        async with opened(url, tmp_path):
+            pass
