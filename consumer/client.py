@@ -249,8 +249,7 @@ class Consumer:
         quiet_ms = 0 if client.fenced else min(self._settings.handover_ms, client.left_ms)
         await self._dispatch.quiesce(client, timeout_ms=quiet_ms)
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
-        if self._composite.lets_go(client):
-            await self._membership.released(client.session, client.partition_id, client.token)
+        await self._membership.released(client.session, client.partition_id, client.token)
 
     def _give_back(self, grant: Grant) -> None:
         assert self._membership is not None

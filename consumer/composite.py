@@ -14,7 +14,8 @@ from .pull_client import PullClient
 
 
 class CompositePullClient:
-    """Pull clients by partition.
+    """
+    Pull clients by partition, each with a token of its own.
 
     `make(grant, deadline_ms)` makes one, or none if the deadline has passed; `hand_over(client)` ends one, to the
     last report; `give_back(grant)` reports once more what was let go of.
@@ -33,7 +34,8 @@ class CompositePullClient:
         self._ending: dict[int, asyncio.Task[None]] = {}
         self._ending_tokens: dict[int, tuple[str, int]] = {}
         self._let_go: dict[int, int] = {}
-        """The highest token of each partition that was given back or fenced: never taken up again."""
+        """The highest token of each partition that was ended here: never taken up again, so that under one token no
+        message is handled again that was handled before."""
         self._grants: tuple[Grant, ...] = ()
         self._deadline_ms = 0
         self._closing = False
@@ -72,27 +74,13 @@ class CompositePullClient:
                 if client is not None:
                     self._clients[partition_id] = client
 
-    def lets_go(self, client: PullClient) -> bool:
-        """
-        Decide whether `client`, which has ended, gives its lease back; from then on its token is not taken up again.
-
-        A lease that only lapsed on this side, while the metaserver still grants it, is kept for the next heartbeat.
-        """
-        key = (client.partition_id, client.token)
-        granted = {(int(one.partition.partition_id), one.token) for one in self._grants}
-        if key in granted and not client.fenced:
-            return False
-        self._let_go[client.partition_id] = max(
-            client.token, self._let_go.get(client.partition_id, 0)
-        )
-        return True
-
     def end(self, client: PullClient) -> None:
         """Hand a partition over, in a task of its own."""
         if self._clients.get(client.partition_id) is not client:
             return
         del self._clients[client.partition_id]
         client.stop_starting()
+        self._let_go[client.partition_id] = client.token
         self._ending_tokens[client.partition_id] = (client.session, client.token)
         self._ending[client.partition_id] = asyncio.create_task(
             self._ended(client), name=f"hand over {client.partition_id}"

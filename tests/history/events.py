@@ -1,0 +1,104 @@
+"""What happened in a run, as events in the order of true time; the index of an event is its instant.
+
+Values are unique: a message is known by its value wherever it turns up.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Sent(NamedTuple):
+    """A producer queued a message: the `number`-th of its session."""
+
+    value: bytes
+    key: bytes
+    producer: str
+    number: int
+    strict: bool
+
+
+class Settled(NamedTuple):
+    """A producer heard what became of it: "stored", "not done" or "unknown"."""
+
+    value: bytes
+    outcome: str
+    partition_id: int = 0
+    offset: int = -1
+    reordered: bool = False
+
+
+class Stored(NamedTuple):
+    """The log at the end holds this message here; each partition's in order."""
+
+    partition_id: int
+    offset: int
+    key: bytes
+    value: bytes
+
+
+class Started(NamedTuple):
+    """A handler began."""
+
+    group: str
+    session: str
+    partition_id: int
+    offset: int
+    value: bytes
+    token: int
+    clock_ns: int
+    """The boot clock of the consumer's machine, as read now."""
+    deadline_ns: int
+    """The end of the lease, by the same clock."""
+
+
+class Ended(NamedTuple):
+    """A handler returned; one that raised or was cancelled has no such event."""
+
+    group: str
+    partition_id: int
+    offset: int
+    token: int
+
+
+class Granted(NamedTuple):
+    """The metaserver committed a grant; `holder` had it before, with so much of its session left."""
+
+    group_id: int
+    partition_id: int
+    token: int
+    session: str
+    holder: str
+    holder_left_ms: int
+
+
+class LetGo(NamedTuple):
+    """A consumer told the metaserver that it is through: with one partition (and token), or all (0, 0)."""
+
+    session: str
+    partition_id: int
+    token: int
+
+
+class Holds(NamedTuple):
+    """A consumer told the metaserver what it holds: pairs of (partition id, token); told only when it changed."""
+
+    session: str
+    holding: tuple[tuple[int, int], ...]
+
+
+class Served(NamedTuple):
+    """A broker accepted a call that needs the fence: "acquire", "pull", "ack", "release"."""
+
+    kind: str
+    group: str
+    partition_id: int
+    token: int
+    began: int
+    """The instant at which the broker was asked."""
+    cursor: int = -1
+    ranges: tuple[tuple[int, int], ...] = ()
+    """Acked: in the request of an ack, above the cursor in the answer of an acquire."""
+
+
+Event = Sent | Settled | Stored | Started | Ended | Granted | LetGo | Holds | Served

@@ -1,0 +1,261 @@
+"""Simulated producers and consumers: the real ones, with a workload, and a record of what they saw."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+from history.events import Ended, Event, Holds, LetGo, Sent, Settled, Started
+from keylane.consumer.client import Consumer
+from keylane.consumer.pull_client import PullClient
+from keylane.consumer.settings import ConsumerSettings
+from keylane.producer.client import Producer
+from keylane.producer.settings import ProducerSettings
+from keylane.producer.ticket import Ticket
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.errors import Fate, KeylaneError, QueueFullError
+from keylane.protocol.message import Message
+from sim.hosts import Host
+from sim.network import SimNetwork
+
+Record = Callable[[Event], None]
+SUBJECT = "orders"
+
+
+class ProducerHost(Host):
+    """Sends bursts of messages over a few keys until it is told to stop."""
+
+    def __init__(
+        self,
+        *args: Any,
+        record: Record,
+        meta: list[str],
+        keys: list[bytes],
+        settings: dict[str, Any],
+        strict: bool,
+    ) -> None:
+        super().__init__(*args)
+        self._record = record
+        self._meta = meta
+        self._keys = keys
+        self._settings = settings
+        self._strict = strict
+        self.waiting: dict[bytes, None] = {}
+        """Messages sent whose fate is not known yet."""
+        self.busy = False
+        """True until `count` messages are sent."""
+
+    def start(self, count: int) -> None:
+        process = self.new_process()
+        self.busy = True
+        self.spawn(self._run(count), process.context.copy())
+
+    def end(self, *, machine_down: bool) -> None:
+        super().end(machine_down=machine_down)
+        for value in self.waiting:
+            self._record(Settled(value, "unknown"))
+        self.waiting.clear()
+        self.busy = False
+
+    async def _run(self, count: int) -> None:
+        producer = Producer(
+            self._meta,
+            settings=ProducerSettings(**self._settings),
+            network=SimNetwork(self.internet, self.process),
+            clock=self.machine,
+            dice=self.dice,
+        )
+        name = f"{self.name}.{self.starts}"
+        # What the metaserver's health call needs is a metaserver: ask until one answers.
+        while True:
+            try:
+                await producer.__aenter__()
+                break
+            except KeylaneError:
+                await asyncio.sleep(0.2)
+        number = 0
+        dice = self.dice
+        while number < count:
+            for _ in range(min(count - number, dice.choice((1, 1, 2, 5, 20)))):
+                key = dice.choice(self._keys) if dice.random() < 0.97 else b""
+                value = b"%s:%d" % (name.encode(), number)
+                try:
+                    ticket = producer.send(SUBJECT, value, key=key)
+                except QueueFullError:
+                    await producer.room()
+                    continue
+                self._record(Sent(value, key, name, number, self._strict))
+                self.waiting[value] = None
+                asyncio.ensure_future(self._settle(ticket, value))
+                number += 1
+            await asyncio.sleep(dice.choice((0, 0.01, 0.1, 0.5, 1.0)) * dice.random())
+        self.busy = False
+
+    async def _settle(self, ticket: Ticket, value: bytes) -> None:
+        try:
+            receipt = await ticket
+        except KeylaneError as error:
+            outcome = "not done" if error.fate is Fate.NOT_DONE else "unknown"
+            self._record(Settled(value, outcome))
+        else:
+            self._record(
+                Settled(value, "stored", receipt.partition_id, receipt.offset, receipt.reordered)
+            )
+        del self.waiting[value]
+
+
+class ConsumerHost(Host):
+    """Handles what it is given, slowly at times, failing at times; joins, leaves, crashes as it is told."""
+
+    def __init__(
+        self,
+        *args: Any,
+        record: Record,
+        meta: list[str],
+        group: str,
+        ttl_ms: int,
+        manners: dict[str, float],
+        settings: dict[str, Any],
+    ) -> None:
+        super().__init__(*args)
+        self._record = record
+        self._meta = meta
+        self._group = group
+        self._manners = manners
+        self._settings = ConsumerSettings(
+            ttl_ms=ttl_ms,
+            call_timeout_ms=1_000,
+            pull_wait_ms=1_000,
+            handover_ms=500,
+            handler_backoff=Backoff(first_ms=50, max_ms=500),
+            **settings,
+        )
+        self.calm = False
+        """True once handlers are quick and never fail."""
+        self.leaving = False
+        self.consumer: Consumer | None = None
+
+    def start(self) -> None:
+        process = self.new_process()
+        self.leaving = False
+        self.spawn(self._run(), process.context.copy())
+
+    def leave(self) -> None:
+        """Close in good manners."""
+        if self.running and not self.leaving and self.consumer is not None:
+            self.leaving = True
+            self.process.context.copy().run(self._close)
+
+    def _close(self) -> None:
+        self.spawn(self._leave(), self.process.context.copy())
+
+    async def _leave(self) -> None:
+        assert self.consumer is not None
+        consumer, self.consumer = self.consumer, None
+        await consumer.close()
+        self.end(machine_down=False)
+
+    def end(self, *, machine_down: bool) -> None:
+        super().end(machine_down=machine_down)
+        self.leaving = False
+        self.consumer = None
+
+    async def _run(self) -> None:
+        by_hand = self._manners["by_hand"] > self.dice.random()
+        quick = not by_hand and self._manners["quick"] > self.dice.random()
+        handler: Any = None if by_hand else self._handle_at_once if quick else self._handle
+        while True:
+            consumer = Consumer(
+                self._meta,
+                subject=SUBJECT,
+                group=self._group,
+                handler=handler,
+                name=self.name,
+                settings=self._settings,
+                network=_Listening(self.internet, self.process, self._record),
+                clock=self.machine,
+                dice=self.dice,
+            )
+            try:
+                await consumer.__aenter__()
+                break
+            except KeylaneError:
+                await asyncio.sleep(0.3)
+        self.consumer = consumer
+        if by_hand:
+            asyncio.ensure_future(self._iterate(consumer))
+        await consumer.wait()
+
+    def _started(self, message: Message) -> None:
+        client = message.delivery
+        assert isinstance(client, PullClient)
+        self._record(
+            Started(
+                self._group,
+                client.session,
+                message.partition_id,
+                message.offset,
+                message.value,
+                message.fencing_token,
+                self.machine.boot_ns(),
+                client._lease_until_ms * 1_000_000,
+            )
+        )
+
+    def _ended(self, message: Message) -> None:
+        self._record(
+            Ended(self._group, message.partition_id, message.offset, message.fencing_token)
+        )
+
+    def _stumble(self) -> None:
+        if not self.calm and self.dice.random() < self._manners["fails"]:
+            raise RuntimeError("the handler failed, as handlers do")
+
+    def _handle_at_once(self, message: Message) -> None:
+        self._started(message)
+        self._stumble()
+        self._ended(message)
+
+    async def _handle(self, message: Message) -> None:
+        self._started(message)
+        dice = self.dice
+        if not self.calm and dice.random() < self._manners["slow"]:
+            await asyncio.sleep(2 * dice.random() * self._settings.ttl_ms / 1000)
+        elif dice.random() < 0.5:
+            await asyncio.sleep(0.02 * dice.random())
+        self._stumble()
+        self._ended(message)
+
+    async def _iterate(self, consumer: Consumer) -> None:
+        async for message in consumer:
+            self._started(message)
+            if self.dice.random() < 0.3:
+                await asyncio.sleep(0.01 * self.dice.random())
+            self._ended(message)
+            try:
+                await message.ack()
+            except KeylaneError:
+                continue
+
+
+class _Listening(SimNetwork):
+    """Notes what a consumer tells the metaserver of its leases, at the moment of telling."""
+
+    def __init__(self, internet: Any, process: Any, record: Record) -> None:
+        super().__init__(internet, process)
+        self._note = record
+        self._held: dict[str, tuple[tuple[int, int], ...]] = {}
+
+    async def control(self, method: str, address: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        body = kwargs.get("body")
+        if path == "/v1/consumers/release":
+            self._note(LetGo(body.session, body.partition_id, body.token))
+        elif path == "/v1/consumers/leave":
+            self._note(LetGo(body.session, 0, 0))
+        elif path == "/v1/consumers/heartbeat" and body.holding is not None:
+            if self._held.get(body.session) != body.holding:
+                self._held[body.session] = body.holding
+                self._note(Holds(body.session, body.holding))
+        return await super().control(method, address, path, *args, **kwargs)

@@ -1,0 +1,132 @@
+"""The metaserver's database in a simulation: SQLite in memory, the real SQL functions run in place.
+
+A call waits, runs whole, and waits again: between the two the process may die, so that what is committed is never
+told.  What was committed without a sync (renewals) may be lost with the machine.  After every transaction the
+leases are compared with those before it: each new grant goes into the history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine
+from sqlalchemy.pool import StaticPool
+
+from history.events import Granted
+from keylane.metaserver.dialect import prepare_sqlite
+from keylane.metaserver.migrate import migrate
+from sim.machine import Machine
+
+_LEASES = "SELECT group_id, partition_id, token, session FROM leases WHERE session IS NOT NULL"
+_SESSIONS = "SELECT session, expires_at FROM sessions"
+
+
+class _ClockOfNow:
+    """The clock of the machine that has the database in this seed; an engine outlives many seeds."""
+
+    def __init__(self) -> None:
+        self.machine: Machine | None = None
+
+    def boot_ms(self) -> int:
+        return 0 if self.machine is None else self.machine.boot_ms()
+
+
+@cache
+def _engine() -> tuple[Engine, sqlite3.Connection, _ClockOfNow, bytes]:
+    """One engine a process, so that SQLAlchemy compiles each statement once; and an empty, migrated database."""
+    raw = sqlite3.connect(":memory:", check_same_thread=False)
+    engine = sa.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
+    clock = _ClockOfNow()
+    prepare_sqlite(engine, clock)  # type: ignore[arg-type]
+    with engine.begin() as connection:
+        migrate(connection)
+    return engine, raw, clock, raw.serialize()
+
+
+class Shelf:
+    """One database, used by all metaserver processes of a machine; it outlives them."""
+
+    def __init__(self, machine: Machine, record: Callable[[Granted], None]) -> None:
+        self.engine, self._raw, clock, empty = _engine()
+        clock.machine = machine
+        self._machine = machine
+        self._record = record
+        self._raw.deserialize(empty)
+        self._durable: bytes | None = None
+        """The last durable image while there are renewals after it."""
+
+    def run(self, work: Callable[..., Any], args: Any, kwargs: Any, *, durable: bool) -> Any:
+        if not durable and self._durable is None:
+            self._durable = self._raw.serialize()
+        before = {row[:2]: row[2:] for row in self._raw.execute(_LEASES)}
+        expiry = dict(self._raw.execute(_SESSIONS))
+        with self.engine.begin() as connection:
+            result = work(connection, *args, **kwargs)
+        if durable:
+            self._durable = None
+        for group, partition, token, session in self._raw.execute(_LEASES):
+            held = before.get((group, partition))
+            if held == (token, session):
+                continue
+            holder, left_ms = "", 0
+            if held is not None:
+                holder = held[1]
+                left_ms = max(0, expiry.get(holder, 0) - self._machine.boot_ms())
+            self._record(Granted(group, partition, token, session, holder, left_ms))
+        return result
+
+    def look(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        with self.engine.begin() as connection:
+            return work(connection, *args, **kwargs)
+
+    def lose_power(self) -> None:
+        """Back to what was synced."""
+        if self._durable is not None:
+            self._raw.deserialize(self._durable)
+            self._durable = None
+
+
+class SimDatabase:
+    """One metaserver process's way to the database; see `keylane.metaserver.database.Database`."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        dice: random.Random,
+        *,
+        after_commit: Callable[[], None],
+        slow_s: float,
+    ) -> None:
+        self._shelf = shelf
+        self._dice = dice
+        self._after_commit = after_commit
+        self._slow_s = slow_s
+
+    async def _wait(self) -> None:
+        await asyncio.sleep(self._slow_s * self._dice.random() if self._dice.random() < 0.3 else 0)
+
+    async def write(self, work: Any, *args: Any, **kwargs: Any) -> Any:
+        await self._wait()
+        result = self._shelf.run(work, args, kwargs, durable=True)
+        self._after_commit()
+        await self._wait()
+        return result
+
+    async def renew(self, work: Any, *args: Any, **kwargs: Any) -> Any:
+        await self._wait()
+        result = self._shelf.run(work, args, kwargs, durable=False)
+        self._after_commit()
+        await self._wait()
+        return result
+
+    async def read(self, work: Any, *args: Any, **kwargs: Any) -> Any:
+        await self._wait()
+        result = self._shelf.look(work, args, kwargs)
+        await self._wait()
+        return result

@@ -1,0 +1,233 @@
+"""The faults: what each does to a world, and how it ends.  Every fault mends itself after a while, or is healed at the end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sim.disk import Crashed
+from sim.hosts import BrokerHost, Host, MetaHost
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+
+class Faults:
+    """Brings faults upon a world and heals it; `done` counts them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._dice: random.Random = world.dice
+        self._loop = world.loop
+        self.done = 0
+        self.healed = False
+        self._kinds: dict[str, Callable[[], None]] = {
+            name: getattr(self, f"_{name}")
+            for name in sorted(world.swarm.faults)
+            if hasattr(self, f"_{name}")
+        }
+
+    def strike(self) -> None:
+        """One fault, drawn from those of the swarm."""
+        if self._kinds:
+            self.done += 1
+            name = self._dice.choice(list(self._kinds))
+            self._world.trace(f"fault {name}")
+            self._kinds[name]()
+
+    # ── processes ─────────────────────────────────────────────────────────────────────────────────────
+    def _some(self, hosts: list[Host]) -> Host | None:
+        running = [host for host in hosts if host.running]
+        return self._dice.choice(running) if running else None
+
+    def _later(self, seconds: float, action: Callable[..., None], *args: object) -> None:
+        self._loop.after(seconds, action, *args)
+
+    def restart(self, host: Host) -> None:
+        """Start what is down; a broker that dies while starting is started again."""
+        if host.running:
+            return
+        try:
+            if host in self._world.producers:
+                self._world.start_producer(host)  # type: ignore[arg-type]
+            else:
+                host.start()  # type: ignore[attr-defined]
+        except Crashed:
+            assert isinstance(host, BrokerHost)
+            host.lose_power()
+            self._later(0.5, self.restart, host)
+
+    def _crash(self, hosts: list[Host], *, down_s: float = 3.0) -> None:
+        host = self._some(hosts)
+        if host is not None:
+            host.end(machine_down=self._dice.random() < 0.3)
+            self._later(down_s * self._dice.random(), self.restart, host)
+
+    def _pause(self, hosts: list[Host], longest_s: float) -> None:
+        host = self._some(hosts)
+        if host is not None and not host.process.paused:
+            process = host.process
+            process.paused = True
+            self._later(longest_s * self._dice.random() ** 2, self._loop.resume, process)
+
+    def _consumer_crash(self) -> None:
+        self._crash(list(self._world.consumers))
+
+    def _producer_crash(self) -> None:
+        self._crash(list(self._world.producers))
+
+    def _consumer_pause(self) -> None:
+        self._pause(list(self._world.consumers), self._world.swarm.ttl_ms / 100)
+
+    def _broker_pause(self) -> None:
+        self._pause(list(self._world.brokers), 5.0)
+
+    def _meta_pause(self) -> None:
+        self._pause(list(self._world.metas), 5.0)
+
+    def _consumer_leave(self) -> None:
+        host = self._some(list(self._world.consumers))
+        if host is not None:
+            host.leave()  # type: ignore[attr-defined]
+            self._later(1 + 3 * self._dice.random(), self.restart, host)
+
+    def _consumer_join(self) -> None:
+        if len(self._world.consumers) < 8:
+            self._world.add_consumer().start()
+
+    # ── brokers ───────────────────────────────────────────────────────────────────────────────────────
+    def _broker_crash(self) -> None:
+        self._crash(list(self._world.brokers), down_s=2.0)
+
+    def _broker_power(self) -> None:
+        host = self._some(list(self._world.brokers))
+        if isinstance(host, BrokerHost):
+            host.lose_power()
+            self._later(0.2 + 2 * self._dice.random(), self.restart, host)
+
+    def _broker_torn(self) -> None:
+        """The power goes in the middle of one of the next operations of the disk."""
+        host = self._some(list(self._world.brokers))
+        if isinstance(host, BrokerHost):
+            host.disk.crash_at = host.disk.steps + self._dice.randint(1, 8)
+            self._later(2.0, self.restart, host)
+            self._later(4.0, self.restart, host)
+
+    def _broker_flush(self) -> None:
+        """A write or a flush fails; an operator starts the broker again."""
+        host = self._some(list(self._world.brokers))
+        if isinstance(host, BrokerHost):
+            host.disk.fail = self._dice.choice(("fdatasync", "write"))
+            self._later(1.0, self._change_disk, host)
+
+    def _change_disk(self, host: BrokerHost) -> None:
+        host.disk.fail = ""
+        if host.running:
+            host.lose_power()
+        self._later(0.5, self.restart, host)
+
+    def _broker_full(self) -> None:
+        host = self._some(list(self._world.brokers))
+        if isinstance(host, BrokerHost):
+            disk = host.disk
+            disk.room = self._dice.randint(0, 2_000)
+            self._later(2.0, setattr, disk, "room", None)
+
+    def _broker_moves(self) -> None:
+        """It comes up at another address."""
+        host = self._some(list(self._world.brokers))
+        if isinstance(host, BrokerHost):
+            host.end(machine_down=False)
+            host.port += 10
+            self._later(self._dice.random(), self.restart, host)
+
+    # ── metaservers ───────────────────────────────────────────────────────────────────────────────────
+    def _meta_crash(self) -> None:
+        self._crash(list(self._world.metas))
+
+    def _meta_commit(self) -> None:
+        """It dies right after a commit, before anybody is told."""
+        host = self._some(list(self._world.metas))
+        if isinstance(host, MetaHost):
+            host.crash_after_commits = self._dice.randint(1, 6)
+            self._later(3.0, self.restart, host)
+
+    def _meta_power(self) -> None:
+        """The metaservers' machine stops: another boot, and what was not synced may be gone."""
+        world = self._world
+        for host in world.metas:
+            if host.running:
+                host.end(machine_down=True)
+        if self._dice.random() < 0.7:
+            world.shelf.lose_power()
+        world.metas[0].machine.reboot(self._dice.choice((1.0, 100.0, 1e6)))
+        for host in world.metas:
+            self._later(0.2 + 2 * self._dice.random(), self.restart, host)
+
+    # ── network and clocks ────────────────────────────────────────────────────────────────────────────
+    def _cut(self, left: list[Host], right: list[Host]) -> None:
+        net = self._world.internet
+        one, other = self._dice.choice(left).name, self._dice.choice(right).name
+        links = [(one, other), (other, one)]
+        if "one_way" in self._world.swarm.faults and self._dice.random() < 0.5:
+            links = [self._dice.choice(links)]
+        seconds = self._dice.choice((0.5, 2.0, 6.0)) * self._dice.random()
+        for link in links:
+            net.cut_link(*link)
+            self._later(seconds, net.heal_link, *link)
+
+    def _cut_consumer_meta(self) -> None:
+        self._cut(list(self._world.consumers), list(self._world.metas))
+
+    def _cut_consumer_broker(self) -> None:
+        self._cut(list(self._world.consumers), list(self._world.brokers))
+
+    def _cut_broker_meta(self) -> None:
+        self._cut(list(self._world.brokers), list(self._world.metas))
+
+    def _cut_producer(self) -> None:
+        self._cut(list(self._world.producers), list(self._world.brokers + self._world.metas))
+
+    def _reset(self) -> None:
+        net = self._world.internet
+        alive = [one for one in net.connections if not one.broken]
+        if alive:
+            self._dice.choice(alive).break_off()
+
+    def _wall_jump(self) -> None:
+        machine = self._dice.choice(self._world.machines)
+        machine.wall_jump_ms += self._dice.choice((-3_600_000, -5_000, 5_000, 3_600_000))
+
+    def _loss(self) -> None:
+        self._for_a_while("loss_chance", 0.3 * self._dice.random())
+
+    def _late(self) -> None:
+        self._for_a_while("late_chance", 0.3 * self._dice.random())
+
+    def _twice(self) -> None:
+        self._for_a_while("twice_chance", 0.5 * self._dice.random())
+
+    def _for_a_while(self, name: str, value: float) -> None:
+        weather = self._world.internet.weather
+        setattr(weather, name, value)
+        self._later(3 * self._dice.random(), setattr, weather, name, 0.0)
+
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────────
+    def heal(self) -> None:
+        """Everything is up, connected, and calm; the faults under way mend themselves within seconds."""
+        self.healed = True
+        world = self._world
+        world.internet.heal()
+        for broker in world.brokers:
+            broker.disk.room = None
+            if broker.disk.fail or broker.disk.crash_at is not None:
+                broker.disk.crash_at = None
+                self._change_disk(broker)
+        for meta in world.metas:
+            meta.crash_after_commits = None
+        for consumer in world.consumers:
+            consumer.calm = True
+        for host in world.hosts:
+            self._loop.resume(host.process)
+            self.restart(host)

@@ -1,0 +1,234 @@
+"""Simulated machines with the real programs on them: metaservers, brokers.  Each can crash, and start again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from history.events import Served
+from keylane.broker.control import BrokerControl
+from keylane.broker.registration import Registration
+from keylane.broker.service import BrokerService
+from keylane.broker.storage.identity import claim_folder
+from keylane.broker.store import Store
+from keylane.metaserver.attendant import Attendant
+from keylane.metaserver.calls import control_calls, control_routes
+from keylane.metaserver.catalogue import Catalogue
+from keylane.metaserver.members import Members
+from keylane.metaserver.settings import MetaserverSettings
+from keylane.metaserver.store_time import adopt_boot
+from keylane.protocol.control import BrokerHeartbeat, Health
+from keylane.protocol.frames import Ack, Acked, Acquire, Acquired, Answer, Pull, Release, Request
+from keylane.rpc.client import MetaClient
+from sim.database import Shelf, SimDatabase
+from sim.disk import Crashed, SimDisk
+from sim.loop import Process, SimLoop
+from sim.machine import Machine
+from sim.network import Internet, Listener, SimNetwork
+from sim.store import settings_of
+
+META_SETTINGS = MetaserverSettings(
+    data=Path("meta"), broker_heartbeat_ms=500, broker_ttl_ms=3_000, repair_ms=1_000
+)
+
+
+class Host:
+    """A machine with one program on it, of which one process runs at a time."""
+
+    def __init__(
+        self, internet: Internet, machine: Machine, name: str, dice: random.Random
+    ) -> None:
+        self.internet = internet
+        self.loop: SimLoop = internet.loop
+        self.machine = machine
+        self.name = name
+        self.dice = dice
+        self.process = Process(name, machine.rate)
+        self.process.alive = False
+        self.starts = 0
+
+    @property
+    def running(self) -> bool:
+        return self.process.alive
+
+    def new_process(self) -> Process:
+        assert not self.process.alive
+        self.machine.up = True
+        self.starts += 1
+        self.process = Process(self.name, self.machine.rate)
+        return self.process
+
+    def spawn(self, work: Coroutine[Any, Any, None], context: contextvars.Context) -> None:
+        """Run a task of the host's process; an exception it ends with is a find."""
+        task = self.loop.create_task(work, context=context)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.loop.faults.append(error)
+
+    def end(self, *, machine_down: bool) -> None:
+        """The process is gone, in whatever it was doing."""
+        process = self.process
+        process.kill()
+        self.machine.up = not machine_down
+        self.internet.gone(process, machine_down=machine_down)
+
+
+class MetaHost(Host):
+    """One metaserver process over a shelf that it may share with another."""
+
+    def __init__(self, *args: Any, shelf: Shelf, address: str, slow_s: float) -> None:
+        super().__init__(*args)
+        self.address = address
+        self._shelf = shelf
+        self._slow_s = slow_s
+        self.crash_after_commits: int | None = None
+
+    def start(self) -> None:
+        process = self.new_process()
+        process.context.run(self._start)
+
+    def _start(self) -> None:
+        database = SimDatabase(
+            self._shelf, self.dice, after_commit=self._committed, slow_s=self._slow_s
+        )
+        self._shelf.run(
+            adopt_boot,
+            (f"boot {self.machine.boots}",),
+            {"broker_ttl_ms": META_SETTINGS.broker_ttl_ms},
+            durable=True,
+        )
+        catalogue = Catalogue(database, SimNetwork(self.internet, self.process), META_SETTINGS)
+        members = Members(database, META_SETTINGS)
+
+        async def health() -> Health:
+            await catalogue.brokers()
+            return Health(program="metaserver", ready=True)
+
+        routes = control_routes(control_calls(catalogue, members, health))
+        self.internet.listen(self.address, Listener(self.process, self.machine, routes))
+        attendant = Attendant(database, members, catalogue, META_SETTINGS)
+        self.spawn(attendant.run(), self.process.context.copy())
+
+    def _committed(self) -> None:
+        if self.crash_after_commits is None:
+            return
+        self.crash_after_commits -= 1
+        if self.crash_after_commits <= 0:
+            self.crash_after_commits = None
+            self.end(machine_down=False)
+            raise Crashed("after a commit")
+
+
+class BrokerHost(Host):
+    """A broker with its disk."""
+
+    def __init__(
+        self,
+        *args: Any,
+        group: str,
+        meta: list[str],
+        port: int,
+        record: Callable[[Served], None],
+        clock_tick: Callable[[], int],
+        settings: dict[str, Any],
+    ) -> None:
+        super().__init__(*args)
+        self.group = group
+        self.disk = SimDisk()
+        self.store: Store | None = None
+        self.port = port
+        self._meta = meta
+        self._record = record
+        self._tick = clock_tick
+        self._settings = settings
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        process = self.new_process()
+        process.context.run(self._start)
+
+    def _start(self) -> None:
+        disk, machine = self.disk, self.machine
+        disk.lock()
+        identity = claim_folder(disk, broker_group=self.group, dice=self.dice)
+        settings = settings_of(group=self.group, meta=tuple(self._meta), **self._settings)
+        store = self.store = Store.open(
+            disk, settings, clock=machine, run_commit=self._blocking, run_read=self._blocking
+        )
+        service = BrokerService(store, clock=machine)
+        network = SimNetwork(self.internet, self.process)
+
+        def report() -> BrokerHeartbeat:
+            return BrokerHeartbeat(
+                broker_group=self.group,
+                broker_id=identity.broker_id,
+                address=self.address,
+                writable=not store.commit.reason,
+            )
+
+        registration = Registration(MetaClient(network, self._meta), report, dice=self.dice)
+        control = BrokerControl(
+            store,
+            broker_group=self.group,
+            broker_id=identity.broker_id,
+            clock=machine,
+            registration=lambda: registration.problem,
+        )
+
+        async def handle(request: Request, payload: memoryview) -> tuple[Answer, bytes]:
+            began = self._tick()
+            answer, data = await service.handle(request, payload)
+            self._note(request, answer, began)
+            return answer, data
+
+        listener = Listener(self.process, machine, control.routes(), handle)
+        self.internet.listen(self.address, listener)
+        self.spawn(registration.run(), self.process.context.copy())
+
+    def _note(self, request: Request, answer: Answer, began: int) -> None:
+        cursor, ranges = -1, ()
+        if isinstance(request, Acquire):
+            assert isinstance(answer, Acquired)
+            kind, cursor, ranges = "acquire", answer.cursor, answer.ranges
+        elif isinstance(request, Ack):
+            assert isinstance(answer, Acked)
+            kind, cursor, ranges = "ack", answer.cursor, request.ranges
+        elif isinstance(request, Pull | Release):
+            kind = type(request).__name__.lower()
+        else:
+            return
+        self._record(
+            Served(kind, request.group, request.partition_id, request.token, began, cursor, ranges)
+        )
+
+    async def _blocking(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        """As a thread would: some time before, the work at one moment, some time after."""
+        dice = self.dice
+        await asyncio.sleep(0.004 * dice.random())
+        try:
+            result = function(*args)
+        except Crashed:
+            self.lose_power()
+            raise
+        if dice.random() < 0.3:
+            await asyncio.sleep(0.002 * dice.random())
+        return result
+
+    def end(self, *, machine_down: bool) -> None:
+        super().end(machine_down=machine_down)
+        self.disk.close()
+        self.disk.crash_at = None
+
+    def lose_power(self) -> None:
+        """The machine stops: what was not synced may be gone."""
+        self.end(machine_down=True)
+        self.disk = self.disk.after_crash(self.dice)

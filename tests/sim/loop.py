@@ -1,0 +1,188 @@
+"""An event loop in virtual time that runs many simulated processes, each in order, interleaved by a seed.
+
+A process is a context variable: whatever a process creates (tasks, timers, callbacks) belongs to it.  Within a process
+callbacks run first in, first out, as asyncio promises; between processes the dice choose.  Time stands still while
+anything can run and jumps to the next timer when nothing can.  A process's timers go at the rate of its clock; a
+paused process keeps what is due until it goes on; a dead one never runs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import random
+from asyncio import events
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
+STEPS_MAX = 3_000_000
+"""More than any seed needs: a loop that never lets time pass is a fault."""
+
+
+class Stuck(Exception):
+    """Nothing can ever run again, or time does not pass any more."""
+
+
+class Process:
+    """One running program: what it has to do now, and how fast its clock goes."""
+
+    def __init__(self, name: str, rate: float = 1.0) -> None:
+        self.name = name
+        self.rate = rate
+        self.alive = True
+        self.paused = False
+        self.ready: deque[events.Handle] = deque()
+        self.queued = False
+        """True while the loop has it in its list."""
+        self.context = contextvars.Context()
+        self.context.run(PROCESS.set, self)
+
+    def kill(self) -> None:
+        self.alive = False
+        self.ready.clear()
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """See the module."""
+
+    def __init__(self, dice: random.Random) -> None:
+        super().__init__()
+        self.now = 0.0
+        """Seconds, true time."""
+        self.steps = 0
+        self.faults: list[BaseException | str] = []
+        """Exceptions that nobody caught."""
+        self.world = Process("world")
+        self.world.context.run(PROCESS.set, self.world)
+        self._dice = dice
+        self._current = self.world
+        self._can_run: list[Process] = []
+        self._timers: list[tuple[float, int, events.Handle, Process]] = []
+        self._number = 0
+        self._clock_resolution = 1e-9
+        self.set_exception_handler(self._on_exception)
+
+    def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        message = context.get("message", "")
+        if "never retrieved" in message or "was destroyed" in message:
+            return
+        self.faults.append(context.get("exception") or message)
+
+    # ── what asyncio asks of a loop ───────────────────────────────────────────────────────────────────
+    def time(self) -> float:
+        return self.now * self._current.rate
+
+    def call_soon(
+        self,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> events.Handle:
+        handle = events.Handle(callback, args, self, context)
+        self._queue(handle._context.get(PROCESS, self.world), handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> events.TimerHandle:
+        timer = events.TimerHandle(when, callback, args, self, context)
+        process = timer._context.get(PROCESS, self.world)
+        self._at(when / process.rate, timer, process)
+        return timer
+
+    def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
+        pass
+
+    # ── what the simulation asks ──────────────────────────────────────────────────────────────────────
+    def post(self, process: Process, callback: Callable[..., Any], *args: Any) -> None:
+        """Have a process run `callback` in its turn; nothing if it is dead."""
+        if process.alive:
+            self._queue(process, events.Handle(callback, args, self, process.context))
+
+    def after(self, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
+        """Have the world run `callback` after so much true time."""
+        handle = events.Handle(callback, args, self, self.world.context)
+        self._at(self.now + seconds, handle, self.world)
+
+    def resume(self, process: Process) -> None:
+        process.paused = False
+        if process.ready and not process.queued and process.alive:
+            process.queued = True
+            self._can_run.append(process)
+
+    # ── running ───────────────────────────────────────────────────────────────────────────────────────
+    def _queue(self, process: Process, handle: events.Handle) -> None:
+        if not process.alive:
+            return
+        process.ready.append(handle)
+        if not process.queued and not process.paused:
+            process.queued = True
+            self._can_run.append(process)
+
+    def _at(self, when: float, handle: events.Handle, process: Process) -> None:
+        self._number += 1
+        heapq.heappush(self._timers, (when, self._number, handle, process))
+
+    def _run_once(self) -> None:
+        can_run = self._can_run
+        if not can_run:
+            self._jump()
+            return
+        index = int(self._dice.random() * len(can_run)) if len(can_run) > 1 else 0
+        process = can_run[index]
+        can_run[index] = can_run[-1]
+        can_run.pop()
+        process.queued = False
+        if process.paused or not process.alive:
+            return
+        self._current = process
+        ready = process.ready
+        for _ in range(len(ready)):
+            if not ready or process.paused:
+                break
+            handle = ready.popleft()
+            if not handle._cancelled:
+                self.steps += 1
+                try:
+                    handle._run()
+                except SystemExit:  # a process died in the middle of what it did
+                    assert not process.alive
+                    break
+        self._current = self.world
+        if ready and not process.paused and not process.queued:
+            process.queued = True
+            can_run.append(process)
+        if self.steps > STEPS_MAX:
+            raise Stuck("time does not pass any more")
+
+    def _jump(self) -> None:
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if not timers:
+            raise Stuck("nothing can ever run again")
+        when, _, handle, process = heapq.heappop(timers)
+        if when > self.now:
+            self.now = when
+        if not handle._cancelled:
+            self._queue(process, handle)
+
+    def dispose(self) -> None:
+        """End every task where it stands, without letting it go on."""
+        for task in asyncio.all_tasks(self):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            try:
+                task.get_coro().close()
+            except BaseException:  # noqa: BLE001 - what a half-closed coroutine says is of no interest
+                continue
+        self._timers.clear()
+        self.close()

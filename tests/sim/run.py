@@ -1,0 +1,146 @@
+"""`make sim SEEDS=n`, `make sim SEED=k`, `make sim MUTANTS=1`: runs seeds and mutants, ends with one JSON line.
+
+Every process runs with the same hash seed, so that a seed is the same run wherever it is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from typing import Any
+
+SECONDS_PER_SEED_MAX = 120
+MUTANT_SEEDS_MAX = 2_000
+
+
+def _too_slow(_number: int, _frame: object) -> None:
+    raise TimeoutError(f"a seed took more than {SECONDS_PER_SEED_MAX} s")
+
+
+def run_one(seed: int) -> dict[str, Any]:
+    """One seed in this process, as plain values."""
+    from sim.world import run_seed
+
+    signal.signal(signal.SIGALRM, _too_slow)
+    signal.alarm(SECONDS_PER_SEED_MAX)
+    try:
+        outcome = run_seed(seed)
+    finally:
+        signal.alarm(0)
+    return asdict(outcome) | {"violations": outcome.violations}
+
+
+def run_many(seeds: list[int]) -> list[dict[str, Any]]:
+    return [run_one(seed) for seed in seeds]
+
+
+def hunt(name: str, limit: int) -> dict[str, Any]:
+    """Runs seeds with one mutant until it is caught."""
+    from sim.mutants.bank import MUTANTS
+
+    mutant = MUTANTS[name]
+    events = 0
+    with mutant.applied():
+        for seed in range(limit):
+            try:
+                outcome = run_one(seed)
+            except Exception as error:  # noqa: BLE001 - a mutant may break anything, that is its nature
+                return {"mutant": name, "seeds": seed + 1, "caught": True, "by": repr(error)[:100]}
+            events += outcome["events"]
+            if outcome["violations"]:
+                counts = outcome["findings"]["counts"]
+                by = [kind for kind, count in counts.items() if count] or outcome["problems"][:1]
+                return {
+                    "mutant": name,
+                    "seeds": seed + 1,
+                    "caught": True,
+                    "by": ", ".join(by)[:100],
+                }
+    return {"mutant": name, "seeds": limit, "caught": False, "by": ""}
+
+
+def pool(workers: int) -> ProcessPoolExecutor:
+    """Processes that all have the same hash seed."""
+    os.environ["PYTHONHASHSEED"] = "0"
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+def outcomes(first: int, count: int, workers: int) -> Iterator[dict[str, Any]]:
+    """The outcomes of seeds, as they come."""
+    share = max(1, min(20, count // (4 * workers)))
+    parts = [
+        list(range(start, min(start + share, first + count)))
+        for start in range(first, first + count, share)
+    ]
+    with pool(workers) as executor:
+        for done in as_completed([executor.submit(run_many, part) for part in parts]):
+            yield from done.result()
+
+
+def hunts(names: list[str], limit: int, workers: int) -> Iterator[dict[str, Any]]:
+    """What became of mutants, as they come."""
+    with pool(workers) as executor:
+        for done in as_completed([executor.submit(hunt, name, limit) for name in names]):
+            yield done.result()
+
+
+def _tell(outcome: dict[str, Any]) -> None:
+    counts = {kind: n for kind, n in outcome["findings"]["counts"].items() if n}
+    print(
+        f"seed {outcome['seed']}: {counts} {len(outcome['problems'])} problems; replay: make sim SEED={outcome['seed']}"
+    )
+    for line in outcome["findings"]["examples"][:8] + outcome["problems"][:5]:
+        print("   ", line)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=0, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--seed", type=int, help="only this one, with its trace")
+    parser.add_argument("--mutants", default="", help="1 for all, or names with commas between")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = _arguments()
+    began = time.perf_counter()
+    total = {"seeds": 0, "faults": 0, "events": 0, "violations": 0}
+    if args.seed is not None:
+        args.first, args.seeds = args.seed, 1
+    for outcome in outcomes(args.first, args.seeds, args.workers) if args.seeds else ():
+        total["seeds"] += 1
+        for name in ("faults", "events", "violations"):
+            total[name] += outcome[name]
+        if outcome["violations"]:
+            _tell(outcome)
+        if args.seed is not None:
+            print(f"trace {outcome['trace']}, {outcome['virtual_s']:.1f} virtual seconds")
+    names: list[str] = []
+    if args.mutants:
+        from sim.mutants.bank import MUTANTS
+
+        names = sorted(MUTANTS) if args.mutants == "1" else args.mutants.split(",")
+    caught = 0
+    for found in hunts(names, MUTANT_SEEDS_MAX, args.workers) if names else ():
+        caught += found["caught"]
+        word = (
+            f"caught by seed {found['seeds']}: {found['by']}" if found["caught"] else "NOT CAUGHT"
+        )
+        print(f"mutant {found['mutant']}: {word}", flush=True)
+    seconds = round(time.perf_counter() - began, 1)
+    print(json.dumps(total | {"mutants": len(names), "mutants_caught": caught, "seconds": seconds}))
+    return int(bool(total["violations"]) or caught < len(names))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""What a seed draws before it begins: the cluster's size, settings, and its own subset of faults.  Pure."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+FAULTS = (
+    "consumer_crash", "consumer_leave", "consumer_pause", "consumer_join", "producer_crash",
+    "broker_crash", "broker_power", "broker_torn", "broker_pause", "broker_flush", "broker_full",
+    "broker_moves", "meta_crash", "meta_commit", "meta_power", "meta_pause",
+    "cut_consumer_meta", "cut_consumer_broker", "cut_broker_meta", "cut_producer", "one_way",
+    "reset", "loss", "late", "twice", "wall_jump", "drift",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swarm:
+    """One seed's plan."""
+
+    faults: frozenset[str]
+    strict: bool
+    partitions: int
+    groups: int
+    consumers: int
+    """Of each group."""
+    producers: int
+    metaservers: int
+    keys: int
+    messages: int
+    """Of each producer."""
+    ttl_ms: int
+    fault_s: float
+    """How long the faulty phase lasts."""
+    gap_s: float
+    """Between two faults, on average."""
+    delay_s: float
+    manners: dict[str, float] = field(hash=False)
+    producer: dict[str, Any] = field(hash=False)
+    consumer: dict[str, Any] = field(hash=False)
+    broker: dict[str, Any] = field(hash=False)
+
+
+def draw(dice: random.Random) -> Swarm:
+    """A plan; a quarter of all seeds have few faults, so that quiet runs are seen as well."""
+    share = dice.choice((0.1, 0.3, 0.5, 0.8))
+    faults = frozenset(name for name in FAULTS if dice.random() < share)
+    return Swarm(
+        faults=faults,
+        strict=dice.random() < 0.75,
+        partitions=dice.choice((1, 2, 3, 4)),
+        groups=dice.choice((1, 1, 1, 2)),
+        consumers=dice.choice((1, 2, 2, 3)),
+        producers=dice.choice((1, 1, 2)),
+        metaservers=dice.choice((1, 1, 2)),
+        keys=dice.choice((1, 3, 6, 12)),
+        messages=dice.choice((40, 80, 120)),
+        ttl_ms=dice.choice((1_000, 2_000, 3_000)),
+        fault_s=dice.choice((8.0, 12.0, 20.0)),
+        gap_s=dice.choice((0.4, 1.0, 2.0)),
+        delay_s=dice.choice((0.0005, 0.002, 0.01)),
+        manners={
+            "slow": dice.choice((0.0, 0.02, 0.1)),
+            "fails": dice.choice((0.0, 0.0, 0.05)),
+            "by_hand": dice.choice((0.0, 0.0, 0.5)),
+            "quick": dice.choice((0.0, 0.3)),
+        },
+        producer={
+            "batch_count": dice.choice((1, 2, 5, 100)),
+            "in_flight_max": dice.choice((1, 2, 5)),
+            "linger_ms": dice.choice((0, 0, 20)),
+            "call_timeout_ms": dice.choice((300, 1_000)),
+        },
+        consumer={
+            "concurrency": dice.choice((1, 4, 16)),
+            "buffer_messages": dice.choice((4, 50, 10_000)),
+            "ack_linger_ms": dice.choice((0, 20, 100)),
+            "pull_bytes": dice.choice((200, 1 << 20)),
+        },
+        broker={
+            "segment_bytes": dice.choice((4_096, 1 << 16, 1 << 20)),
+            "cache_bytes": dice.choice((0, 4_096, 1 << 20)),
+        },
+    )

@@ -1,0 +1,288 @@
+"""One seed: a cluster built, troubled, healed, drained and judged.  The same seed is the same run, to the byte."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import logging
+import random
+from dataclasses import dataclass, field
+
+from history.checker import Findings, check_history
+from history.events import Event, Stored
+from keylane.protocol.batch import batch_starts, columns
+from keylane.protocol.control import CreateSubject
+from keylane.protocol.errors import KeylaneError
+from keylane.protocol.routing import OrderStrategy
+from keylane.rpc.client import MetaClient
+from sim.clients import SUBJECT, ConsumerHost, ProducerHost
+from sim.database import Shelf
+from sim.disk import Crashed
+from sim.faults import Faults
+from sim.hosts import BrokerHost, Host, MetaHost
+from sim.loop import Process, SimLoop, Stuck
+from sim.machine import Machine
+from sim.network import Internet, SimNetwork
+from sim.swarm import Swarm, draw
+
+DRAIN_S = 90.0
+"""After everything is healed, so much virtual time is enough to settle and handle all there is."""
+LOOK_S = 0.25
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a seed."""
+
+    seed: int
+    findings: Findings
+    faults: int
+    events: int
+    trace: str
+    virtual_s: float
+    problems: list[str] = field(default_factory=list)
+    """Exceptions that nobody caught, and loops that never end."""
+
+    @property
+    def violations(self) -> int:
+        return self.findings.total + len(self.problems)
+
+
+class World:
+    """Every host of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.dice = random.Random(seed)
+        self.swarm: Swarm = draw(self.dice)
+        self.loop = SimLoop(random.Random(self.dice.getrandbits(64)))
+        self.internet = Internet(self.loop, self._new_dice())
+        self.internet.weather.delay_s = self.swarm.delay_s
+        self.history: list[Event] = []
+        self._digest = hashlib.blake2b(digest_size=16)
+        self.machines: list[Machine] = []
+        self.metas: list[MetaHost] = []
+        self.brokers: list[BrokerHost] = []
+        self.producers: list[ProducerHost] = []
+        self.consumers: list[ConsumerHost] = []
+        self._build()
+        self.faults = Faults(self)
+
+    @property
+    def hosts(self) -> list[Host]:
+        return [*self.metas, *self.brokers, *self.producers, *self.consumers]
+
+    def _new_dice(self) -> random.Random:
+        return random.Random(self.dice.getrandbits(64))
+
+    def record(self, event: Event) -> None:
+        self.history.append(event)
+        self._digest.update(f"{self.loop.now!r}{event!r}".encode())
+
+    def trace(self, text: str) -> None:
+        self._digest.update(f"{self.loop.now!r}{text}".encode())
+
+    # ── building ──────────────────────────────────────────────────────────────────────────────────────
+    def _machine(self, name: str) -> Machine:
+        drift = 0.05 * (2 * self.dice.random() - 1) if "drift" in self.swarm.faults else 0.0
+        boot_s = self.dice.choice((10.0, 1_000.0, 1e6))
+        machine = Machine(self.loop, name, rate=1.0 + drift, boot_s=boot_s)
+        self.machines.append(machine)
+        return machine
+
+    def _build(self) -> None:
+        swarm = self.swarm
+        machine = self._machine("meta")
+        self.shelf = Shelf(machine, self.record)
+        addresses = [f"127.0.0.1:{7000 + index}" for index in range(swarm.metaservers)]
+        for index, address in enumerate(addresses):
+            self.metas.append(
+                MetaHost(
+                    self.internet,
+                    machine,
+                    f"m{index}",
+                    self._new_dice(),
+                    shelf=self.shelf,
+                    address=address,
+                    slow_s=self.dice.choice((0.0, 0.005, 0.1)),
+                )
+            )
+        self._meta = addresses
+        for index in range(2):
+            self.brokers.append(
+                BrokerHost(
+                    self.internet,
+                    self._machine(f"b{index}"),
+                    f"b{index}",
+                    self._new_dice(),
+                    group=f"g{index}",
+                    meta=addresses,
+                    port=8000 + index,
+                    record=self.record,
+                    clock_tick=lambda: len(self.history),
+                    settings=swarm.broker,
+                )
+            )
+        shared = [b"k%d" % number for number in range(swarm.keys)]
+        for index in range(swarm.producers):
+            self.producers.append(
+                ProducerHost(
+                    self.internet,
+                    self._machine(f"p{index}"),
+                    f"p{index}",
+                    self._new_dice(),
+                    record=self.record,
+                    meta=addresses,
+                    keys=shared,
+                    settings=swarm.producer,
+                    strict=swarm.strict,
+                )
+            )
+        for _ in range(swarm.consumers * swarm.groups):
+            self.add_consumer()
+
+    def add_consumer(self) -> ConsumerHost:
+        index = len(self.consumers)
+        host = ConsumerHost(
+            self.internet,
+            self._machine(f"c{index}"),
+            f"c{index}",
+            self._new_dice(),
+            record=self.record,
+            meta=self._meta,
+            group=f"group{index % self.swarm.groups}",
+            ttl_ms=self.swarm.ttl_ms,
+            manners=self.swarm.manners,
+            settings=self.swarm.consumer,
+        )
+        self.consumers.append(host)
+        return host
+
+    def start_producer(self, host: ProducerHost) -> None:
+        host.start(5 if self.faults.healed else self.swarm.messages)
+
+    # ── running ───────────────────────────────────────────────────────────────────────────────────────
+    async def _create(self) -> None:
+        operator = Process("operator")
+        meta = MetaClient(SimNetwork(self.internet, operator), self._meta)
+        strategy = OrderStrategy.STRICT if self.swarm.strict else OrderStrategy.BEST_TRIED
+        ask = CreateSubject(
+            subject=SUBJECT, partitions=self.swarm.partitions, order_strategy=strategy
+        )
+        while True:
+            try:
+                await meta.create_subject(ask)
+                return
+            except KeylaneError:
+                await asyncio.sleep(0.2)
+
+    async def live(self) -> float:
+        """The whole story; how much virtual time draining took, or -1 if it did not end."""
+        for meta in self.metas:
+            meta.start()
+        for broker in self.brokers:
+            broker.start()
+        await asyncio.sleep(0.7)
+        creating = asyncio.get_running_loop().create_task(
+            self._create(), context=self._operator().context
+        )
+        await creating
+        for consumer in self.consumers:
+            consumer.start()
+        for producer in self.producers:
+            self.start_producer(producer)
+        swarm = self.swarm
+        until = self.loop.now + swarm.fault_s
+        while self.loop.now < until:
+            await asyncio.sleep(swarm.gap_s * 2 * self.dice.random())
+            self.faults.strike()
+        await asyncio.sleep(1.0)
+        self.faults.heal()
+        healed_at = self.loop.now
+        while not self._drained():
+            if self.loop.now > healed_at + DRAIN_S:
+                return -1.0
+            await asyncio.sleep(LOOK_S)
+        return self.loop.now - healed_at
+
+    def _operator(self) -> Process:
+        return Process("operator")
+
+    def _drained(self) -> bool:
+        if any(one.busy or one.waiting for one in self.producers):
+            return False
+        groups = sorted({f"group{index % self.swarm.groups}" for index in range(self.swarm.groups)})
+        for broker in self.brokers:
+            if not broker.running or broker.store is None:
+                return False
+            for partition in broker.store.state.partitions.values():
+                if partition.next_offset != partition.readable_offset:
+                    return False
+                for name in groups:
+                    group = partition.groups.get(name)
+                    cursor = 0 if group is None else group.acked.cursor
+                    if cursor < partition.readable_offset:
+                        return False
+        return True
+
+    def read_logs(self) -> None:
+        """The final log into the history, as the brokers give it to readers."""
+        for broker in self.brokers:
+            store = broker.store
+            if store is None:
+                continue
+            for partition_id, partition in sorted(store.state.partitions.items()):
+                offset = 0
+                while offset < partition.readable_offset:
+                    data, upto = store._reader.read(
+                        partition_id, offset, partition.readable_offset, 1 << 20
+                    )
+                    for start, header in batch_starts(data):
+                        cut = columns(data, header, start)
+                        for index in range(header.count):
+                            key, value = (
+                                cut.blob[edges[index] : edges[index + 1]]
+                                for edges in (cut.key_edges, cut.value_edges)
+                            )
+                            self.record(
+                                Stored(partition_id, header.base_offset + index, key, value)
+                            )
+                    offset = upto
+
+    def judge(self, drained_s: float) -> Outcome:
+        problems = [
+            f"{type(one).__name__}: {one}" if isinstance(one, BaseException) else one
+            for one in self.loop.faults
+            if not isinstance(one, Crashed)
+        ]
+        self.read_logs()
+        findings = check_history(self.history)
+        if drained_s < 0 and not findings.total:
+            findings.note("starvation", f"not drained after {DRAIN_S} s")
+        return Outcome(
+            seed=self.seed,
+            findings=findings,
+            faults=self.faults.done,
+            events=len(self.history),
+            trace=self._digest.hexdigest(),
+            virtual_s=self.loop.now,
+            problems=problems,
+        )
+
+
+def run_seed(seed: int) -> Outcome:
+    """Build, run and judge one seed."""
+    logging.getLogger("keylane").setLevel(logging.CRITICAL + 1)
+    gc.disable()
+    world = World(seed)
+    try:
+        drained_s = -1.0
+        try:
+            drained_s = world.loop.run_until_complete(world.live())
+        except Stuck as error:
+            world.loop.faults.append(error)
+        return world.judge(drained_s)
+    finally:
+        world.loop.dispose()
+        gc.enable()
