@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..protocol.clock import Clock
-from ..protocol.errors import KeylaneError, SequenceGapError
+from ..protocol.errors import KeylaneError, SequenceGapError, StaleRouteError
 from ..protocol.frames import Append, Appended
 from ..protocol.message import Receipt
 from ..protocol.routing import OrderStrategy, Partition
@@ -44,7 +44,8 @@ class Executor:
     One message group's queue and its sender task.
 
     `on_leave(executor, parcels, step)` takes over, in order, all parcels that cannot stay (NEW_ROUTE or
-    ELSEWHERE); `on_available()` hears that `available` changed.
+    ELSEWHERE); `on_available()` hears that `available` changed; `on_empty(executor)` that nothing is left in one
+    that is `leaving`.
     """
 
     def __init__(
@@ -61,11 +62,16 @@ class Executor:
         on_leave: Callable[[Executor, list[Parcel], Step], None],
         account: Account,
         on_available: Callable[[], None],
+        on_empty: Callable[[Executor], None],
     ) -> None:
         self.group = group
         self.partition = partition
         self.available = True
         """False from a failure until the broker answers again; BEST_TRIED sends elsewhere meanwhile."""
+        self.sealed = False
+        """True once the broker said so: nothing more is stored there."""
+        self.leaving = False
+        """True once the route has no such open partition; what is here is still answered before newer messages go."""
         self.waiting_for = ""
         """Why nothing moves, for people."""
         self._broker = broker
@@ -77,6 +83,7 @@ class Executor:
         self._on_leave = on_leave
         self._account = account
         self._on_available = on_available
+        self._on_empty = on_empty
         self._loop = asyncio.get_running_loop()
         self.open = self._new_parcel()
         self._queue: deque[Parcel] = deque()
@@ -246,6 +253,11 @@ class Executor:
         self._in_flight.remove(parcel)
         parcel.settle(receipt)
         self._account.settled(parcel, None)
+        self._tell_if_empty()
+
+    def _tell_if_empty(self) -> None:
+        if self.leaving and self.idle:
+            self._on_empty(self)
 
     # ── after a failure ──────────────────────────────────────────────────────────────────────────────
     def _after_failure(self, error: KeylaneError, *, called: bool) -> bool:
@@ -272,13 +284,16 @@ class Executor:
             self._new_epoch()
             head.settle(error)
             self._account.settled(head, error)
+            self._tell_if_empty()
             return True
+        self.sealed = self.sealed or isinstance(error, StaleRouteError)
         self._new_epoch()
         self.roll()
         leaving = [*self._in_flight, *self._queue]
         self._in_flight.clear()
         self._queue.clear()
         self._on_leave(self, leaving, step)
+        self._tell_if_empty()
         return step is Step.ELSEWHERE
 
     def _new_epoch(self) -> None:

@@ -2,7 +2,8 @@
 
 Invariants
     The messages of one key reach one executor at a time, in the order they were sent; when their partition is
-    left, the older ones go first and newer ones wait in the hold until the newer route is here.
+    left, the older ones go first and newer ones wait in the hold: until the newer route is here, and until the
+    partition that is left has answered, or refused, all it was sent.
 
     send() ─▶ table[logical partition] ─▶ executor          hold: a parcel of messages without a partition yet
 """
@@ -65,6 +66,8 @@ class SubjectSender:
         self._route: Route | None = None
         self._executors: dict[int, Executor] = {}
         self._hold: list[Parcel] = [Parcel(self._loop.create_future())]
+        self._open: set[int] = set()
+        self._places: list[int] = []
         self._home: list[Executor | None] = [None] * LOGICAL_PARTITIONS
         self._refresh = asyncio.Event()
         self._task = asyncio.create_task(self._follow_route(), name=f"route {subject}")
@@ -149,6 +152,8 @@ class SubjectSender:
         if self._route is not None and route.version < self._route.version:
             return
         self._route = route
+        self._open = {one.partition_id for one in route.open_partitions()}
+        self._places = [one.partition_id for one in route_table(route)]
         for partition in route.open_partitions():
             if partition.address is None:
                 continue
@@ -157,20 +162,24 @@ class SubjectSender:
                 self._executors[partition.partition_id] = self._new_executor(partition, route)
             elif executor.partition.address != partition.address:
                 executor.moved(partition, self._broker_at(partition.address))
-        self._home = [
-            self._executors.get(partition.partition_id) for partition in route_table(route)
-        ]
-        self._retire(route)
-        self._divert()
+        for partition_id, executor in list(self._executors.items()):
+            if partition_id not in self._open:
+                executor.leaving = True
+                if executor.idle:
+                    self._retire(executor)
+        self._fill_table()
         self._drain_hold()
 
-    def _retire(self, route: Route) -> None:
-        """Close executors of partitions that are open no more, once all they had is answered."""
-        open_ids = {partition.partition_id for partition in route.open_partitions()}
-        for partition_id, executor in list(self._executors.items()):
-            if partition_id not in open_ids and executor.idle:
-                del self._executors[partition_id]
-                self._loop.create_task(executor.close())
+    def _retire(self, executor: Executor) -> None:
+        """Close the executor of a partition that is open no more; all it had is answered, or in the hold."""
+        if self._executors.pop(executor.partition.partition_id, None) is not None:
+            self._loop.create_task(executor.close())
+
+    def _emptied(self, executor: Executor) -> None:
+        """A partition that is open no more has answered everything: newer messages of its range may go."""
+        self._retire(executor)
+        self._fill_table()
+        self._drain_hold()
 
     def _new_executor(self, partition: Partition, route: Route) -> Executor:
         assert partition.address is not None
@@ -187,38 +196,54 @@ class SubjectSender:
             on_leave=self._leave,
             account=self._account,
             on_available=self._availability_changed,
+            on_empty=self._emptied,
         )
 
     # ── leaving a partition ──────────────────────────────────────────────────────────────────────────
     def _availability_changed(self) -> None:
         self._refresh.set()
-        self._divert()
+        self._fill_table()
 
-    def _divert(self) -> None:
-        """Fill the table; under BEST_TRIED, ranges of partitions that do not answer go to one that does."""
+    def _fill_table(self) -> None:
+        """
+        Where each message goes now.  None, into the hold: its partition is sealed and the newer route not here,
+        or the partition before it still has messages.  Under BEST_TRIED, ranges of partitions that do not answer
+        go to one that does.
+        """
         route = self._route
         if route is None:
             return
+        usable = {key: one for key, one in self._executors.items() if not one.sealed}
+        self._home = [usable.get(partition_id) for partition_id in self._places]
         self.table = list(self._home)
-        spare = [executor for executor in self.executors if executor.available]
+        spare = self._spare()
         lost = {id(one): one for one in self._home if one is not None and not one.available}
         self.diverted = bool(lost and spare and route.order_strategy is OrderStrategy.BEST_TRIED)
         if self.diverted:
             instead = {key: self._dice.choice(spare) for key in lost}
             self.table = [instead.get(id(home), home) for home in self._home]
+        for executor in self._executors.values():
+            if executor.leaving:
+                left = executor.partition
+                width = left.range_end - left.range_start
+                self.table[left.range_start : left.range_end] = [None] * width
+
+    def _spare(self) -> list[Executor]:
+        """The executors that may take messages of others, by partition id."""
+        return [one for one in self.executors if one.available and not (one.sealed or one.leaving)]
 
     def _leave(self, executor: Executor, parcels: list[Parcel], step: Step) -> None:
         if step is Step.ELSEWHERE:
-            spare = [one for one in self.executors if one.available and one is not executor]
+            spare = [one for one in self._spare() if one is not executor]
             target = self._dice.choice(spare) if spare else executor
             for parcel in parcels:
                 parcel.reordered = parcel.reordered or target is not executor
             target.take_over(parcels)
             return
-        # The partition is sealed: newer messages of its range wait behind these until the next route is here.
-        self._home = [None if one is executor else one for one in self._home]
-        self._divert()
+        # Newer messages of its range wait behind these until a newer route is here.
         self._hold = [*parcels, *self._hold]
+        self._fill_table()
+        self.table = [None if one is executor else one for one in self.table]
         self._refresh.set()
 
     def _drain_hold(self) -> None:
