@@ -96,6 +96,9 @@ class CursorSample(NamedTuple):
     token: int
     cursor: int
     acked_above: int
+    run: int = 0
+    """Which run of the broker answered.  What it shows may not be durable yet, so a crash may take a cursor
+    back; nobody was told that those acks are safe."""
 
 
 @dataclass(slots=True)
@@ -326,7 +329,8 @@ def _check_cursors(cursors: Sequence[CursorSample], owners: _Owners, found: Find
         seen[sample.partition_id] = sample
         if before is None:
             continue
-        if sample.token < before.token or sample.cursor < before.cursor:
+        fell = sample.cursor < before.cursor and sample.run == before.run
+        if sample.token < before.token or fell:
             found.note(Anomaly.NONMONOTONIC, f"{sample} seen after {before}")
         elif sample.token == before.token and sample.cursor > before.cursor:
             owner = (sample.partition_id, sample.token)

@@ -39,6 +39,8 @@ class DemoCluster:
             "metaserver", "metaserver", "--data", str(folder / "metaserver"), "--port", port
         )
         self.brokers = [self._broker(number, port="0") for number in range(1, BROKERS + 1)]
+        self.runs = dict.fromkeys(range(1, BROKERS + 1), 0)
+        """How often each broker was started again."""
         self.consumers: dict[str, Program] = {}
         self.tails: dict[str, RecordTail] = {}
         for number in range(1, CONSUMERS + 1):
@@ -112,12 +114,15 @@ class DemoCluster:
             if owner.client == name
         }
 
-    async def statuses(self) -> list[PartitionStatusList]:
-        """What each broker that answers has."""
+    async def statuses(self) -> list[tuple[int, PartitionStatusList]]:
+        """What each broker that answers has, with the number of its run."""
         found = []
-        for broker in self.brokers:
+        for number, broker in enumerate(self.brokers, start=1):
+            # Before asking: an answer that a killed run still gave is never taken for one of the next.
+            run = self.runs[number]
             try:
-                found.append(await BrokerClient(self.network, broker.address).partitions())
+                status = await BrokerClient(self.network, broker.address).partitions()
+                found.append((run, status))
             except KeylaneError:
                 continue  # killed, or not back yet: the next look will see it
         return found
@@ -125,6 +130,7 @@ class DemoCluster:
     async def restart_broker(self, number: int) -> None:
         """SIGKILL the broker, start it again on the same port and folder, wait until it is ready."""
         old = self.brokers[number - 1]
+        self.runs[number] += 1
         await old.kill()
         new = self.brokers[number - 1] = self._broker(number, port=old.address.rpartition(":")[2])
         new.start()

@@ -44,15 +44,15 @@ class Program:
                 start_new_session=True,
             )
 
-    async def ready(self) -> None:
+    async def ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """
         Wait for the ready line.
 
         Raises:
             InternalError: the program ended; its last words are in the message.
-            OutcomeUnknownError: no ready line within a minute.
+            OutcomeUnknownError: no ready line in time.
         """
-        line = await self.line(READY_TIMEOUT_S)
+        line = await self.line(timeout_s)
         try:
             self.address = str(json.loads(line)["address"])
         except (ValueError, KeyError, TypeError):

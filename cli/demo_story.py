@@ -175,13 +175,17 @@ class Story:
         """Progress, cursors and health, several times a second."""
         while True:
             self._look()
-            for status in await self.cluster.statuses():
+            for run, status in await self.cluster.statuses():
                 for part in status.partitions:
                     for group in part.groups:
                         if group.group == GROUP:
                             self.cursors.append(
                                 CursorSample(
-                                    part.partition_id, group.token, group.cursor, group.acked_above
+                                    part.partition_id,
+                                    group.token,
+                                    group.cursor,
+                                    group.acked_above,
+                                    run,
                                 )
                             )
                             self._done[part.partition_id] = group.cursor == part.next_offset
@@ -209,7 +213,7 @@ class Story:
     async def _judge(self, sent: int, failed: int, retries: int) -> Verdict:
         cluster, say = self.cluster, self.screen.say
         say("every message is handled and acked; Spark reads the subject, the checker the log")
-        await cluster.spark.ready()
+        await cluster.spark.ready(SPARK_TIMEOUT_S)
         cluster.spark.tell("go")
         logs = {
             int(one.partition_id): await read_log(cluster.network, one)

@@ -181,6 +181,14 @@ def test_nonmonotonic_cursor(later):
     only(check_history(SOURCE, LOG, CLEAN, cursors), Anomaly.NONMONOTONIC)
 
 
+def test_cursor_after_a_crash():
+    """A broker that crashed may show an older cursor, which was not durable; an older token is never right."""
+    cursors = [CursorSample(1, 3, 4, 0), CursorSample(1, 3, 2, 0, run=1)]
+    assert check_history(SOURCE, LOG, CLEAN, cursors).clean
+    cursors = [CursorSample(1, 3, 4, 0), CursorSample(1, 2, 4, 0, run=1)]
+    only(check_history(SOURCE, LOG, CLEAN, cursors), Anomaly.NONMONOTONIC)
+
+
 def test_two_holders():
     """Two consumers under one token on one partition are named."""
     records = CLEAN | {"twin": handled(2, 2, 0, 1)}
