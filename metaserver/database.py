@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -157,8 +158,7 @@ async def open_database(
         ConfigError, DataFolderError, StorageError
     """
     try:
-        file = URL.create("sqlite+aiosqlite", database=str(folder / FILE))
-        database = _engines(file if url is None else make_url(url), clock)
+        database = _engines(_embedded(folder) if url is None else make_url(url), clock)
     except (ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"cannot use database_url: {error}") from error
     try:
@@ -168,6 +168,18 @@ async def open_database(
         yield database
     finally:
         await database.close()
+
+
+def _embedded(folder: Path) -> URL:
+    """The embedded database, which can be opened: the driver's thread outlives a failure, so it is tried here."""
+    try:
+        sqlite3.connect(folder / FILE).close()
+    except sqlite3.Error as error:
+        raise DataFolderError(
+            f"cannot use the database {folder / FILE}: {error}; give a folder this user may write",
+            operation="open",
+        ) from error
+    return URL.create("sqlite+aiosqlite", database=str(folder / FILE))
 
 
 def _engines(url: URL, clock: Clock) -> SqlDatabase:

@@ -85,6 +85,13 @@ def prepare_sqlite(engine: Engine, clock: Clock, *, durable: bool = True) -> Non
 
     @event.listens_for(engine, "connect")
     def connect(connection: Any, _record: Any) -> None:
+        try:
+            set_up(connection)
+        except BaseException:
+            connection.close()  # the pool never hears of it, and a driver's thread would stay behind
+            raise
+
+    def set_up(connection: Any) -> None:
         connection.isolation_level = None  # the driver begins nothing by itself; `begin` below does
         connection.create_function("keylane_now_ms", 0, clock.boot_ms)
         cursor = connection.cursor()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -24,7 +25,7 @@ from keylane.protocol.control import CreateSubject, Join, ReleaseGrant
 from keylane.protocol.errors import TokenUnknownError
 
 PROCESSES = 2
-ROUNDS = 30
+ROUNDS = 20
 PARTITIONS = 5
 
 
@@ -35,34 +36,42 @@ def open_engine(folder: Path) -> sa.Engine:
 
 
 def play(folder: Path, number: int) -> None:
-    """Join, look, hand over, leave, again and again."""
+    """Join, wait for a grant, hand over what is asked back, leave; again and again."""
     engine = open_engine(folder)
+    sys.stdin.readline()  # all begin at once
     for round_ in range(ROUNDS):
         session = f"{number:08x}{round_:08x}"
         with engine.begin() as connection:
             row = join_group(
                 connection, Join(subject="s", group="g", session=session), sessions_max=10
             )
-        for _ in range(2):
-            with engine.begin() as connection:
-                settle_group(connection, row.group_id)
-            with engine.begin() as connection:
-                assert renew_sessions(connection, [session])
-                grants = read_grants(connection, session).grants
-                held = connection.execute(sa.select(leases).where(leases.c.session == session))
-                withdrawn = [one for one in held if one.withdrawn]
-            for one in grants:
-                told = [session, one.partition.partition_id, one.token]
-                sys.stdout.write(json.dumps(told) + "\n")
-            for lease in withdrawn:
-                ask = ReleaseGrant(
-                    session=session, partition_id=lease.partition_id, token=lease.token
-                )
-                with engine.begin() as connection:
-                    release_lease(connection, ask)
+        for _ in range(2_000):
+            if look(engine, row.group_id, session):
+                break
+            time.sleep(0.003)  # SQLite's lock is not fair: let the other one have it
+        look(engine, row.group_id, session)
         with engine.begin() as connection:
             leave_group(connection, session)
     engine.dispose()
+
+
+def look(engine: sa.Engine, group_id: int, session: str) -> int:
+    """Settle, tell what is granted, release what is asked back; how many grants there were."""
+    with engine.begin() as connection:
+        settle_group(connection, group_id)
+    with engine.begin() as connection:
+        assert renew_sessions(connection, [session])
+        grants = read_grants(connection, session).grants
+        asked_back = sa.select(leases).where(leases.c.session == session, leases.c.withdrawn)
+        withdrawn = connection.execute(asked_back).all()
+    for one in grants:
+        told = [session, one.partition.partition_id, one.token]
+        sys.stdout.write(json.dumps(told) + "\n")
+    for lease in withdrawn:
+        ask = ReleaseGrant(session=session, partition_id=lease.partition_id, token=lease.token)
+        with engine.begin() as connection:
+            release_lease(connection, ask)
+    return len(grants)
 
 
 def create(folder: Path) -> None:
@@ -83,11 +92,16 @@ def test_two_processes_never_grant_a_token_twice(tmp_path: Path) -> None:
     players = [
         subprocess.Popen(
             [sys.executable, __file__, str(tmp_path), str(number)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         for number in range(PROCESSES)
     ]
+    for player in players:
+        assert player.stdin is not None
+        player.stdin.write("go\n")
+        player.stdin.flush()
     told = []
     for player in players:
         out, _ = player.communicate(timeout=100)
@@ -101,7 +115,8 @@ def test_two_processes_never_grant_a_token_twice(tmp_path: Path) -> None:
     for session, partition, token in told:
         owners.setdefault(token, set()).add((session, partition))
     assert all(len(one) == 1 for one in owners.values())
-    assert len({session for session, _, _ in told}) > ROUNDS  # both had their share
+    sessions = {session for session, _, _ in told}
+    assert len(sessions) == ROUNDS * PROCESSES  # each was granted something
     engine = open_engine(tmp_path)
     with engine.begin() as connection:
         last = connection.execute(sa.select(groups.c.last_token)).scalar_one()

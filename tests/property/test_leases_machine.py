@@ -93,6 +93,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.owners: dict[
             int, tuple[str, int]
         ] = {}  # partition → (session, token), while it counts
+        self.withdrawn: set[tuple[int, int]] = set()
         self.highest = 0
         self.parents: dict[int, set[int]] = {}
         self.sealed: set[int] = set()
@@ -323,6 +324,10 @@ class LeaseMachine(RuleBasedStateMachine):
         held = sa.select(leases).where(leases.c.session.is_not(None))
         rows = self.run(lambda connection: connection.execute(held).all())
         for row in sorted(rows, key=lambda row: row.token):
+            grant = (row.partition_id, row.token)
+            assert row.withdrawn or grant not in self.withdrawn, "asked back, then granted again"
+            if row.withdrawn:
+                self.withdrawn.add(grant)
             before = self.owners.get(row.partition_id)
             if before == (row.session, row.token):
                 continue

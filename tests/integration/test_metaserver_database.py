@@ -1,0 +1,224 @@
+"""The metaserver's database: its time across boots, its limits, and what it says when it cannot be used."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from keylane.metaserver import dialect
+from keylane.metaserver.database import SqlDatabase, open_database
+from keylane.metaserver.dialect import now_ms
+from keylane.metaserver.schema import brokers, groups, sessions, subjects
+from keylane.metaserver.store_brokers import broker_views, report_broker, writable_groups
+from keylane.metaserver.store_groups import due_groups
+from keylane.metaserver.store_sessions import join_group, live_session, renew_sessions
+from keylane.metaserver.store_subjects import open_subject, plan_subject
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
+from keylane.protocol.errors import (
+    ConfigError,
+    DataFolderError,
+    OverloadedError,
+    SessionUnknownError,
+    StorageError,
+)
+
+A, B, C = "a" * 16, "b" * 16, "c" * 16
+
+
+class BootClock(SystemClock):
+    """A machine whose boot-time clock says what the test wants."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+
+    def boot_ms(self) -> int:  # type: ignore[override]
+        return self.now_ms
+
+
+def opened(folder: Path, clock: BootClock, boot: str = "first"):  # type: ignore[no-untyped-def]
+    return open_database(folder=folder, url=None, clock=clock, boot=boot, broker_ttl_ms=10_000)
+
+
+async def populate(database: SqlDatabase) -> int:
+    """One broker, one subject, one session of 5 s; its group's id."""
+    report = BrokerHeartbeat(broker_group="b", broker_id="x", address="b:1")
+    await database.write(report_broker, report, ttl_ms=10_000)
+    await database.write(plan_subject, CreateSubject(subject="s"), subjects_max=10)
+    await database.write(open_subject, "s")
+    ask = Join(subject="s", group="g", session=A, ttl_ms=5_000)
+    return (await database.write(join_group, ask, sessions_max=2)).group_id
+
+
+@pytest.mark.parametrize("uptime_ms", [10, 10_000_000_000])
+async def test_another_boot_gives_everybody_a_whole_ttl(tmp_path: Path, uptime_ms: int) -> None:
+    """After the machine started again, whatever its clock says now, nobody's lease ends early or never."""
+    async with opened(tmp_path, BootClock(7_000_000)) as database:
+        await populate(database)
+    clock = BootClock(uptime_ms)
+    async with opened(tmp_path, clock, "second") as database:
+        assert (await database.read(live_session, A)).session == A
+        assert (await database.read(due_groups)).next_expiry_ms == 5_000
+        (broker,) = await database.read(broker_views)
+        assert broker.available
+        clock.now_ms += 4_999
+        await database.read(live_session, A)
+        clock.now_ms += 1
+        with pytest.raises(SessionUnknownError):
+            await database.read(live_session, A)
+        clock.now_ms += 5_000
+        assert not await database.read(writable_groups)
+
+
+async def test_restart_in_one_boot_changes_no_time(tmp_path: Path) -> None:
+    """A metaserver that starts again on a machine that did not gives nobody a longer life."""
+    clock = BootClock(7_000_000)
+    async with opened(tmp_path, clock) as database:
+        await populate(database)
+    clock.now_ms += 4_000
+    async with opened(tmp_path, clock) as database:
+        assert (await database.read(due_groups)).next_expiry_ms == 1_000
+    clock.now_ms += 1_000
+    async with opened(tmp_path, clock) as database:
+        assert await database.renew(renew_sessions, [A]) == {}
+        with pytest.raises(SessionUnknownError):
+            await database.read(live_session, A)
+
+
+async def test_failed_work_leaves_nothing(tmp_path: Path) -> None:
+    """A transaction that ends in an error is undone as a whole."""
+
+    def work(connection: sa.Connection) -> None:
+        connection.execute(sa.update(subjects).values(route_version=99))
+        raise SessionUnknownError
+
+    async with opened(tmp_path, BootClock(1_000)) as database:
+        await populate(database)
+        with pytest.raises(SessionUnknownError):
+            await database.write(work)
+        version = sa.select(subjects.c.route_version)
+        assert await database.read(lambda one: one.execute(version).scalar_one()) == 1
+
+
+async def test_many_at_once(tmp_path: Path) -> None:
+    """Writers, renewals and readers of one process wait for each other and none is refused."""
+
+    def raise_version(connection: sa.Connection) -> None:
+        connection.execute(sa.update(groups).values(version=groups.c.version + 1))
+
+    async with opened(tmp_path, BootClock(1_000)) as database:
+        await populate(database)
+        before = sa.select(groups.c.version)
+        start = await database.read(lambda one: one.execute(before).scalar_one())
+        works = [database.write, database.renew]
+        await asyncio.gather(
+            *(works[index % 2](raise_version) for index in range(60)),
+            *(database.read(due_groups) for _ in range(60)),
+        )
+        assert await database.read(lambda one: one.execute(before).scalar_one()) == start + 60
+
+
+async def test_limits(tmp_path: Path) -> None:
+    """More sessions or subjects than allowed are refused and not stored."""
+    async with opened(tmp_path, BootClock(1_000)) as database:
+        await populate(database)
+        await database.write(join_group, Join(subject="s", group="g", session=B), sessions_max=2)
+        with pytest.raises(OverloadedError):
+            await database.write(
+                join_group, Join(subject="s", group="g", session=C), sessions_max=2
+            )
+        with pytest.raises(OverloadedError):
+            await database.write(plan_subject, CreateSubject(subject="t"), subjects_max=1)
+        for table, count in ((sessions, 2), (subjects, 1)):
+            found = sa.select(sa.func.count()).select_from(table)
+            assert await database.read(lambda one, f=found: one.execute(f).scalar_one()) == count
+
+
+async def test_silent_folder_with_partitions_is_not_replaced(tmp_path: Path) -> None:
+    """Another data folder cannot take the name of a silent group that has partitions: its data would be gone."""
+    clock = BootClock(1_000)
+    async with opened(tmp_path, clock) as database:
+        await populate(database)
+        clock.now_ms += 60_000
+        other = BrokerHeartbeat(broker_group="b", broker_id="y", address="b:1")
+        with pytest.raises(DataFolderError, match="2 partitions"):
+            await database.write(report_broker, other, ttl_ms=10_000)
+        empty = BrokerHeartbeat(broker_group="c", broker_id="y", address="c:1")
+        await database.write(report_broker, empty, ttl_ms=10_000)
+        clock.now_ms += 60_000
+        again = BrokerHeartbeat(broker_group="c", broker_id="z", address="c:1")
+        await database.write(report_broker, again, ttl_ms=10_000)
+        row = sa.select(brokers.c.broker_id).where(brokers.c.broker_group == "c")
+        assert await database.read(lambda one: one.execute(row).scalar_one()) == "z"
+
+
+async def test_time_moves_within_a_transaction(tmp_path: Path) -> None:
+    """The database's time is the clock's, at each look at it."""
+    clock = BootClock(123)
+
+    def look(connection: sa.Connection) -> tuple[int, int]:
+        first = connection.execute(sa.select(now_ms())).scalar_one()
+        clock.now_ms += 7
+        return first, connection.execute(sa.select(now_ms())).scalar_one()
+
+    async with opened(tmp_path, clock) as database:
+        assert await database.read(look) == (123, 130)
+
+
+async def test_file_that_is_no_database(tmp_path: Path) -> None:
+    """A foreign file under the database's name is refused and left alone."""
+    file = tmp_path / "meta.db"
+    file.write_text("this is a letter to a friend, not a database" * 100)
+    before = file.read_bytes()
+    with pytest.raises(DataFolderError, match="not a database"):
+        async with opened(tmp_path, BootClock(1)):
+            raise AssertionError
+    assert file.read_bytes() == before
+
+
+async def test_folder_in_place_of_the_file(tmp_path: Path) -> None:
+    """A database that cannot be opened is refused with advice."""
+    (tmp_path / "meta.db").mkdir()
+    with pytest.raises(DataFolderError, match="give a folder"):
+        async with opened(tmp_path, BootClock(1)):
+            raise AssertionError
+
+
+async def test_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that another program keeps locked is refused after a wait, not waited for for ever."""
+    monkeypatch.setattr(dialect, "BUSY_MS", 50)
+    async with opened(tmp_path, BootClock(1)) as database:
+        other = sqlite3.connect(tmp_path / "meta.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageError, match="locked by another program"):
+            await database.write(now)
+        other.execute("COMMIT")
+        other.close()
+        await database.write(now)
+
+
+def now(connection: sa.Connection) -> int:
+    found: Callable[[], int] = connection.execute(sa.select(now_ms())).scalar_one
+    return found()
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("postgresql+asyncpg://nobody@127.0.0.1:1/none", StorageError),
+        ("postgresql+nothing://x", ConfigError),
+        ("nonsense", ConfigError),
+    ],
+)
+async def test_unreachable_database(tmp_path: Path, url: str, error: type[Exception]) -> None:
+    """A database that is not there is named, without its password."""
+    with pytest.raises((error, ConfigError)):
+        async with open_database(
+            folder=tmp_path, url=url, clock=SystemClock(), boot="", broker_ttl_ms=1
+        ):
+            raise AssertionError

@@ -1,0 +1,122 @@
+"""Several metaservers on one database: what one changes, clients of the other hear of."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hosting_broker import HostingBroker, hosting_broker
+from keylane.metaserver.running import running_metaserver
+from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join, Leave, ReleaseGrant
+from keylane.protocol.routing import route_table
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+A, B = "a" * 16, "b" * 16
+
+
+class Pair(NamedTuple):
+    one: MetaClient
+    two: MetaClient
+    broker: HostingBroker
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    network = HttpNetwork()
+    settings = MetaserverSettings(data=tmp_path, port=0, poll_ms=100, repair_ms=100)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(network.close)
+        running = [await stack.enter_async_context(running_metaserver(settings)) for _ in range(2)]
+        one, two = (MetaClient(network, [each.address]) for each in running)
+        broker = await stack.enter_async_context(hosting_broker(one, "left"))
+        yield Pair(one, two, broker)
+
+
+def held(grants: Grants) -> dict[int, int]:
+    return {one.partition.partition_id: one.token for one in grants.grants}
+
+
+async def test_hand_over_across_metaservers(pair: Pair) -> None:
+    """A release told to one metaserver ends the long poll at the other within its poll."""
+    await pair.one.create_subject(CreateSubject(subject="s", partitions=2))
+    await pair.one.join(Join(subject="s", group="g", session=A))
+    first = await pair.one.heartbeat(Heartbeat(session=A))
+    polling = asyncio.create_task(
+        pair.one.heartbeat(Heartbeat(session=A, known_version=first.version, wait_ms=5_000))
+    )
+    await asyncio.sleep(0.05)
+    start = time.monotonic()
+    await pair.two.join(Join(subject="s", group="g", session=B))
+    kept = await polling
+    assert time.monotonic() - start < 1.0
+    assert len(kept.grants) == 1
+    (gone,) = held(first).keys() - held(kept).keys()
+
+    empty = await pair.two.heartbeat(Heartbeat(session=B))
+    waiting = asyncio.create_task(
+        pair.two.heartbeat(Heartbeat(session=B, known_version=empty.version, wait_ms=5_000))
+    )
+    await asyncio.sleep(0.05)
+    start = time.monotonic()
+    ask = ReleaseGrant(session=A, partition_id=gone, token=held(first)[gone])
+    await pair.one.release(ask)
+    taken = await waiting
+    assert time.monotonic() - start < 1.0
+    assert held(taken).keys() == {gone}
+    assert held(taken)[gone] > max(held(first).values())
+    await pair.one.leave(Leave(session=B))
+    assert len((await pair.two.heartbeat(Heartbeat(session=A))).grants) == 2
+
+
+async def test_route_across_metaservers(pair: Pair) -> None:
+    """A broker's new address, told to one metaserver, ends the wait for a route at the other."""
+    await pair.one.create_subject(CreateSubject(subject="s"))
+    waiting = asyncio.create_task(pair.two.route("s", known_version=1, wait_ms=5_000))
+    await asyncio.sleep(0.15)
+    start = time.monotonic()
+    async with hosting_broker(pair.one, "left", pair.broker.broker_id) as moved:
+        route = await waiting
+    assert time.monotonic() - start < 1.0
+    assert {one.address for one in route.partitions} == {moved.address}
+
+
+async def test_two_create_at_once(pair: Pair) -> None:
+    """The same subject created at both, many times at once, is one subject with one route."""
+    ask = CreateSubject(subject="s", partitions=16)
+    made = await asyncio.gather(
+        *(meta.create_subject(ask) for meta in (pair.one, pair.two) for _ in range(4))
+    )
+    assert all(one == made[0] for one in made)
+    assert len(route_table(made[0].route)) == 1024
+    assert len(made[0].route.partitions) == len(pair.broker.hosted) == 16
+
+
+async def test_one_ends_and_the_other_goes_on(tmp_path: Path) -> None:
+    """When a metaserver ends, its clients find sessions, tokens and expiry at the other."""
+    network = HttpNetwork()
+    settings = MetaserverSettings(data=tmp_path, port=0, poll_ms=100)
+    async with running_metaserver(settings) as staying:
+        async with running_metaserver(settings) as ending:
+            meta = MetaClient(network, [ending.address, staying.address])
+            async with hosting_broker(meta, "left"):
+                await meta.create_subject(CreateSubject(subject="s", partitions=2))
+                await meta.join(Join(subject="s", group="g", session=A, ttl_ms=1_000))
+                first = await meta.heartbeat(Heartbeat(session=A))
+        assert await meta.heartbeat(Heartbeat(session=A)) == first
+        await meta.join(Join(subject="s", group="g", session=B))
+        start = time.monotonic()
+        known, taken = -1, {}
+        while len(taken) < 2 and time.monotonic() - start < 5:
+            grants = await meta.heartbeat(Heartbeat(session=B, known_version=known, wait_ms=4_000))
+            known, taken = grants.version, held(grants)
+        assert len(taken) == 2
+        assert time.monotonic() - start < 2.0
+    await network.close()

@@ -1,0 +1,69 @@
+"""The metaserver's settings: where they come from, and what is said about bad ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from keylane.metaserver.settings import MetaserverSettings, prepare_folder, read_settings
+from keylane.protocol.errors import ConfigError, DataFolderError
+
+
+def test_given_wins_over_file(tmp_path: Path) -> None:
+    """A flag wins over the file, the file over the default."""
+    file = tmp_path / "meta.toml"
+    file.write_text('data = "/somewhere"\nport = 7100\npoll_ms = 250\n')
+    found = read_settings({"port": 7200, "host": None}, file)
+    assert found == MetaserverSettings(data=Path("/somewhere"), port=7200, poll_ms=250)
+
+
+def test_all_problems_at_once() -> None:
+    """One error names every setting that cannot work."""
+    bad = {
+        "data": Path("x"),
+        "port": 70_000,
+        "poll_ms": "soon",
+        "sessions_max": True,
+        "database_url": "mysql://x",
+        "host": "",
+    }
+    with pytest.raises(ConfigError) as raised:
+        read_settings(bad)
+    for name in bad.keys() - {"data"}:
+        assert name in raised.value.message
+    assert raised.value.details["problems"] == 5
+
+
+def test_unknown_and_missing_settings() -> None:
+    """A misspelt setting and a missing folder are both named."""
+    with pytest.raises(ConfigError, match=r"'prot'.*data"):
+        read_settings({"prot": 1})
+    with pytest.raises(ConfigError, match="data must be"):
+        read_settings({"data": 5})
+
+
+def test_related_settings() -> None:
+    """A broker that reports less often than it is given up can never be available."""
+    with pytest.raises(ConfigError, match="twice"):
+        MetaserverSettings(data=Path("x"), broker_heartbeat_ms=1_000, broker_ttl_ms=1_500)
+
+
+@pytest.mark.parametrize("text", [b"data = ", b"\xff\xfe"])
+def test_unreadable_file(tmp_path: Path, text: bytes) -> None:
+    """A settings file that is none is refused by its name."""
+    file = tmp_path / "meta.toml"
+    file.write_bytes(text)
+    with pytest.raises(ConfigError, match=r"meta\.toml"):
+        read_settings({}, file)
+    with pytest.raises(ConfigError, match="missing"):
+        read_settings({}, tmp_path / "missing.toml")
+
+
+def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    """A data folder below a file is refused with the reason."""
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(DataFolderError, match="data folder"):
+        prepare_folder(file / "data")
+    assert prepare_folder(tmp_path / "a" / "b").is_dir()
