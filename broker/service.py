@@ -94,7 +94,10 @@ class BrokerService:
             partition.readable_offset,
             partition.ended,
         )
+        saved = self._save(partition, group)
         await durable
+        if saved is not None:
+            await saved
         check_holder(group.lock, token=token, session=session)
         return answer, b""
 
@@ -134,18 +137,30 @@ class BrokerService:
     async def _ack(self, request: Ack, _payload: memoryview) -> Handled:
         partition, group = self._held(request)
         ranges = request.ranges
-        if not ranges:
-            return Acked(request.correlation_id, group.acked.cursor), b""
         if len(ranges) > ACK_RANGES_MAX:
             raise OverloadedError(f"more than {ACK_RANGES_MAX} ranges in one ack")
-        decide_ack(group.acked, ranges, next_offset=partition.readable_offset)
-        self._store.commit.check_room(0)
-        if apply_ack(group.acked, ranges):
-            group.version += 1
+        if ranges:
+            decide_ack(group.acked, ranges, next_offset=partition.readable_offset)
+            self._store.commit.check_room(0)
+            if apply_ack(group.acked, ranges):
+                group.version += 1
         cursor = group.acked.cursor
-        if group.version > group.saved_version:
-            await self._store.save_progress(partition, group)
+        saved = self._save(partition, group)
+        if saved is not None:
+            await saved
         return Acked(request.correlation_id, cursor), b""
+
+    def _save(self, partition: HostedPartition, group: Group) -> Awaitable[None] | None:
+        """
+        What to wait for before a group's progress is told: an earlier ack may have met a full disk.
+
+        Raises:
+            BrokerReadOnlyError: it cannot be made durable now.
+        """
+        if group.version <= group.saved_version:
+            return None
+        self._store.commit.check_room(0)
+        return self._store.save_progress(partition, group)
 
     async def _release(self, request: Release, _payload: memoryview) -> Handled:
         partition, group = self._held(request)
