@@ -1,0 +1,281 @@
+"""Metaservers as processes of their own, on one database, asked for everything at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from cluster import Program
+from hosting_broker import HostingBroker, hosting_broker
+from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join, Leave, ReleaseGrant
+from keylane.protocol.errors import SessionUnknownError, SubjectExistsError
+from keylane.protocol.routing import route_table
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+from postgres import Postgres
+
+PARTITIONS = 6
+CONSUMERS = 6
+SECONDS = 6.0
+TTL_MS = 1_500
+SEED = 4
+
+Held = dict[int, int]
+"""Partition id → token."""
+
+
+class Ledger:
+    """Who was told to hold what, and when; times by this process's clock."""
+
+    def __init__(self) -> None:
+        self.owner_of: dict[int, set[tuple[str, int]]] = defaultdict(set)
+        self._since: dict[tuple[int, int], float] = {}
+        self.spans: dict[int, list[tuple[float, float, int]]] = defaultdict(list)
+
+    def granted(self, session: str, partition_id: int, token: int) -> None:
+        """An answer says so; it holds from now on."""
+        self.owner_of[token].add((session, partition_id))
+        self._since.setdefault((partition_id, token), time.monotonic())
+
+    def ended(self, partition_id: int, token: int, at: float) -> None:
+        """The holder gave it up at `at`, before it told anybody."""
+        start = self._since.pop((partition_id, token), None)
+        if start is not None:
+            self.spans[partition_id].append((start, at, token))
+
+
+class Consumer:
+    """A client that holds what it is granted and asks any of the metaservers, changing between calls."""
+
+    def __init__(self, metas: list[MetaClient], dice: random.Random, ledger: Ledger) -> None:
+        self._metas = metas
+        self._dice = dice
+        self._ledger = ledger
+        self.session = ""
+        self.held: Held = {}
+        self._version = -1
+        self._heard = 0.0
+
+    @property
+    def _meta(self) -> MetaClient:
+        return self._dice.choice(self._metas)
+
+    async def join(self) -> None:
+        self.session = f"{self._dice.getrandbits(128):032x}"
+        self.held, self._version = {}, -1
+        self._heard = time.monotonic()
+        await self._meta.join(Join(subject="s", group="g", session=self.session, ttl_ms=TTL_MS))
+
+    async def look(self, wait_ms: int = 100) -> None:
+        """Heartbeat; take what is granted, hand over what is not."""
+        sent = time.monotonic()
+        ask = Heartbeat(
+            session=self.session,
+            known_version=self._version,
+            holding=tuple(self.held.items()),
+            wait_ms=wait_ms,
+        )
+        grants: Grants = await self._meta.heartbeat(ask)
+        self._heard = sent
+        if grants.version < self._version:
+            return
+        self._version = grants.version
+        now = {one.partition.partition_id: one.token for one in grants.grants}
+        for partition_id, token in list(self.held.items()):
+            if now.get(partition_id) != token:
+                del self.held[partition_id]
+                self._ledger.ended(partition_id, token, time.monotonic())
+                if self._dice.random() < 0.8:  # else the heartbeat's `holding` says it
+                    await self._meta.release(
+                        ReleaseGrant(session=self.session, partition_id=partition_id, token=token)
+                    )
+        for partition_id, token in now.items():
+            if self.held.get(partition_id) != token:
+                self._ledger.granted(self.session, partition_id, token)
+                self.held[partition_id] = token
+
+    async def leave(self) -> None:
+        self._give_up(time.monotonic())
+        await self._meta.leave(Leave(session=self.session))
+
+    def fall_silent(self) -> None:
+        """Crash: its leases run until the ttl after the last heartbeat that was answered."""
+        self._give_up(self._heard + TTL_MS / 1000)
+
+    def _give_up(self, at: float) -> None:
+        for partition_id, token in self.held.items():
+            self._ledger.ended(partition_id, token, at)
+        self.held = {}
+
+    async def live(self, until: float) -> None:
+        """Join, look, leave or crash, join again, until the time comes; then stay a member."""
+        await self.join()
+        while time.monotonic() < until:
+            try:
+                await self.look(self._dice.choice([0, 20, 100]))
+            except SessionUnknownError:
+                self.fall_silent()
+                await self.join()
+                continue
+            chance = self._dice.random()
+            if chance < 0.10:
+                await self.leave()
+                await self.join()
+            elif chance < 0.14:
+                self.fall_silent()
+                await self.join()
+
+
+@asynccontextmanager
+async def racing(folder: Path, count: int, *arguments: str) -> AsyncIterator[list[MetaClient]]:
+    """Clients of `count` metaserver processes, one for each."""
+    programs: list[Program] = []
+    network = HttpNetwork()
+    try:
+        where = ("--data", str(folder / "meta"), *arguments)
+        programs = [Program("keylane.metaserver", *where) for _ in range(count)]
+        for program in programs:
+            program.ready()
+        yield [MetaClient(network, [program.address], timeout_ms=20_000) for program in programs]
+    finally:
+        await network.close()
+        for program in programs:
+            program.stop()
+
+
+async def report_for_ever(metas: list[MetaClient], broker: HostingBroker) -> None:
+    while True:
+        for meta in metas:
+            await broker.report(meta)
+        await asyncio.sleep(0.2)
+
+
+@pytest.fixture(params=["sqlite-2", "postgresql-2", "postgresql-3"])
+async def metas(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres: Postgres
+) -> AsyncIterator[list[MetaClient]]:
+    kind, count = request.param.split("-")
+    arguments = ["--database-url", postgres.url()] if kind == "postgresql" else []
+    before = deadlocks(postgres)
+    async with AsyncExitStack() as stack:
+        metas = await stack.enter_async_context(racing(tmp_path, int(count), *arguments))
+        brokers = [
+            await stack.enter_async_context(hosting_broker(metas[0], name))
+            for name in ("left", "right")
+        ]
+        reporting = [asyncio.create_task(report_for_ever(metas, broker)) for broker in brokers]
+        yield metas
+        for task in reporting:
+            assert not task.done() or task.exception() is None
+            task.cancel()
+    assert deadlocks(postgres) == before, "transactions lock rows in different orders"
+
+
+def deadlocks(postgres: Postgres) -> int:
+    (row,) = postgres.execute("SELECT sum(deadlocks)::int FROM pg_stat_database")
+    return row[0]
+
+
+async def test_grants_are_never_given_twice(metas: list[MetaClient]) -> None:
+    """Under joins, hand-overs, leaves and crashes: a token has one owner, a partition one holder at a time."""
+    await metas[0].create_subject(CreateSubject(subject="s", partitions=PARTITIONS))
+    ledger = Ledger()
+    dice = random.Random(SEED)
+    consumers = [
+        Consumer(metas, random.Random(dice.getrandbits(64)), ledger) for _ in range(CONSUMERS)
+    ]
+    until = time.monotonic() + SECONDS
+    async with asyncio.TaskGroup() as group:
+        for one in consumers:
+            group.create_task(one.live(until))
+    await settle(consumers)
+    for one in consumers:
+        await one.leave()
+
+    assert all(len(owners) == 1 for owners in ledger.owner_of.values())
+    assert len(ledger.owner_of) > 3 * PARTITIONS
+    assert len(ledger.spans) == PARTITIONS
+    for spans in ledger.spans.values():
+        spans.sort()
+        for (_, end, token), (start, _, later) in pairwise(spans):
+            assert token < later
+            assert end <= start
+
+
+async def settle(consumers: list[Consumer]) -> None:
+    """Everybody goes on looking until each partition is held once, shares within one: nothing got lost."""
+    until = time.monotonic() + 3 * TTL_MS / 1000 + 5
+    while True:
+        await asyncio.gather(*(one.look(50) for one in consumers))
+        held = Counter(partition_id for one in consumers for partition_id in one.held)
+        shares = [len(one.held) for one in consumers]
+        if len(held) == PARTITIONS and max(shares) - min(shares) <= 1:
+            assert set(held.values()) == {1}
+            return
+        assert time.monotonic() < until, (held, shares)
+
+
+async def test_subjects_are_created_once(metas: list[MetaClient]) -> None:
+    """Operators at every metaserver create the same subjects at once: one of each, others with settings refused."""
+    names = [f"s{number}" for number in range(4)]
+    asked = [
+        meta.create_subject(CreateSubject(subject=name, partitions=4))
+        for name in names
+        for meta in metas
+        for _ in range(3)
+    ]
+    views = await asyncio.gather(*asked)
+    assert len({view.route.partitions for view in views}) == len(names)
+    for view in views:
+        assert len(route_table(view.route)) == 1024
+
+    both = [CreateSubject(subject="t", partitions=2), CreateSubject(subject="t", partitions=3)]
+    answers = await asyncio.gather(
+        *(meta.create_subject(ask) for meta in metas for ask in both for _ in range(3)),
+        return_exceptions=True,
+    )
+    refused = [one for one in answers if isinstance(one, BaseException)]
+    assert {type(one) for one in refused} == {SubjectExistsError}
+    stored = (await metas[0].subject("t")).route
+    assert {one.route.partitions for one in answers if not isinstance(one, BaseException)} == {
+        stored.partitions
+    }
+    assert {one.name for one in stored.partitions} in ({"t.p0", "t.p1"}, {"t.p0", "t.p1", "t.p2"})
+
+
+async def test_wake_ups_cross(metas: list[MetaClient]) -> None:
+    """What one metaserver changes answers the long poll at another within its poll, half a second."""
+    await metas[0].create_subject(CreateSubject(subject="s", partitions=2))
+    first, second = "a" * 16, "b" * 16
+    await metas[0].join(Join(subject="s", group="g", session=first))
+    before = await metas[0].heartbeat(Heartbeat(session=first))
+    waits = []
+    for meta in metas[1:]:
+        for change in (
+            meta.join(Join(subject="s", group="g", session=second)),
+            meta.leave(Leave(session=second)),
+        ):
+            ask = Heartbeat(session=first, known_version=before.version, wait_ms=9_000)
+            polling = asyncio.create_task(metas[0].heartbeat(ask))
+            await asyncio.sleep(0.1)
+            start = time.monotonic()
+            await change
+            after = await polling
+            waits.append(time.monotonic() - start)
+            for gone in set(before.grants) - set(after.grants):
+                await metas[0].release(
+                    ReleaseGrant(
+                        session=first, partition_id=gone.partition.partition_id, token=gone.token
+                    )
+                )
+            before = after
+        assert len(before.grants) == 2
+    assert max(waits) < 0.5 + 0.5  # the poll, and a machine with other work
