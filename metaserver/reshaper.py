@@ -188,13 +188,16 @@ class Reshaper:
 
     async def _ask_brokers(self, operation: Operation) -> str:
         """Have brokers do what is to do, note what is done; why something is not, "" if nothing is left."""
-        if not operation.todo:
+        if not (operation.todo or operation.held):
             return ""
         asked = await asyncio.gather(*(self._ask(operation, one) for one in operation.todo))
         done = dict(one for one in asked if not isinstance(one, str))
         problems = [one for one in asked if isinstance(one, str)]
         if done and operation.state is not OperationState.PLAN:
             self._after_step("sealing")
+        if not problems and operation.held:
+            silent = ", ".join(operation.held)
+            problems = [f"silent: {silent}; nothing is sealed before all parents can be"]
         problem = problems[0] if problems else ""
         await self._database.write(note_steps, operation.operation_id, done, problem)
         return problem

@@ -45,6 +45,9 @@ class Operation:
     strategy allows messages to be reordered."""
     todo: tuple[Partition, ...]
     """What has to be hosted or sealed in this state; without an address its broker is silent."""
+    held: tuple[str, ...] = ()
+    """The silent broker groups for which it waits before anything is sealed: else some parents would take no
+    messages and their children not yet."""
 
 
 def claim_operation(
@@ -72,13 +75,12 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
     ).one()
     state = OperationState(row.state)
     todo: tuple[Partition, ...] = ()
+    held: set[str] = set()
     if state in _ACTION:
-        left = sa.select(steps.c.partition_id).where(
-            steps.c.operation_id == operation_id,
-            steps.c.action == _ACTION[state],
-            sa.not_(steps.c.done),
-        )
-        todo = some_partitions(connection, partitions.c.partition_id.in_(left))
+        todo = _undone(connection, operation_id, _ACTION[state])
+    if state is OperationState.PLAN and not _may_forsake(row):
+        sources = _undone(connection, operation_id, StepAction.SEAL)
+        held = {one.broker_group for one in sources if one.address is None}
     return Operation(
         operation_id=row.operation_id,
         subject_id=row.subject_id,
@@ -86,7 +88,15 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         state=state,
         may_forsake=_may_forsake(row),
         todo=todo,
+        held=tuple(sorted(held)),
     )
+
+
+def _undone(connection: Connection, operation_id: int, action: StepAction) -> tuple[Partition, ...]:
+    left = sa.select(steps.c.partition_id).where(
+        steps.c.operation_id == operation_id, steps.c.action == action, sa.not_(steps.c.done)
+    )
+    return some_partitions(connection, partitions.c.partition_id.in_(left))
 
 
 def _may_forsake(row: sa.Row[Any]) -> bool:
@@ -128,7 +138,7 @@ def advance_operation(connection: Connection, operation_id: int) -> OperationSta
     silent = all(one.address is None for one in operation.todo)
     after = operation.state
     match operation.state:
-        case OperationState.PLAN if not operation.todo:
+        case OperationState.PLAN if not (operation.todo or operation.held):
             after = OperationState.SEAL
         case OperationState.SEAL if not operation.todo or (operation.may_forsake and silent):
             after = OperationState.OPEN
@@ -198,14 +208,20 @@ def idle_operations(connection: Connection) -> list[int]:
         .where(operations.c.state != OperationState.DONE, operations.c.driven_until <= now_ms())
         .order_by(operations.c.operation_id)
     ).all()
-    waits: dict[int, list[bool]] = {}
+    left: dict[int, list[sa.Row[Any]]] = {}
     for row in rows:
-        state = OperationState(row.state)
-        alive = waits.setdefault(row.operation_id, [])
-        if row.action is not None and row.action == _ACTION.get(state):
-            may_forsake = _may_forsake(row) and state is OperationState.SEAL
-            alive.append(bool(row.alive) or may_forsake)
-    return [one for one, alive in waits.items() if not alive or any(alive)]
+        left.setdefault(row.operation_id, []).append(row)
+    return [one for one, todo in left.items() if _can_go_on(todo)]
+
+
+def _can_go_on(todo: list[sa.Row[Any]]) -> bool:
+    """Is there a broker to ask, or nothing to ask any more; `todo` are the undone steps, or one row without."""
+    state = OperationState(todo[0].state)
+    forsakes = _may_forsake(todo[0])
+    now = [bool(row.alive) for row in todo if row.action == _ACTION.get(state, "")]
+    if state is OperationState.PLAN and not now:
+        return forsakes or all(row.alive for row in todo)
+    return not now or any(now) or (forsakes and state is OperationState.SEAL)
 
 
 def groups_of(connection: Connection, subject_id: int) -> list[int]:

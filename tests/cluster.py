@@ -14,9 +14,11 @@ from pathlib import Path
 
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import CreateSubject, Route, SubjectView
-from keylane.protocol.errors import KeylaneError, NotEnoughBrokersError
+from keylane.protocol.errors import KeylaneError, NotEnoughBrokersError, UnreachableError
 from keylane.protocol.frames import Read
 from keylane.protocol.message import Message
+from keylane.protocol.operations import OperationState, OperationView, Reshape
+from keylane.protocol.routing import PartitionState
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 
@@ -113,6 +115,34 @@ class Cluster:
         finally:
             await network.close()
 
+    async def reshape(self, ask: Reshape, *, seconds: float = 30.0) -> list[OperationView]:
+        """Change partitions and wait until it is done."""
+        network = HttpNetwork()
+        meta = MetaClient(network, [self.meta])
+        try:
+            views = (await meta.reshape(ask)).operations
+            return [await done_operation(meta, view, seconds=seconds) for view in views]
+        finally:
+            await network.close()
+
+    async def check_history(self, subject: str, sent: dict[bytes, list[bytes]]) -> None:
+        """In the logs, parents before children, the messages of each key are those sent, in order, each once."""
+        network = HttpNetwork()
+        meta = MetaClient(network, [self.meta])
+        try:
+            history = (await meta.history(subject)).partitions
+            whole = []
+            for one in sorted(history, key=lambda one: one.partition.partition_id):
+                broker = BrokerClient(network, one.partition.address)
+                part = await read_partition(broker, subject, one.partition.partition_id)
+                await broker.close()
+                if one.partition.state is PartitionState.SEALED:
+                    assert len(part) == one.end_offset
+                whole += part
+        finally:
+            await network.close()
+        assert_order_per_key(whole, sent)
+
     async def log(self, route: Route) -> dict[int, list[Message]]:
         """Every message stored, by partition, as the brokers give it to readers without a group."""
         network = HttpNetwork()
@@ -127,6 +157,22 @@ class Cluster:
         finally:
             await network.close()
         return found
+
+
+async def done_operation(
+    meta: MetaClient, view: OperationView, *, seconds: float = 30.0
+) -> OperationView:
+    """Wait until an operation is done, whatever happens to the metaserver meanwhile."""
+    until = time.monotonic() + seconds
+    while view.state is not OperationState.DONE:
+        assert time.monotonic() < until, f"not done: {view}"
+        await asyncio.sleep(0.01)
+        try:
+            found = (await meta.operations(view.subject)).operations
+        except UnreachableError:
+            continue
+        view = next(one for one in found if one.operation_id == view.operation_id)
+    return view
 
 
 async def read_partition(broker: BrokerClient, subject: str, partition_id: int) -> list[Message]:
@@ -183,6 +229,7 @@ __all__ = [
     "KeylaneError",
     "Program",
     "assert_order_per_key",
+    "done_operation",
     "eventually",
     "pause",
     "read_partition",
