@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,8 +20,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from keylane import migrations
 from keylane.metaserver.database import SqlDatabase, open_database
 from keylane.metaserver.migrate import HEAD, migrate
-from keylane.metaserver.schema import facts, metadata
+from keylane.metaserver.schema import brokers, facts, metadata, subjects
+from keylane.metaserver.store_leases import settle_group
+from keylane.metaserver.store_sessions import join_group, renew_sessions
+from keylane.metaserver.store_subjects import open_subject, plan_subject
 from keylane.protocol.clock import SystemClock
+from keylane.protocol.control import CreateSubject, Join
 from keylane.protocol.errors import StorageError
 from postgres import Postgres, machine_programs, packaged_programs, running_postgres
 
@@ -142,3 +147,48 @@ async def test_server_that_goes_away(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot reach the database"):
         async with opened(url, tmp_path):
             pass
+
+
+def deadlocks(postgres: Postgres) -> int:
+    (row,) = postgres.execute("SELECT sum(deadlocks)::int FROM pg_stat_database")
+    return row[0]
+
+
+def one_broker(connection: Connection) -> None:
+    seen = {"seen_at": 0, "expires_at": 2**62, "readable": True, "writable": True}
+    who = {"broker_group": "b", "broker_id": "b", "address": "b:1"}
+    connection.execute(sa.insert(brokers).values(**who, **seen))
+
+
+async def test_renewals_and_changes_wait_in_one_order(
+    url: str, tmp_path: Path, postgres: Postgres
+) -> None:
+    """Renewing many sessions while all their grants change costs no deadlock, which would stop both for a second."""
+    ids = [f"{number:032x}" for number in range(60)]
+    before = deadlocks(postgres)
+    async with opened(url, tmp_path) as one, opened(url, tmp_path) as other:
+        await one.write(one_broker)
+        await one.write(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
+        await one.write(open_subject, "s")
+        for session in ids:
+            ask = Join(subject="s", group="g", session=session)
+            group_id = (await one.write(join_group, ask, sessions_max=99)).group_id
+        await one.write(settle_group, group_id)
+
+        def change_everything(connection: Connection) -> None:
+            connection.execute(
+                sa.update(subjects).values(route_version=subjects.c.route_version + 1)
+            )
+            assert len(settle_group(connection, group_id).versions) == len(ids)
+
+        async def renew(dice: random.Random) -> None:
+            for _ in range(30):
+                asked = dice.sample(ids, len(ids))
+                assert len(await one.renew(renew_sessions, asked)) == len(ids)
+
+        async def change() -> None:
+            for _ in range(30):
+                await other.write(change_everything)
+
+        await asyncio.gather(renew(random.Random(1)), renew(random.Random(2)), change(), change())
+    assert deadlocks(postgres) == before
