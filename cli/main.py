@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ..protocol.routing import OrderStrategy
+from . import reshape
 from .broker import broker_app
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 subject_app = typer.Typer(no_args_is_help=True, help="Create, list and describe subjects.")
 group_app = typer.Typer(no_args_is_help=True, help="Look at consumer groups.")
+reshape.register(subject_app)
 app.add_typer(subject_app, name="subject")
 app.add_typer(group_app, name="group")
 app.add_typer(broker_app, name="broker")

@@ -1,0 +1,358 @@
+"""`keylane subject` resize, split, merge, move, evacuate, operations, history: partitions changed, and what became of them.
+
+The metaserver does the work, whether the command watches or not: an interrupted one is looked at again with
+`keylane subject operations NAME`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+
+if TYPE_CHECKING:
+    from ..protocol.operations import OperationKind, OperationView, PartitionHistory
+    from ..rpc.client import MetaClient
+
+SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
+PartitionArgument = Annotated[
+    int, typer.Argument(metavar="PARTITION", help="Id of an open partition.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan, change nothing.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Show the progress until it is done.")
+]
+POLL_SECONDS = 0.1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `keylane subject`."""
+    app.command("resize")(resize)
+    app.command("split")(split)
+    app.command("merge")(merge)
+    app.command("move")(move)
+    app.command("evacuate")(evacuate)
+    app.command("operations")(operations)
+    app.command("history")(history)
+
+
+def resize(
+    subject: SubjectArgument,
+    partitions: Annotated[int, typer.Option(help="Physical partitions, 1 to 1024.")],
+    *,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Change the number of partitions; ranges that stay equal keep theirs, and no key loses its order."""
+    from ..protocol.operations import OperationKind
+
+    _reshape(
+        meta,
+        output,
+        OperationKind.RESIZE,
+        dry_run=dry_run,
+        wait=wait,
+        subject=subject,
+        partitions=partitions,
+    )
+
+
+def split(
+    partition: PartitionArgument,
+    *,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Make one partition two."""
+    from ..protocol.operations import OperationKind
+
+    _reshape(
+        meta,
+        output,
+        OperationKind.SPLIT,
+        dry_run=dry_run,
+        wait=wait,
+        partition_ids=(partition,),
+    )
+
+
+def merge(
+    partitions: Annotated[
+        list[int], typer.Argument(metavar="PARTITION...", help="Ids of neighbours.")
+    ],
+    *,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Make neighbouring partitions one."""
+    from ..protocol.operations import OperationKind
+
+    _reshape(
+        meta,
+        output,
+        OperationKind.MERGE,
+        dry_run=dry_run,
+        wait=wait,
+        partition_ids=tuple(partitions),
+    )
+
+
+def move(
+    partitions: Annotated[
+        list[int], typer.Argument(metavar="PARTITION...", help="Ids of open partitions.")
+    ],
+    *,
+    to: Annotated[str, typer.Option(metavar="GROUP", help="Broker group to move to.")],
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Continue partitions on another broker group."""
+    from ..protocol.operations import OperationKind
+
+    _reshape(
+        meta,
+        output,
+        OperationKind.MOVE,
+        dry_run=dry_run,
+        wait=wait,
+        partition_ids=tuple(partitions),
+        broker_group=to,
+    )
+
+
+def evacuate(
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="Broker group to leave.")],
+    *,
+    without_source: Annotated[
+        bool,
+        typer.Option(
+            "--without-source",
+            help="Although it is silent: best_tried subjects go on, declared as reordered; "
+            "strict ones are held until it is back.",
+        ),
+    ] = False,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Continue all partitions of a broker group, of every subject, on others."""
+    from ..protocol.operations import OperationKind
+
+    _reshape(
+        meta,
+        output,
+        OperationKind.EVACUATE,
+        dry_run=dry_run,
+        wait=wait,
+        broker_group=group,
+        without_source=without_source,
+    )
+
+
+def operations(
+    subject: SubjectArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show the operations on a subject's partitions: how far, and what they wait for."""
+    from .screen import run
+
+    run(output, _show_operations(meta, output, subject))
+
+
+def history(
+    subject: SubjectArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Draw the lineage of a subject's partitions: which continues which."""
+    from .screen import run
+
+    run(output, _show_history(meta, output, subject))
+
+
+def _reshape(
+    meta: str,
+    output: OutputFormat,
+    kind: OperationKind,
+    *,
+    dry_run: bool,
+    wait: bool,
+    **fields: object,
+) -> None:
+    from ..protocol.operations import Reshape
+    from .screen import run
+
+    ask = Reshape(kind=kind, dry_run=dry_run, **fields)  # type: ignore[arg-type]
+
+    async def work() -> None:
+        from .connection import connect
+
+        async with connect(meta) as (client, _network):
+            views = (await client.reshape(ask)).operations
+            if wait and not dry_run:
+                views = [await _watch(client, one, output) for one in views]
+        if output is OutputFormat.JSON:
+            from .screen import show_json
+
+            show_json(views)
+        else:
+            _show_views(views, planned=dry_run)
+
+    run(output, work())
+
+
+async def _watch(client: MetaClient, view: OperationView, output: OutputFormat) -> OperationView:
+    """Follow an operation until its route has changed, saying each new state and problem once."""
+    from ..protocol.errors import UnreachableError
+    from ..protocol.operations import OperationState
+
+    said = ("", "")
+    while True:
+        told = (view.state.value, view.problem)
+        if output is OutputFormat.TABLE and told != said and view.operation_id:
+            done = sum(step.done for step in view.steps)
+            waits = f"; waits: {view.problem}" if view.problem else ""
+            print(
+                f"{view.subject}: {view.state}, {done} of {len(view.steps)} steps{waits}",
+                flush=True,
+            )
+            said = told
+        if view.state in {OperationState.DONE, OperationState.FENCE}:
+            return view
+        await asyncio.sleep(POLL_SECONDS)
+        try:
+            found = (await client.operations(view.subject)).operations
+        except UnreachableError as error:
+            if said[1] != error.message:
+                said = (said[0], error.message)
+                if output is OutputFormat.TABLE:
+                    print(f"{view.subject}: {error.message}", flush=True)
+            continue
+        view = next((one for one in found if one.operation_id == view.operation_id), view)
+
+
+def _show_views(views: list[OperationView], *, planned: bool) -> None:
+    from .screen import make_table, show_table
+
+    if not views or not any(one.children for one in views):
+        print("nothing to do")
+        return
+    for view in views:
+        if not view.children:
+            continue
+        what = "would be" if planned else view.state.value
+        title = f"{view.kind} of {view.subject}: {what}, seals {_ids(view.sealed)}"
+        rows = [
+            (
+                one.partition_id or None,
+                one.name,
+                f"[{one.range_start}, {one.range_end})",
+                one.broker_group,
+                _ids(one.parents),
+            )
+            for one in view.children
+        ]
+        show_table(make_table(title, ("id#", "opens", "logical", "broker group", "parents"), rows))
+        if view.reordered:
+            print(f"declared as reordered: what is left in {_ids(view.reordered)}")
+
+
+async def _show_operations(meta: str, output: OutputFormat, subject: str) -> None:
+    from ..protocol.ids import check_name
+    from .connection import connect
+    from .screen import make_table, show_json, show_table
+
+    check_name("subject", subject)
+    async with connect(meta) as (client, _network):
+        found = (await client.operations(subject)).operations
+    if output is OutputFormat.JSON:
+        show_json(found)
+        return
+    rows = [
+        (
+            one.operation_id,
+            one.kind,
+            one.state,
+            f"{sum(step.done for step in one.steps)} of {len(one.steps)}",
+            _ids(one.sealed),
+            _ids(tuple(int(child.partition_id) for child in one.children)),
+            one.problem or None,
+        )
+        for one in found
+    ]
+    columns = ("id#", "operation", "state", "steps", "sealed", "opened", "waits for")
+    title = f"operations on {subject}" if rows else f"no operations on {subject} yet"
+    show_table(make_table(title, columns, rows))
+
+
+async def _show_history(meta: str, output: OutputFormat, subject: str) -> None:
+    from ..protocol.ids import check_name
+    from .connection import connect
+    from .screen import show_json
+
+    check_name("subject", subject)
+    async with connect(meta) as (client, _network):
+        found = await client.history(subject)
+    if output is OutputFormat.JSON:
+        show_json(found)
+        return
+    print(f"{found.subject}: route version {found.route_version}")
+    for line in lineage(found.partitions):
+        print(line)
+
+
+def lineage(partitions: list[PartitionHistory]) -> list[str]:
+    """
+    The partitions as trees, parents above their children.
+
+    A partition with several parents stands under the oldest of them; the others name it.
+    """
+    children: dict[int, list[PartitionHistory]] = {}
+    for one in partitions:
+        for parent in one.partition.parents:
+            children.setdefault(parent, []).append(one)
+    drawn: list[str] = []
+
+    def draw(one: PartitionHistory, first: str, rest: str) -> None:
+        drawn.append(f"{first}{_described(one)}")
+        below = children.get(one.partition.partition_id, [])
+        for child in below:
+            last = child is below[-1]
+            branch, under = ("└─ ", "   ") if last else ("├─ ", "│  ")
+            if min(child.partition.parents) == one.partition.partition_id:
+                draw(child, rest + branch, rest + under)
+            else:
+                drawn.append(f"{rest}{branch}{child.partition.name}, drawn once, elsewhere")
+
+    for one in sorted(partitions, key=lambda one: one.partition.range_start):
+        if not one.partition.parents:
+            draw(one, "", "")
+    return drawn
+
+
+def _described(one: PartitionHistory) -> str:
+    partition = one.partition
+    end = "" if one.end_offset is None else f" at {one.end_offset}"
+    forsaken = ", forsaken" if one.forsaken else ""
+    return (
+        f"{partition.name} (id {partition.partition_id}) "
+        f"[{partition.range_start}, {partition.range_end}) on {partition.broker_group}: "
+        f"{partition.state}{end}{forsaken}"
+    )
+
+
+def _ids(ids: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ids))

@@ -1,0 +1,195 @@
+"""Plans of operations on partitions: exact cover, least movement, the right parents, balance."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keylane.metaserver.reshape import (
+    OpenPartition,
+    Plan,
+    plan_evacuation,
+    plan_merge,
+    plan_move,
+    plan_resize,
+    plan_split,
+)
+from keylane.protocol.errors import (
+    InvalidRequestError,
+    NotEnoughBrokersError,
+    PartitionUnknownError,
+)
+from keylane.protocol.limits import LOGICAL_PARTITIONS
+from keylane.protocol.routing import split_ranges
+
+GROUPS = ("g1", "g2", "g3")
+hosts = st.dictionaries(st.sampled_from(GROUPS), st.integers(0, 50), min_size=1)
+
+
+@st.composite
+def subjects(draw: st.DrawFn) -> list[OpenPartition]:
+    """Open partitions that cover everything, cut anywhere, placed anywhere."""
+    edges = draw(st.sets(st.integers(1, LOGICAL_PARTITIONS - 1), max_size=12))
+    if draw(st.booleans()):
+        count = draw(st.integers(1, 16))
+        edges = {start for start, _end in split_ranges(count)} - {0}
+    cuts = [0, *sorted(edges), LOGICAL_PARTITIONS]
+    return [
+        OpenPartition(
+            partition_id=number + 10,
+            range_start=cuts[number],
+            range_end=cuts[number + 1],
+            broker_group=draw(st.sampled_from(GROUPS)),
+            queue=number,
+        )
+        for number in range(len(cuts) - 1)
+    ]
+
+
+def after(current: list[OpenPartition], plan: Plan) -> list[tuple[int, int, str]]:
+    """The open ranges once the plan is done, by range; checks what holds for every plan."""
+    sealed = [one for one in current if one.partition_id in plan.sealed]
+    assert len(sealed) == len(plan.sealed)
+    kept = [one for one in current if one not in sealed]
+    found = sorted((one.range_start, one.range_end, one.broker_group) for one in kept) + [
+        (one.range_start, one.range_end, one.broker_group) for one in plan.children
+    ]
+    found.sort()
+    edge = 0
+    for start, end, _group in found:
+        assert start == edge
+        assert end > start
+        edge = end
+    assert edge == LOGICAL_PARTITIONS
+    for child in plan.children:
+        overlapping = {
+            one.partition_id
+            for one in sealed
+            if one.range_start < child.range_end and child.range_start < one.range_end
+        }
+        assert set(child.parents) == overlapping
+        assert overlapping
+    places = {(one.range_start, one.range_end, one.broker_group) for one in sealed}
+    children = {(one.range_start, one.range_end, one.broker_group) for one in plan.children}
+    assert not places & children, "a partition was sealed to begin again in its own place"
+    return found
+
+
+@given(subjects(), st.integers(1, 40), hosts)
+def test_a_resize_ends_in_the_exact_split_and_moves_no_more_than_it_must(current, count, groups):
+    """The ranges are those of the exact split; whatever had such a range before keeps its partition."""
+    plan = plan_resize(current, count, groups)
+    found = after(current, plan)
+    assert [(start, end) for start, end, _ in found] == split_ranges(count)
+    wanted = set(split_ranges(count))
+    stays = {one.partition_id for one in current if (one.range_start, one.range_end) in wanted}
+    assert stays == {one.partition_id for one in current} - set(plan.sealed)
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.sets(st.sampled_from(GROUPS), min_size=1))
+def test_resizing_there_and_on_stays_balanced(first, second, names):
+    """From a balanced subject over the available groups a resize leaves them within one of each other."""
+    groups = dict.fromkeys(sorted(names), 0)
+    current = [
+        OpenPartition(
+            partition_id=number + 1,
+            range_start=start,
+            range_end=end,
+            broker_group=sorted(names)[number % len(names)],
+            queue=number,
+        )
+        for number, (start, end) in enumerate(split_ranges(first))
+    ]
+    plan = plan_resize(current, second, groups)
+    found = after(current, plan)
+    counts = Counter(group for _start, _end, group in found)
+    kept = Counter(one.broker_group for one in current if one.partition_id not in plan.sealed)
+    fewest = min(counts[group] for group in groups)
+    assert all(counts[group] - fewest <= 1 or counts[group] == kept[group] for group in groups)
+
+
+@given(subjects(), st.data(), hosts)
+def test_a_split_cuts_one_in_the_middle(current, data, groups):
+    """Two children of one parent, their ranges within one of each other; the rest stays."""
+    one = data.draw(st.sampled_from(current))
+    if one.range_end - one.range_start == 1:
+        with pytest.raises(InvalidRequestError):
+            plan_split(current, one.partition_id, groups)
+        return
+    plan = plan_split(current, one.partition_id, groups)
+    after(current, plan)
+    assert plan.sealed == (one.partition_id,)
+    sizes = [child.range_end - child.range_start for child in plan.children]
+    assert len(sizes) == 2
+    assert abs(sizes[0] - sizes[1]) <= 1
+
+
+@given(subjects(), st.data(), hosts)
+def test_a_merge_takes_neighbours_only(current, data, groups):
+    """Partitions without a gap become one; with a gap, or fewer than two, nothing is planned."""
+    chosen = sorted(data.draw(st.sets(st.integers(0, len(current) - 1))))
+    ids = [current[index].partition_id for index in chosen]
+    gapless = len(chosen) >= 2 and chosen == list(range(chosen[0], chosen[-1] + 1))
+    if not gapless:
+        with pytest.raises(InvalidRequestError):
+            plan_merge(current, ids, groups)
+        return
+    plan = plan_merge(current, ids, groups)
+    after(current, plan)
+    assert list(plan.sealed) == ids
+    assert len(plan.children) == 1
+
+
+@given(subjects(), st.data(), st.sampled_from(GROUPS))
+def test_a_move_changes_the_place_and_nothing_else(current, data, target):
+    """Each partition has one child of its range and queue on the target; who is there already stays."""
+    ids = data.draw(st.sets(st.sampled_from([one.partition_id for one in current]), min_size=1))
+    plan = plan_move(current, ids, target)
+    after(current, plan)
+    moved = {
+        one.partition_id
+        for one in current
+        if one.partition_id in ids and one.broker_group != target
+    }
+    assert set(plan.sealed) == moved
+    by_id = {one.partition_id: one for one in current}
+    for child in plan.children:
+        (parent,) = (by_id[one] for one in child.parents)
+        assert (child.range_start, child.range_end) == (parent.range_start, parent.range_end)
+        assert child.queue == parent.queue
+        assert child.broker_group == target
+
+
+@given(subjects(), st.sampled_from(GROUPS), hosts)
+def test_an_evacuation_leaves_nothing_behind(current, source, groups):
+    """Afterwards nothing is open on the group; what was elsewhere stays; without another group it is refused."""
+    concerned = {one.partition_id for one in current if one.broker_group == source}
+    if concerned and not set(groups) - {source}:
+        with pytest.raises(NotEnoughBrokersError):
+            plan_evacuation(current, source, groups)
+        return
+    plan = plan_evacuation(current, source, groups)
+    found = after(current, plan)
+    assert set(plan.sealed) == concerned
+    assert source not in {group for _start, _end, group in found}
+
+
+@pytest.mark.parametrize("count", [0, -1, LOGICAL_PARTITIONS + 1])
+def test_impossible_counts_are_refused(count):
+    """A subject has 1 to 1024 partitions."""
+    with pytest.raises(InvalidRequestError):
+        plan_resize([], count, {"g1": 0})
+
+
+def test_what_is_not_open_here_is_refused():
+    """An unknown partition, none at all, and no broker each have their error."""
+    whole = OpenPartition(partition_id=1, range_start=0, range_end=1024, broker_group="g1", queue=0)
+    with pytest.raises(PartitionUnknownError):
+        plan_split([whole], 2, {"g1": 0})
+    with pytest.raises(PartitionUnknownError):
+        plan_move([whole], [2], "g2")
+    with pytest.raises(InvalidRequestError):
+        plan_move([whole], [], "g2")
+    with pytest.raises(NotEnoughBrokersError):
+        plan_resize([whole], 2, {})

@@ -1,0 +1,309 @@
+"""The SQL of operations: cut after any transaction, called twice, raced; the end is the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from keylane.metaserver.dialect import prepare_sqlite
+from keylane.metaserver.migrate import migrate
+from keylane.metaserver.schema import partitions
+from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_history import operation_views, subject_history, subject_operations
+from keylane.metaserver.store_operations import (
+    advance_operation,
+    claim_operation,
+    idle_operations,
+    let_go,
+    note_steps,
+)
+from keylane.metaserver.store_plans import begin_operations, plan_operations
+from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject
+from keylane.protocol.errors import (
+    BrokerGroupUnknownError,
+    InvalidRequestError,
+    NotEnoughBrokersError,
+    OperationRunningError,
+    PartitionUnknownError,
+    SubjectUnknownError,
+)
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.protocol.routing import OrderStrategy, PartitionState, route_table
+
+TTL_MS = 1_000
+LEASE_MS = 500
+
+
+class Rows:
+    """A database in memory with a clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.engine = sa.create_engine("sqlite://", poolclass=StaticPool)
+        prepare_sqlite(self.engine, self)
+        self.run(migrate)
+
+    def boot_ms(self) -> int:
+        return self.now_ms
+
+    def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.engine.begin() as connection:
+            return work(connection, *args, **kwargs)
+
+    def report(self, *groups: str) -> None:
+        for group in groups:
+            body = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
+            self.run(report_broker, body, ttl_ms=TTL_MS)
+
+    def create(self, name: str, count: int, strategy: OrderStrategy = OrderStrategy.STRICT) -> None:
+        ask = CreateSubject(subject=name, partitions=count, order_strategy=strategy)
+        self.run(plan_subject, ask, subjects_max=100)
+        self.run(open_subject, name)
+
+    def begin(self, ask: Reshape, *, driver: str = "first") -> list[int]:
+        begun = self.run(begin_operations, ask, driver=driver, lease_ms=LEASE_MS)
+        return [operation_id for operation_id, _ in begun]
+
+    def drive(self, operation_id: int, *, driver: str, rounds: int = 100) -> OperationState:
+        """As the driver does, with brokers that always answer; stops after so many transactions."""
+        work = self._work(operation_id, driver)
+        for _ in range(rounds):
+            if next(work, None) is None:
+                break
+        return self.run(operation_views, [operation_id])[0].state
+
+    def _work(self, operation_id: int, driver: str) -> Any:
+        while True:
+            operation = self.run(claim_operation, operation_id, driver=driver, lease_ms=LEASE_MS)
+            if operation is None:
+                return
+            yield "claimed"
+            seals = operation.state is not OperationState.PLAN
+            answers = {
+                one.partition_id: 100 + one.partition_id if seals else None
+                for one in operation.todo
+                if one.address is not None
+            }
+            self.run(note_steps, operation_id, answers, "")
+            yield "noted"
+            state = self.run(advance_operation, operation_id)
+            yield state
+            if state is operation.state and not answers:
+                self.run(let_go, operation_id, driver=driver)
+                return
+
+
+def resize(count: int) -> Reshape:
+    return Reshape(kind=OperationKind.RESIZE, subject="s", partitions=count)
+
+
+@pytest.fixture
+def rows() -> Rows:
+    rows = Rows()
+    rows.report("g1", "g2")
+    rows.create("s", 2)
+    return rows
+
+
+def facts(rows: Rows) -> Any:
+    history = rows.run(subject_history, "s")
+    return [
+        (one.partition.name, one.partition.state, one.partition.parents, one.end_offset)
+        for one in history.partitions
+    ], history.route_version
+
+
+@pytest.mark.parametrize("cut", range(12))
+def test_cut_after_any_transaction_another_driver_ends_it_alike(rows: Rows, cut: int):
+    """Whatever transaction was the first driver's last, the second comes to the same rows."""
+    whole = Rows()
+    whole.report("g1", "g2")
+    whole.create("s", 2)
+    (operation_id,) = whole.begin(resize(4))
+    assert whole.drive(operation_id, driver="first") is OperationState.DONE
+
+    (operation_id,) = rows.begin(resize(4))
+    state = rows.drive(operation_id, driver="first", rounds=cut)
+    if state is not OperationState.DONE:
+        assert rows.run(claim_operation, operation_id, driver="second", lease_ms=1) is None
+        rows.now_ms += LEASE_MS
+        rows.report("g1", "g2")
+        assert rows.run(idle_operations) == [operation_id]
+        rows.drive(operation_id, driver="second")
+    assert facts(rows) == facts(whole)
+    route_table(rows.run(read_route, "s"))
+    assert rows.run(idle_operations) == []
+
+
+def test_every_function_may_be_called_again(rows: Rows):
+    """A late driver that repeats steps and states changes nothing."""
+    (operation_id,) = rows.begin(resize(3))
+    rows.drive(operation_id, driver="first")
+    before = facts(rows)
+    sealed = rows.run(operation_views, [operation_id])[0].sealed
+    rows.run(note_steps, operation_id, {one: 100 + one for one in sealed}, "")
+    assert rows.run(advance_operation, operation_id) is OperationState.DONE
+    assert rows.run(claim_operation, operation_id, driver="late", lease_ms=1) is None
+    assert facts(rows) == before
+
+
+def test_the_route_changes_in_one_step(rows: Rows):
+    """Until the last state readers see the old route, then the whole new one, its version one higher."""
+    before = rows.run(read_route, "s")
+    (operation_id,) = rows.begin(resize(4))
+    states = []
+    for one in rows._work(operation_id, "first"):
+        states.append(one)
+        route = rows.run(read_route, "s")
+        route_table(route)
+        if one is not OperationState.DONE:
+            assert route == before
+    assert [one for one in states if isinstance(one, OperationState)] == [
+        OperationState.SEAL,
+        OperationState.OPEN,
+        OperationState.DONE,
+    ]
+    route = rows.run(read_route, "s")
+    assert route.version == before.version + 1
+    assert len(route.open_partitions()) == 4
+
+
+def test_a_second_operation_is_refused_until_the_first_has_its_route(rows: Rows):
+    """Two operators at once: one wins, the other is told which operation runs; other subjects are free."""
+    rows.create("other", 1)
+    (operation_id,) = rows.begin(resize(4))
+    for ask in (resize(8), Reshape(kind=OperationKind.EVACUATE, broker_group="g1")):
+        with pytest.raises(OperationRunningError) as refused:
+            rows.begin(ask)
+        assert refused.value.details["operation_id"] == operation_id
+    elsewhere = Reshape(kind=OperationKind.RESIZE, subject="other", partitions=2)
+    (other,) = rows.begin(elsewhere)
+    assert rows.drive(other, driver="first") is OperationState.DONE
+    assert rows.drive(operation_id, driver="first") is OperationState.DONE
+    (again,) = rows.begin(resize(8))
+    assert rows.drive(again, driver="first") is OperationState.DONE
+    assert [one.operation_id for one in rows.run(subject_operations, "s")] == [again, operation_id]
+
+
+BAD = [
+    (resize(0), InvalidRequestError),
+    (resize(1_025), InvalidRequestError),
+    (Reshape(kind=OperationKind.RESIZE, subject="unknown", partitions=2), SubjectUnknownError),
+    (Reshape(kind=OperationKind.SPLIT, partition_ids=(99,)), PartitionUnknownError),
+    (Reshape(kind=OperationKind.SPLIT, partition_ids=(2**70,)), PartitionUnknownError),
+    (Reshape(kind=OperationKind.SPLIT), PartitionUnknownError),
+    (Reshape(kind=OperationKind.SPLIT, partition_ids=(1, 2)), InvalidRequestError),
+    (Reshape(kind=OperationKind.MERGE, partition_ids=(1,)), InvalidRequestError),
+    (Reshape(kind=OperationKind.MERGE, partition_ids=(1, 99)), PartitionUnknownError),
+    (
+        Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="nowhere"),
+        BrokerGroupUnknownError,
+    ),
+    (
+        Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="silent"),
+        NotEnoughBrokersError,
+    ),
+    (
+        Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="full"),
+        NotEnoughBrokersError,
+    ),
+    (Reshape(kind=OperationKind.EVACUATE, broker_group="nowhere"), BrokerGroupUnknownError),
+    (
+        Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True),
+        InvalidRequestError,
+    ),
+]
+
+
+@pytest.mark.parametrize(("ask", "error"), BAD)
+def test_bad_requests_change_nothing(rows: Rows, ask: Reshape, error: type[Exception]):
+    """Each has its typed error, planned or begun, and no row is written."""
+    rows.report("silent")
+    rows.now_ms += TTL_MS
+    rows.report("g1", "g2")
+    full = BrokerHeartbeat(broker_group="full", broker_id="f", address="f:1", writable=False)
+    rows.run(report_broker, full, ttl_ms=TTL_MS)
+    before = facts(rows)
+    for work in (plan_operations, None):
+        with pytest.raises(error):
+            rows.begin(ask) if work is None else rows.run(work, ask)
+    assert facts(rows) == before
+    assert rows.run(subject_operations, "s") == []
+
+
+def test_a_dry_run_is_the_plan_and_nothing_else(rows: Rows):
+    """The plan names what is begun afterwards, and writes nothing."""
+    before = facts(rows)
+    (planned,) = rows.run(plan_operations, resize(4))
+    view = planned.view(resize(4))
+    assert facts(rows) == before
+    (operation_id,) = rows.begin(resize(4))
+    begun = rows.run(operation_views, [operation_id])[0]
+    assert begun.sealed == view.sealed
+    assert [one.name for one in begun.children] == [one.name for one in view.children]
+
+
+def test_nothing_to_do_is_no_operation(rows: Rows):
+    """A resize to what is there already journals nothing."""
+    assert rows.begin(resize(2)) == [0]
+    assert rows.run(subject_operations, "s") == []
+
+
+def test_nothing_is_sealed_while_a_parent_cannot_be(rows: Rows):
+    """With one of two parents silent the operation waits in PLAN, and goes on when the broker is back."""
+    (operation_id,) = rows.begin(resize(1))
+    rows.now_ms += TTL_MS
+    rows.report("g2")
+    assert rows.drive(operation_id, driver="first") is OperationState.PLAN
+    assert rows.run(idle_operations) == []
+    rows.report("g1")
+    assert rows.run(idle_operations) == [operation_id]
+    assert rows.drive(operation_id, driver="second") is OperationState.DONE
+
+
+def evacuate(rows: Rows) -> Reshape:
+    rows.now_ms += TTL_MS
+    rows.report("g2")
+    return Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
+
+
+def test_without_its_source_a_strict_subject_is_held(rows: Rows):
+    """The children of a dead broker's partitions stay closed until it is back and has sealed."""
+    (operation_id,) = rows.begin(evacuate(rows))
+    before = rows.run(read_route, "s")
+    assert rows.drive(operation_id, driver="first") is OperationState.PLAN
+    assert rows.run(read_route, "s") == before
+    rows.report("g1")
+    assert rows.drive(operation_id, driver="first") is OperationState.DONE
+    (view,) = rows.run(operation_views, [operation_id])
+    assert view.reordered == ()
+
+
+def test_without_its_source_a_best_tried_subject_goes_on_and_says_so(rows: Rows):
+    """The children open at once, declared; a second operation is free; the source is sealed when it is back."""
+    rows.create("tried", 2, OrderStrategy.BEST_TRIED)
+    begun = rows.begin(evacuate(rows))
+    strict, tried = begun
+    assert rows.drive(strict, driver="first") is OperationState.PLAN
+    assert rows.drive(tried, driver="first") is OperationState.FENCE
+    (view,) = rows.run(operation_views, [tried])
+    assert view.reordered == view.sealed
+    forsaken = sa.select(partitions.c.state, partitions.c.end_offset).where(
+        partitions.c.partition_id == view.sealed[0]
+    )
+    assert rows.run(lambda connection: connection.execute(forsaken).one()) == (
+        PartitionState.SEALED,
+        None,
+    )
+    assert rows.run(idle_operations) == []
+    ask = Reshape(kind=OperationKind.RESIZE, subject="tried", partitions=3)
+    (third,) = rows.begin(ask)
+    assert rows.drive(third, driver="first") is OperationState.DONE
+    rows.report("g1")
+    assert tried in rows.run(idle_operations)
+    assert rows.drive(tried, driver="first") is OperationState.DONE
+    end = rows.run(lambda connection: connection.execute(forsaken).one()).end_offset
+    assert end == 100 + view.sealed[0]
