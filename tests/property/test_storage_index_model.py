@@ -1,13 +1,18 @@
-"""Consume queues against a list: every offset is found, by any budget, after any flush and truncation."""
+"""Both indexes against a list: every offset and time, after any flush, restart, truncation and retention."""
 
 from __future__ import annotations
+
+import tempfile
+from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from keylane.broker.storage.consume_queue import Unit
+from indexes import ListIndex, opener
+from keylane.broker.storage.consume_queue import ConsumeQueues
 from keylane.broker.storage.index_file import FileConsumeQueues
+from keylane.protocol.control import TimeBound
 from sim.disk import SimDisk
 
 PARTITIONS = 3
@@ -17,54 +22,97 @@ partitions = st.integers(1, PARTITIONS)
 class IndexAgainstAList(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.disk = SimDisk()
-        self.queues = FileConsumeQueues(self.disk)
-        self.model: dict[int, list[Unit]] = {number: [] for number in range(1, PARTITIONS + 1)}
-        self.position = 0
+        self.queues = self.open()
+        self.queues.recover(0)
+        self.model = ListIndex()
+        self.now_ms = 1000
 
-    @rule(partition_id=partitions, counts=st.lists(st.integers(1, 9), max_size=300))
-    def dispatch(self, partition_id: int, counts: list[int]) -> None:
+    def open(self) -> ConsumeQueues:
+        raise NotImplementedError
+
+    @rule(
+        partition_id=partitions,
+        counts=st.lists(st.integers(1, 9), max_size=300),
+        step_ms=st.integers(-3, 5),
+    )
+    def dispatch(self, partition_id: int, counts: list[int], step_ms: int) -> None:
         units = []
         for count in counts:
-            known = self.model[partition_id]
-            base = known[-1].next_offset if known else 0
-            unit = Unit(base, count, self.position, 100 + count, self.position)
-            self.position = unit.end_position
-            known.append(unit)
-            units.append((partition_id, unit))
+            self.now_ms += step_ms
+            units.append(
+                (partition_id, self.model.add(partition_id, count, 100 + count, self.now_ms))
+            )
         self.queues.dispatch(units)
 
     @rule(partition_id=partitions, data=st.data(), bytes_max=st.integers(1, 40_000))
     def find(self, partition_id: int, data, bytes_max: int) -> None:
-        known = self.model[partition_id]
-        end = known[-1].next_offset if known else 0
+        end = self.model.next.get(partition_id, 0)
         offset = data.draw(st.integers(0, end + 2))
         limit = data.draw(st.integers(offset, end + 2))
-        expected: list[Unit] = []
-        left = bytes_max
-        for unit in known:
-            if unit.next_offset <= offset:
-                continue
-            if unit.base_offset >= limit or (expected and unit.length > left):
-                break
-            expected.append(unit)
-            left -= unit.length
-        assert self.queues.find(partition_id, offset, end=limit, bytes_max=bytes_max) == expected
+        wanted = self.model.find(partition_id, offset, end=limit, bytes_max=bytes_max)
+        found = self.queues.find(partition_id, offset, end=limit, bytes_max=bytes_max)
+        assert found == wanted
+
+    @rule(partition_id=partitions, data=st.data(), bound=st.sampled_from(TimeBound))
+    def by_time(self, partition_id: int, data, bound: TimeBound) -> None:
+        live = self.model.live(partition_id)
+        times = [unit.appended_at_ms for unit in live] or [0]
+        at_ms = data.draw(st.sampled_from(times)) + data.draw(st.integers(-1, 1))
+        wanted = self.model.by_time(partition_id, at_ms, bound)
+        assert self.queues.by_time(partition_id, at_ms, bound) == wanted
 
     @rule()
-    def flush(self) -> None:
-        self.queues.flush()
+    def bounds(self) -> None:
+        assert self.queues.partitions() == sorted(self.model.next)
+        for partition_id in range(1, PARTITIONS + 1):
+            assert self.queues.bounds(partition_id) == self.model.bounds(partition_id)
+
+    @rule(data=st.data())
+    def retain(self, data) -> None:
+        position = data.draw(st.integers(0, self.model.position))
+        found = dict(pair for step in self.queues.retain(position) for pair in step)
+        assert found == self.model.retain(position)
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.queues.checkpoint(self.model.position)
 
     @rule(data=st.data())
     def restart(self, data) -> None:
         """What was written is there again; a truncation forgets exactly what lies behind it."""
         self.queues.close()
-        self.queues = FileConsumeQueues(self.disk)
-        position = data.draw(st.integers(0, self.position))
-        self.queues.truncate(position)
-        for known in self.model.values():
-            known[:] = [unit for unit in known if unit.position < position]
+        self.queues = self.open()
+        position = data.draw(st.integers(0, self.model.position))
+        known = self.queues.recover(position)
+        assert known <= position
+        if known:
+            self.model.truncate(known)
+        else:
+            self.model = ListIndex()
+
+    def teardown(self) -> None:
+        self.queues.close()
 
 
-TestIndex = IndexAgainstAList.TestCase
-TestIndex.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+class FileIndex(IndexAgainstAList):
+    def open(self) -> ConsumeQueues:
+        if not hasattr(self, "disk"):
+            self.disk = SimDisk()
+        return FileConsumeQueues(self.disk)
+
+
+class RocksIndex(IndexAgainstAList):
+    def open(self) -> ConsumeQueues:
+        if not hasattr(self, "folder"):
+            self.folder = tempfile.TemporaryDirectory()
+        return opener("rocksdb", Path(self.folder.name))()
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.folder.cleanup()
+
+
+TestFileIndex = FileIndex.TestCase
+TestFileIndex.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestRocksIndex = RocksIndex.TestCase
+TestRocksIndex.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)

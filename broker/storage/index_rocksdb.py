@@ -1,0 +1,258 @@
+"""Consume queues in RocksDB, for brokers with very many partitions.  Disk, through the library.
+
+    dispatch ─▶ one atomic batch: units, ends of their partitions, the log position            rocks_tables.py
+    checkpoint ─▶ one sync of the write-ahead log
+
+Invariants
+    Units, bounds and position are never of different times.
+    The write-ahead log is on and is synced at a checkpoint only.  So a checkpoint costs one sync and leaves no small
+    tables behind, a crash loses what came after it, which the log has, and no restart begins at the last full table.
+
+The ends of many partitions are read with one multi-get.  Units are read by an iterator, one batch or thousands: the
+key of the next batch is known only from the one before it.
+
+Source: RocketMQ's RocksDB consume queue (its write-ahead log is off: after a crash it dispatches again from the last
+flush of its tables, however long ago that was; its multi-get is one lookup per unit, issue #10432).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+
+from rocksdict import WriteBatch
+
+from ...protocol.control import TimeBound
+from ...protocol.errors import StorageError
+from .consume_queue import FIND_UNITS_MAX, Unit, misfit
+from .rocks_tables import KEY, UNIT_VALUE, End, RocksTables, first_where, told, unit_at, unit_now
+
+log = logging.getLogger("keylane.broker")
+
+ENDS_MAX = 1 << 16
+"""Partitions whose end is remembered, so that a dispatch need not look it up."""
+RETAIN_PARTITIONS = 2_000
+"""How many partitions one step of `retain` looks at."""
+DELETE_UNITS_MAX = 64
+"""More units than this are deleted as one range: each range slows reading down a little."""
+
+
+class RocksConsumeQueues:
+    """See `ConsumeQueues` for the contract; `path` is a folder of its own."""
+
+    def __init__(self, path: str) -> None:
+        self._tables = RocksTables(path)
+        self._ends: dict[int, End] = {}
+        self._guard = threading.Lock()
+        """Between dispatch and checkpoint, for the position."""
+
+    # ── writing ───────────────────────────────────────────────────────────────────────────────────────
+    def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
+        """See `ConsumeQueues.dispatch`."""
+        if not units:
+            return
+        with told():
+            ends = self._load_ends({partition_id for partition_id, _ in units})
+            new = {partition_id for partition_id, end in ends.items() if end is None}
+            batch = WriteBatch(raw_mode=True)
+            tables = self._tables
+            for partition_id, unit in units:
+                base_offset, count, position, length, at_ms = unit
+                end = ends[partition_id]
+                if end is not None:
+                    if base_offset != end.next_offset:
+                        raise misfit(partition_id, unit, end.next_offset)
+                    at_ms = max(at_ms, end.last_ms)
+                elif partition_id in new:
+                    tables.put_first(batch, partition_id, base_offset, position)
+                value = UNIT_VALUE.pack(position, at_ms, length, count)
+                batch.put(KEY.pack(partition_id, base_offset), value)
+                ends[partition_id] = End(base_offset + count, position, at_ms)
+            for partition_id, end in ends.items():
+                assert end is not None
+                tables.put_end(batch, partition_id, end)
+            tables.put_position(batch, units[-1][1].end_position)
+            with self._guard:
+                tables.write(batch)
+        if len(self._ends) + len(ends) > ENDS_MAX:
+            self._ends.clear()
+        self._ends.update((key, end) for key, end in ends.items() if end is not None)
+
+    def _load_ends(self, partition_ids: set[int]) -> dict[int, End | None]:
+        known = self._ends
+        ends: dict[int, End | None] = {one: known.get(one) for one in partition_ids}
+        missing = [one for one, end in ends.items() if end is None]
+        if missing:
+            ends.update(zip(missing, self._tables.ends(missing), strict=True))
+        return ends
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────
+    def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
+        """See `ConsumeQueues.find`."""
+        found: list[Unit] = []
+        bounds = self.bounds(partition_id)
+        if bounds is None or not bounds[0] <= offset < bounds[1]:
+            return found
+        with told():
+            units = self._tables.units()
+            unit = unit_at(units, partition_id, offset)
+            left = bytes_max
+            while unit.base_offset < end and (not found or unit.length <= left):
+                found.append(unit)
+                left -= unit.length
+                # Not one step behind the last unit: what was deleted there would be walked through.
+                if len(found) == FIND_UNITS_MAX or unit.next_offset >= bounds[1]:
+                    break
+                units.next()
+                if not units.valid():
+                    break
+                unit = unit_now(units)
+                if unit.base_offset != found[-1].next_offset:
+                    break
+            units.status()
+        return found
+
+    def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
+        """See `ConsumeQueues.by_time`."""
+        bounds = self.bounds(partition_id)
+        if bounds is None:
+            return None
+        first, end = bounds
+        with told():
+            units = self._tables.units()
+            if bound is TimeBound.LOWER:
+                low = first_where(units, partition_id, bounds, at_ms=at_ms)
+                return unit_at(units, partition_id, low) if low < end else None
+            low = first_where(units, partition_id, bounds, at_ms=at_ms + 1)
+            return unit_at(units, partition_id, low - 1) if low > first else None
+
+    def bounds(self, partition_id: int) -> tuple[int, int] | None:
+        """See `ConsumeQueues.bounds`."""
+        with told():
+            return self._tables.bounds(partition_id)
+
+    def partitions(self) -> list[int]:
+        """See `ConsumeQueues.partitions`."""
+        with told():
+            return [partition_id for partition_id, *_ in self._tables.all_bounds()]
+
+    # ── forgetting ────────────────────────────────────────────────────────────────────────────────────
+    def retain(self, position: int) -> Iterator[list[tuple[int, int]]]:
+        """See `ConsumeQueues.retain`."""
+        start: int | None = 0
+        while start is not None:
+            with told():
+                changed, start = self._retain_some(start, position)
+            yield changed
+
+    def _retain_some(self, start: int, position: int) -> tuple[list[tuple[int, int]], int | None]:
+        changed = []
+        batch = WriteBatch(raw_mode=True)
+        following = None
+        for looked_at, one in enumerate(self._tables.all_bounds(start)):
+            partition_id, first, first_position, end = one
+            if looked_at == RETAIN_PARTITIONS:
+                following = partition_id
+                break
+            if first_position >= position or first == end.next_offset:
+                continue
+            kept, kept_position = end.next_offset, position
+            if end.position >= position:
+                units = self._tables.units()
+                bounds = (first, end.next_offset)
+                kept = first_where(units, partition_id, bounds, position=position)
+                kept_position = unit_at(units, partition_id, kept).position
+            self._delete(batch, partition_id, first, kept)
+            self._tables.put_first(batch, partition_id, kept, kept_position)
+            changed.append((partition_id, kept))
+        self._tables.write(batch)
+        return changed, following
+
+    def _delete(self, batch: WriteBatch, partition_id: int, first: int, end: int) -> None:
+        """Delete the units with base offsets in [first, end)."""
+        if first == end:
+            return
+        keys = []
+        units = self._tables.units()
+        units.seek(KEY.pack(partition_id, first))
+        last = KEY.pack(partition_id, end)
+        while units.valid() and (key := units.key()) < last:
+            keys.append(key)
+            if len(keys) > DELETE_UNITS_MAX:
+                batch.delete_range(keys[0], last)
+                return
+            units.next()
+        units.status()
+        for key in keys:
+            batch.delete(key)
+
+    def truncate(self, position: int) -> None:
+        """See `ConsumeQueues.truncate`."""
+        self._ends.clear()
+        with told():
+            if not position:
+                self._tables.clear()
+                return
+            batch = WriteBatch(raw_mode=True)
+            for partition_id, first, _, end in self._tables.all_bounds():
+                if end.position >= position and first < end.next_offset:
+                    self._cut(batch, partition_id, first, end, position)
+            if self._tables.position() > position:
+                self._tables.put_position(batch, position)
+            self._tables.write(batch)
+
+    def _cut(
+        self, batch: WriteBatch, partition_id: int, first: int, end: End, position: int
+    ) -> None:
+        units = self._tables.units()
+        bounds = (first, end.next_offset)
+        cut = first_where(units, partition_id, bounds, position=position)
+        if cut == first and not first:
+            self._tables.delete_bounds(batch, partition_id)
+        elif cut < end.next_offset:
+            kept = End(first, 0, 0)
+            if cut > first:
+                last = unit_at(units, partition_id, cut - 1)
+                kept = End(cut, last.position, last.appended_at_ms)
+            self._tables.put_end(batch, partition_id, kept)
+        self._delete(batch, partition_id, cut, end.next_offset)
+
+    # ── durability ────────────────────────────────────────────────────────────────────────────────────
+    def recover(self, position: int, *, first_position: int = 0) -> int:
+        """See `ConsumeQueues.recover`."""
+        try:
+            known = self._tables.position()
+            if known < first_position:
+                known = 0
+            if known > position:
+                self.truncate(position)
+        except Exception as error:  # noqa: BLE001  # the library knows one class only
+            log.warning("the RocksDB index is made again from the log: %s", error)
+            known = 0
+        if not known:
+            self.truncate(0)
+        return min(known, position)
+
+    def checkpoint(self, position: int) -> None:
+        """See `ConsumeQueues.checkpoint`."""
+        with told():
+            with self._guard:
+                if self._tables.position() < position:
+                    batch = WriteBatch(raw_mode=True)
+                    self._tables.put_position(batch, position)
+                    self._tables.write(batch)
+            self._tables.sync()
+
+    def flush(self) -> None:
+        """See `ConsumeQueues.flush`."""
+        self.checkpoint(0)
+
+    def close(self) -> None:
+        """See `ConsumeQueues.close`."""
+        try:
+            with told():
+                self._tables.flush()
+        except StorageError as error:
+            log.warning("the index is not written out: %s", error.message)
+        self._tables.close()
