@@ -39,6 +39,7 @@ from .database import Database
 from .settings import MetaserverSettings
 from .store_brokers import broker_views, renew_broker, report_broker
 from .store_subjects import (
+    SubjectRow,
     open_subject,
     plan_subject,
     planned_partitions,
@@ -104,7 +105,7 @@ class Catalogue:
             plan_subject, ask, subjects_max=self._settings.subjects_max
         )
         if row.route_version == 0:
-            await self._complete(row.name, row.subject_id)
+            await self._complete(row)
         return await self.subject(row.name)
 
     async def repair(self) -> None:
@@ -117,17 +118,18 @@ class Catalogue:
         failed: NotEnoughBrokersError | None = None
         for row in await self._database.read(planned_subjects):
             try:
-                await self._complete(row.name, row.subject_id)
+                await self._complete(row)
             except NotEnoughBrokersError as error:
                 failed = error
         if failed is not None:
             raise failed
 
-    async def _complete(self, name: Subject, subject_id: int) -> None:
-        planned = await self._database.read(planned_partitions, subject_id)
+    async def _complete(self, row: SubjectRow) -> None:
+        name = row.name
+        planned = await self._database.read(planned_partitions, row.subject_id)
         room = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._host(name, one, room)) for one in planned]
+            tasks = [group.create_task(self._host(row, one, room)) for one in planned]
         refused = [task.result() for task in tasks if task.result()]
         if refused:
             raise NotEnoughBrokersError(
@@ -139,13 +141,18 @@ class Catalogue:
             self._wakeups.wake([name])
 
     async def _host(
-        self, name: Subject, partition: Partition, room: asyncio.Semaphore
+        self, row: SubjectRow, partition: Partition, room: asyncio.Semaphore
     ) -> str | None:
         """Have a broker host a partition; the reason if it did not."""
         if partition.address is None:
             return f"broker group {partition.broker_group!r} is silent"
         # PLANNED is a word of the metaserver; the broker learns of a partition that takes messages.
-        body = HostPartition(subject=name, partition=replace(partition, state=PartitionState.OPEN))
+        body = HostPartition(
+            subject=row.name,
+            partition=replace(partition, state=PartitionState.OPEN),
+            order_strategy=row.order_strategy,
+            partitions_wanted=row.partitions_wanted,
+        )
         async with room:
             try:
                 await BrokerClient(self._network, partition.address).host_partition(body)

@@ -216,7 +216,12 @@ class Reshaper:
                     return one.partition_id, status.next_offset
                 facts = replace(one, state=PartitionState.OPEN)
                 await broker.host_partition(
-                    HostPartition(subject=operation.subject, partition=facts)
+                    HostPartition(
+                        subject=operation.subject,
+                        partition=facts,
+                        order_strategy=operation.order_strategy,
+                        partitions_wanted=operation.partitions_wanted,
+                    )
                 )
             except KeylaneError as error:
                 return f"partition {one.partition_id} on {one.broker_group!r}: {error.message}"

@@ -39,6 +39,9 @@ class Operation:
     operation_id: int
     subject_id: int
     subject: Subject
+    order_strategy: OrderStrategy
+    partitions_wanted: int
+    """Those the subject was created with."""
     state: OperationState
     may_forsake: bool
     """The route may change although a silent broker has not sealed: the operator said so, and the subject's
@@ -69,7 +72,12 @@ def claim_operation(
 def read_operation(connection: Connection, operation_id: int) -> Operation:
     """An operation and what is left to do in its present state."""
     row = connection.execute(
-        sa.select(operations, subjects.c.name, subjects.c.order_strategy)
+        sa.select(
+            operations,
+            subjects.c.name,
+            subjects.c.order_strategy,
+            subjects.c.partitions_wanted,
+        )
         .join(subjects, subjects.c.subject_id == operations.c.subject_id)
         .where(operations.c.operation_id == operation_id)
     ).one()
@@ -85,6 +93,8 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         operation_id=row.operation_id,
         subject_id=row.subject_id,
         subject=Subject(row.name),
+        order_strategy=OrderStrategy(row.order_strategy),
+        partitions_wanted=row.partitions_wanted,
         state=state,
         may_forsake=_may_forsake(row),
         todo=todo,

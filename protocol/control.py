@@ -233,11 +233,19 @@ class GroupList(Struct, frozen=True, kw_only=True):
 
 
 # ── partitions on a broker ────────────────────────────────────────────────────────────────────────────
-class HostPartition(Struct, frozen=True, kw_only=True):
-    """Host this partition from now on; again with the same facts changes nothing."""
+class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    Host this partition from now on; again with the same facts changes nothing.
+
+    The broker keeps what it is told of the subject, so that the metaserver's database can be made anew from it.
+    """
 
     subject: str
     partition: Partition
+    order_strategy: OrderStrategy | None = None
+    """The subject's; None: not said."""
+    partitions_wanted: Count = 0
+    """How many partitions the subject was created with; 0: not said."""
 
 
 class GroupStatus(Struct, frozen=True, kw_only=True):
@@ -264,6 +272,8 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     first_offset: int
     next_offset: int
     groups: tuple[GroupStatus, ...] = ()
+    facts: HostPartition | None = None
+    """What the broker was told when it began to host it."""
 
 
 class TimeBound(enum.StrEnum):
@@ -286,6 +296,8 @@ class PartitionStatusList(Struct, frozen=True, kw_only=True):
 
     broker_group: str
     partitions: list[PartitionStatus]
+    broker_id: str = ""
+    """Identity of the data folder."""
 
 
 encode_json = msgspec.json.Encoder().encode
