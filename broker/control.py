@@ -59,6 +59,7 @@ class BrokerControl:
         return PartitionStatusList(
             broker_group=self._broker_group,
             partitions=[partition.status(now_ms=now_ms) for _, partition in hosted],
+            broker_id=self._broker_id,
         )
 
     async def describe(self, _body: object, params: Params) -> PartitionStatus:

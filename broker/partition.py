@@ -144,7 +144,7 @@ class HostedPartition:
     # ── views ─────────────────────────────────────────────────────────────────────────────────────────
     def check_same_facts(self, facts: HostPartition) -> None:
         """Raises InvalidRequestError if `facts` differ in what never changes."""
-        if stored_facts(facts) != self.facts:
+        if not _same_facts(stored_facts(facts), self.facts):
             raise InvalidRequestError(
                 f"partition {self.partition_id} is hosted with other facts",
                 partition_id=self.partition_id,
@@ -174,10 +174,19 @@ class HostedPartition:
             first_offset=self.first_offset,
             next_offset=self.readable_offset,
             groups=tuple(groups),
+            facts=self.facts,
         )
 
 
 def stored_facts(facts: HostPartition) -> HostPartition:
     """The facts without what changes: address and state."""
     partition = msgspec.structs.replace(facts.partition, address=None, state=PartitionState.OPEN)
-    return HostPartition(subject=facts.subject, partition=partition)
+    return msgspec.structs.replace(facts, partition=partition)
+
+
+def _same_facts(one: HostPartition, other: HostPartition) -> bool:
+    """Nothing that both of them say differs: who hosted it first may have known less of the subject."""
+    said = {one.order_strategy, other.order_strategy} - {None}
+    counts = {one.partitions_wanted, other.partitions_wanted} - {0}
+    same = (one.subject, one.partition) == (other.subject, other.partition)
+    return same and len(said) <= 1 and len(counts) <= 1
