@@ -62,13 +62,20 @@ async def running_broker(
         readers = ThreadPoolExecutor(settings.reader_threads, "read")
         stack.callback(readers.shutdown)
         run_commit = _in_pool(writer)
+        snapshots = ThreadPoolExecutor(1, "snapshot")
+        stack.callback(snapshots.shutdown)
         stack.callback(files.close)
 
         def open_store() -> tuple[Identity, Store]:
             files.lock()
             identity = claim_folder(files, broker_group=settings.group, dice=dice)
             store = Store.open(
-                files, settings, clock=clock, run_commit=run_commit, run_read=_in_pool(readers)
+                files,
+                settings,
+                clock=clock,
+                run_commit=run_commit,
+                run_read=_in_pool(readers),
+                run_snapshot=_in_pool(snapshots),
             )
             return identity, store
 

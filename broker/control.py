@@ -89,6 +89,9 @@ class BrokerControl:
                 "first_position": self._store.log.first_position,
                 "next_position": self._store.log.end,
                 "cut_bytes": self._store.recovered.cut_bytes,
+                "flush": self._store.level,
+                "snapshot_position": self._store.snapshotter.position,
+                "damage": list(self._store.state.problems),
                 "commits": self._store.commit.commits,
             },
         )

@@ -56,8 +56,8 @@ class Entry:
     """One record on its way to the disk; `count` messages, 0 for the broker's own records, no bytes for a marker."""
 
     __slots__ = (
-        "appended_at_ms", "base_offset", "count", "future", "partition_id", "position", "record",
-        "settled", "stamped", "undo",
+        "appended_at_ms", "base_offset", "count", "durable", "future", "partition_id", "position",
+        "record", "settled", "stamped", "undo",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +70,7 @@ class Entry:
         appended_at_ms: int = 0,
         settled: Callable[[Entry], None] | None = None,
         undo: Callable[[], None] | None = None,
+        durable: bool = False,
     ) -> None:
         self.record = record
         self.partition_id = partition_id
@@ -84,6 +85,8 @@ class Entry:
         """Called when it is durable, before `future` is resolved."""
         self.undo = undo
         """Takes the decision back if it cannot be made durable."""
+        self.durable = durable
+        """To be synced before it is settled, however the broker flushes."""
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -107,6 +110,8 @@ class GroupCommit:
         clock: Clock,
         queued_bytes_max: int,
         commit_bytes_max: int,
+        flush_ms: int = 0,
+        free_bytes: Callable[[], int] = lambda: 1 << 62,
     ) -> None:
         self._log = log
         self._queues = queues
@@ -120,18 +125,47 @@ class GroupCommit:
         self._late: dict[Hashable, _Late] = {}
         self._task: asyncio.Task[None] | None = None
         self._failure: KeylaneError | None = None
+        self._flush_ms = flush_ms
+        """How long written records may wait for their sync; 0: each commit has its own."""
+        self._sync_due_ms = 0
+        """When what was written without a sync has to have one; 0: there is nothing."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._free_bytes = free_bytes
         self._full_until_ms = 0
+        self._full_bytes = 0
+        """What did not fit when the disk was full."""
+        self._held = ""
         self.commits = 0
-        """Commits made durable since the start."""
+        """Commits settled since the start."""
+        self.failures = 0
+        """Times that decisions had to be taken back."""
+        self.on_settled: Callable[[], None] = lambda: None
+        """Called after each commit."""
 
     @property
     def reason(self) -> str:
         """Why no writes are taken; "" if they are."""
         if self._failure is not None:
             return self._failure.message
-        if self._clock.boot_ms() < self._full_until_ms:
-            return "the disk is full"
+        if self._held:
+            return self._held
+        if self._full_until_ms:
+            now_ms = self._clock.boot_ms()
+            if now_ms >= self._full_until_ms and not self._fits():
+                self._full_until_ms = now_ms + RETRY_FULL_MS
+            if now_ms < self._full_until_ms:
+                return "the disk is full"
         return ""
+
+    def _fits(self) -> bool:
+        try:
+            return self._free_bytes() >= self._full_bytes
+        except StorageError:
+            return False
+
+    def hold(self, reason: str) -> None:
+        """Take no writes for this reason from now on; "" to take them again."""
+        self._held = reason
 
     def check_room(self, length: int) -> None:
         """
@@ -141,7 +175,7 @@ class GroupCommit:
             BrokerReadOnlyError: a write failed before, or the disk was full a moment ago.
             OverloadedError: too many bytes are waiting.
         """
-        if self._failure is not None or self._full_until_ms:
+        if self._failure is not None or self._held or self._full_until_ms:
             reason = self.reason
             if reason:
                 raise BrokerReadOnlyError(f"the broker takes no writes: {reason}")
@@ -177,6 +211,12 @@ class GroupCommit:
             return entry.future
         return self.submit(entry)
 
+    def synced(self) -> asyncio.Future[None]:
+        """As `flushed`, and synced also where that may come later."""
+        if not self._flush_ms:
+            return self.flushed()
+        return self.submit(Entry(b"", durable=True))
+
     def _start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._drain(), name="group commit")
 
@@ -184,15 +224,20 @@ class GroupCommit:
         try:
             while self._queue or self._late:
                 entries, plan, units = self._take()
+                durable = self._is_due(entries)
                 try:
-                    if plan.end > plan.start:
-                        await self._run_blocking(self._write, plan, units)
+                    if plan.end > plan.start or (durable and self._sync_due_ms):
+                        await self._run_blocking(self._write, plan, units, durable)
                 except StorageError as error:
+                    self._full_bytes = plan.end - plan.start
                     self._fail(error, entries)
                 except Exception as error:
                     log.exception("the commit failed")
                     self._fail(FlushFailedError(f"a fault of our own: {error!r}"), entries)
                 else:
+                    if plan.end > plan.start:
+                        self._full_until_ms = 0
+                    self._plan_sync(plan, durable)
                     self._settle(entries)
         finally:
             self._task = None
@@ -230,21 +275,46 @@ class GroupCommit:
             entries += [_waiting(future) for future in one.futures]
         return entries, plan, units
 
-    def _write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> None:
-        self._log.write(plan)
-        self._queues.dispatch(units)
+    def _write(self, plan: WritePlan, units: list[tuple[int, Unit]], durable: bool) -> None:
+        if plan.end > plan.start:
+            self._log.write(plan, durable=durable)
+            self._queues.dispatch(units)
+        else:
+            self._log.sync()
+
+    def _is_due(self, entries: list[Entry]) -> bool:
+        """Has this commit to end with a sync?"""
+        if not self._flush_ms or any(entry.durable for entry in entries):
+            return True
+        return 0 < self._sync_due_ms <= self._clock.boot_ms()
+
+    def _plan_sync(self, plan: WritePlan, durable: bool) -> None:
+        """Have what was not synced now be synced soon, also if nothing more is written."""
+        if durable:
+            self._sync_due_ms = 0
+        elif not self._sync_due_ms and plan.end > plan.start:
+            self._sync_due_ms = self._clock.boot_ms() + self._flush_ms
+            if self._timer is None:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(self._flush_ms / 1000, self._sync_now)
+
+    def _sync_now(self) -> None:
+        self._timer = None
+        if self._sync_due_ms and self._failure is None:
+            self.synced()
 
     def _settle(self, entries: list[Entry]) -> None:
         self.commits += 1
-        self._full_until_ms = 0
         for entry in entries:
             self._queued_bytes -= len(entry.record)
             if entry.settled is not None:
                 entry.settled(entry)
             if not entry.future.done():
                 entry.future.set_result(None)
+        self.on_settled()
 
     def _fail(self, error: StorageError, entries: list[Entry]) -> None:
+        self.failures += 1
         full = isinstance(error, DiskFullError)
         if full:
             log.error("the disk is full: no writes for %d ms", RETRY_FULL_MS)
@@ -268,6 +338,10 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Wait until everything submitted is durable or has failed."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sync_due_ms and self._failure is None:
+            self.synced()
         while self._task is not None:
             await asyncio.wait([self._task])
 

@@ -8,10 +8,12 @@ the end of what readers may see.  If the disk refuses, `undo_…` brings the sta
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from ..protocol.control import GroupStatus, HostPartition, PartitionStatus
-from ..protocol.errors import InvalidRequestError, OverloadedError, StaleRouteError
+from ..protocol.errors import CorruptLogError, InvalidRequestError, OverloadedError, StaleRouteError
 from ..protocol.ids import check_name
 from ..protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from ..protocol.offsets import AckedOffsets
@@ -40,9 +42,25 @@ class Group:
         self.saved_version = 0
         """The version that is on the disk."""
 
+    def quiet(self, now_ms: int) -> bool:
+        """Its fence and progress are on the disk, and nobody holds the lock."""
+        return (
+            self.durable_fence == self.lock.fence
+            and self.version == self.saved_version
+            and self.lock.expires_at_ms <= now_ms
+        )
+
     def cursor_body(self) -> CursorBody:
         """The record of its progress now."""
         return CursorBody(self.name, self.lock.fence, self.acked.cursor, self.acked.ranges)
+
+
+class Lost(NamedTuple):
+    """Offsets `[start, end)` whose bytes the log has lost, at `position`; `end` is -1 if it is not known."""
+
+    start: int
+    end: int
+    position: int
 
 
 AppendUndo = tuple[int, int, int, ProducerState | None, tuple[int, ProducerState] | None]
@@ -52,8 +70,8 @@ class HostedPartition:
     """The state of one partition; `facts` never change."""
 
     __slots__ = (
-        "appended_at_ms", "ended", "facts", "first_offset", "groups", "next_offset",
-        "partition_id", "producers", "readable_offset", "sealed",
+        "__weakref__", "appended_at_ms", "ended", "facts", "fences_lost", "first_offset", "groups", "lost",
+        "next_offset", "partition_id", "producers", "readable_offset", "sealed",
     )  # fmt: skip
 
     def __init__(self, facts: HostPartition) -> None:
@@ -71,10 +89,68 @@ class HostedPartition:
         self.producers: dict[int, ProducerState] = {}
         """By producer id, the one that appended longest ago first."""
         self.groups: dict[str, Group] = {}
+        self.lost: tuple[Lost, ...] = ()
+        """What damage took from it, in the order of offsets: it takes no appends, and reads stop there."""
+        self.fences_lost = False
+        """A fence may have been lost: no consumer is let in, because nobody can tell who owns it."""
+
+    # ── damage ────────────────────────────────────────────────────────────────────────────────────────
+    def lose(self, start: int, end: int, *, position: int) -> None:
+        """Offsets `[start, end)` are lost, by damage at `position`; end -1: and whatever came after them."""
+        if not any(one.start <= start and (one.end == -1 or end <= one.end) for one in self.lost):
+            self.lost = tuple(sorted((*self.lost, Lost(start, end, position))))
+
+    def check_whole(self) -> None:
+        """Raises CorruptLogError if the log has lost any of it: its end cannot be trusted."""
+        if self.lost or self.fences_lost:
+            position = self.lost[0].position if self.lost else -1
+            raise self._damaged(position, "takes no messages")
+
+    def check_end_known(self) -> None:
+        """Raises CorruptLogError if nobody knows how many messages there were."""
+        if self.lost and self.lost[-1].end == -1:
+            raise self._damaged(self.lost[-1].position, "cannot be sealed")
+
+    def check_owners(self) -> None:
+        """Raises CorruptLogError if a fence may have been lost."""
+        if self.fences_lost:
+            position = self.lost[0].position if self.lost else -1
+            raise self._damaged(position, "cannot tell who owns it")
+
+    def readable_end(self, offset: int) -> int:
+        """
+        Where a read from `offset` on has to stop.
+
+        Raises:
+            CorruptLogError: `offset` itself is lost.
+        """
+        for one in self.lost:
+            if offset < one.start:
+                return one.start
+            if one.end == -1 or offset < one.end:
+                raise self._damaged(one.position, f"has lost offset {offset}")
+        return self.readable_offset
+
+    def _damaged(self, position: int, what: str) -> CorruptLogError:
+        return CorruptLogError(
+            f"partition {self.partition_id} {what}: the log is damaged at position {position}",
+            partition_id=self.partition_id,
+            position=position,
+        )
+
+    def quiet(self, now_ms: int) -> bool:
+        """Nothing is under way: a restart would find it as it is."""
+        return (
+            self.next_offset == self.readable_offset
+            and self.sealed == self.ended
+            and all(group.quiet(now_ms) for group in self.groups.values())
+        )
 
     # ── appends ───────────────────────────────────────────────────────────────────────────────────────
     def decide_append(self, header: Header) -> Duplicate | None:
-        """See `appends.decide_append`.  Raises StaleRouteError if sealed and not a duplicate."""
+        """See `appends.decide_append`.  Raises StaleRouteError if sealed and not a duplicate, CorruptLogError."""
+        if self.lost or self.fences_lost:
+            self.check_whole()
         found = decide_append(self.producers.get(header.producer_id), header)
         if found is None and self.sealed:
             raise StaleRouteError(partition_id=self.partition_id, end_offset=self.next_offset)

@@ -39,7 +39,6 @@ from .pull_lock import check_holder, decide_acquire, release, renew, take
 from .store import Store
 from .waiting import Waiting
 
-DURABLE = "fsync"
 Handled = tuple[Answer, bytes]
 
 
@@ -76,11 +75,12 @@ class BrokerService:
     async def _append(self, request: Append, payload: memoryview) -> Handled:
         durable, base_offset, duplicate = self._store.append(request.partition_id, payload)
         await durable
-        return Appended(request.correlation_id, base_offset, DURABLE, duplicate), b""
+        return Appended(request.correlation_id, base_offset, self._store.level, duplicate), b""
 
     async def _acquire(self, request: Acquire, _payload: memoryview) -> Handled:
         token, session = request.token, request.session
         partition = self._store.state.partition(request.partition_id)
+        partition.check_owners()
         group = partition.group_for_acquire(request.group)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
             durable = self._store.raise_fence(partition, group, token=token, session=session)
@@ -109,7 +109,7 @@ class BrokerService:
         drained = partition.ended and request.offset == partition.next_offset
         if request.wait_ms and request.offset == partition.readable_offset and not drained:
             await self._waiting.wait(partition.partition_id, request.wait_ms)
-            self._held(request)
+            partition, group = self._held(request)
         answer = await self._batches(request, partition, bytes_max)
         check_holder(group.lock, token=request.token, session=request.session)
         return answer
@@ -171,6 +171,7 @@ class BrokerService:
     def _held(self, request: Pull | Ack | Release) -> tuple[HostedPartition, Group]:
         """The partition and the group of the asker, who holds the lock, or takes it again, and renews it."""
         partition = self._store.state.partition(request.partition_id)
+        partition.check_owners()
         group = partition.groups.get(request.group)
         if group is None:
             raise TokenUnknownError("the group never acquired this partition", token=request.token)
@@ -193,4 +194,5 @@ def _check_read(partition: HostedPartition, offset: int, bytes_max: int) -> int:
             first_offset=partition.first_offset,
             next_offset=partition.readable_offset,
         )
+    partition.readable_end(offset)
     return min(bytes_max, PULL_BYTES_MAX)

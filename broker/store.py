@@ -17,24 +17,27 @@ from ..protocol.control import HostPartition
 from ..protocol.errors import CorruptBatchError, InvalidRequestError
 from ..protocol.ids import check_name
 from ..protocol.limits import LOGICAL_PARTITIONS
-from ..protocol.record import HEADER_BYTES, Header, Kind
+from ..protocol.record import HEADER_BYTES
 from .appends import Duplicate
 from .group_commit import Entry, GroupCommit, RunBlocking
+from .opening import open_state
 from .partition import Group, HostedPartition, stored_facts
 from .records import FenceBody, encode_body
 from .settings import BrokerSettings
+from .snapshotter import Snapshotter
 from .state import BrokerState
-from .storage.batch_reader import BatchReader, unit_of
+from .storage.batch_reader import BatchReader
 from .storage.commit_log import CommitLog
-from .storage.consume_queue import ConsumeQueues, Unit
+from .storage.consume_queue import ConsumeQueues
 from .storage.files import Files
 from .storage.index_file import FileConsumeQueues
-from .storage.recovery import Recovered, recover_log
+from .storage.recovery import Recovered
+from .storage.snapshot import Snapshots
 from .tail_cache import TailCache
 
 OWN_RECORD_BYTES = 4096
 """Room asked for a fence, a seal or a partition before its record is made."""
-DISPATCH_UNITS = 4096
+LEVELS = {"sync": "fsync", "async": "async"}
 
 
 class Store:
@@ -49,12 +52,18 @@ class Store:
         log: CommitLog,
         queues: ConsumeQueues,
         recovered: Recovered,
+        snapshots: Snapshots,
+        position: int,
         run_commit: RunBlocking,
         run_read: RunBlocking,
+        run_snapshot: RunBlocking,
+        free_bytes: Callable[[], int],
     ) -> None:
         self.state = state
         self.log = log
         self.recovered = recovered
+        self.level = LEVELS[settings.flush]
+        """How durable what is answered is: "fsync", or "async" for a moment later."""
         self._clock = clock
         self._queues = queues
         self._reader = BatchReader(log, queues)
@@ -68,6 +77,18 @@ class Store:
             clock=clock,
             queued_bytes_max=settings.queued_bytes_max,
             commit_bytes_max=settings.commit_bytes_max,
+            flush_ms=0 if settings.flush == "sync" else settings.flush_ms,
+            free_bytes=free_bytes,
+        )
+        self.snapshotter = Snapshotter(
+            state,
+            log,
+            queues,
+            self.commit,
+            snapshots,
+            position=position,
+            snapshot_bytes=settings.snapshot_bytes,
+            run_blocking=run_snapshot,
         )
         self._wake: Callable[[int], None] = lambda _partition_id: None
 
@@ -80,40 +101,33 @@ class Store:
         clock: Clock,
         run_commit: RunBlocking,
         run_read: RunBlocking,
+        run_snapshot: RunBlocking | None = None,
     ) -> Store:
         """
         Recover the store of a locked data folder; blocks.
 
         Raises:
-            CorruptLogError: durable bytes are damaged; nothing was changed.
+            DataFolderError: a newer broker wrote in this folder.
         """
-        state = BrokerState()
         queues = FileConsumeQueues(files)
-        queues.recover(0)
-        units: list[tuple[int, Unit]] = []
-
-        def visit(header: Header, body: memoryview) -> None:
-            state.apply(header, body)
-            if header.kind == Kind.MESSAGES:
-                units.append((header.partition_id, unit_of(header)))
-                if len(units) >= DISPATCH_UNITS:
-                    queues.dispatch(units)
-                    units.clear()
-
-        recovered = recover_log(files, visit)
-        queues.dispatch(units)
+        opened = open_state(files, queues, clock=clock)
+        recovered = opened.recovered
         log = CommitLog(
             files, segment_bytes=settings.segment_bytes, bases=recovered.bases, end=recovered.end
         )
         return cls(
             settings=settings,
             clock=clock,
-            state=state,
+            state=opened.state,
             log=log,
             queues=queues,
             recovered=recovered,
+            snapshots=opened.snapshots,
+            position=opened.position,
             run_commit=run_commit,
             run_read=run_read,
+            run_snapshot=run_snapshot or run_read,
+            free_bytes=files.free_bytes,
         )
 
     def on_change(self, wake: Callable[[int], None]) -> None:
@@ -147,6 +161,7 @@ class Store:
             )
         partition = self.state.partition(partition_id)
         self.commit.check_room(header.length)
+        self.state.touch(partition)
         found = partition.decide_append(header)
         if isinstance(found, Duplicate):
             return self.commit.flushed(), found.base_offset, True
@@ -193,12 +208,14 @@ class Store:
         if known is not None:
             known.check_same_facts(facts)
             return known, self.commit.flushed()
+        self.state.check_no_orphan(partition_id)
         self.commit.check_room(OWN_RECORD_BYTES)
         partition = self.state.host(facts)
         entry = Entry(
             encode_body(partition_id, facts),
             partition_id=partition_id,
             undo=partial(self.state.unhost, partition_id),
+            durable=True,
         )
         return partition, self.commit.submit(entry)
 
@@ -212,7 +229,9 @@ class Store:
         partition = self.state.partition(partition_id)
         if partition.sealed:
             return partition, self.commit.flushed()
+        partition.check_end_known()
         self.commit.check_room(OWN_RECORD_BYTES)
+        self.state.touch(partition)
         partition.sealed = True
 
         def settled(_entry: Entry) -> None:
@@ -225,6 +244,7 @@ class Store:
             base_offset=partition.next_offset,
             settled=settled,
             undo=partial(setattr, partition, "sealed", False),
+            durable=True,
         )
         return partition, self.commit.submit(entry)
 
@@ -234,6 +254,7 @@ class Store:
     ) -> asyncio.Future[None]:
         """Raise a group's fence after `decide_acquire` said so; the group is kept from now on."""
         self.commit.check_room(OWN_RECORD_BYTES)
+        self.state.touch(partition)
         before = copy(group.lock) if group.name in partition.groups else None
         body = FenceBody(group.name, token, session)
         partition.groups[group.name] = group
@@ -248,11 +269,13 @@ class Store:
             partition_id=partition.partition_id,
             settled=settled,
             undo=partial(partition.undo_fence, group.name, before),
+            durable=True,
         )
         return self.commit.submit(entry)
 
     def save_progress(self, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
         """Make a group's progress durable with the next commit."""
+        self.state.touch(partition)
 
         def make() -> Entry:
             version = group.version
@@ -282,14 +305,17 @@ class Store:
         pieces, upto = self._cache.read(partition.partition_id, offset, bytes_max=bytes_max)
         if pieces:
             return b"".join(pieces), upto
+        end = partition.readable_end(offset)
         data, upto = await self._run_read(
-            self._reader.read, partition.partition_id, offset, partition.readable_offset, bytes_max
+            self._reader.read, partition.partition_id, offset, end, bytes_max
         )
         return data, upto
 
     async def close(self) -> None:
-        """Finish what is queued, write out the index, close files."""
+        """Finish what is queued, write a snapshot that stands for all of the log, close files."""
         await self.commit.close()
+        if not self.commit.reason:
+            await self.snapshotter.write(clean=True)
         await self._run_commit(self._close)
 
     def _close(self) -> None:

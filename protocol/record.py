@@ -62,6 +62,8 @@ class Kind(enum.IntEnum):
     """A consumer group's fencing token on the partition rose."""
     CURSOR = 5
     """A consumer group's cursor and acked ranges on the partition."""
+    STATE = 6
+    """All of the partition but its messages, written again before the records that said so are removed."""
 
 
 class Codec(enum.IntEnum):

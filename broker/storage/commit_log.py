@@ -2,28 +2,36 @@
 
     log/00000000000000000000.log   log/00000000001073741712.log   …      named by the position they begin at
 
-    position = number of the byte in the whole log; a record lies in one segment, and segments join without a gap.
+    position = number of the byte in the whole log; a record lies in one segment.  Segments join without a gap; where
+    bytes were lost, the next segment begins after them, and the gap stays.
 
 Invariants
-    Positions only grow; a segment is durable before the next one is created.
+    Positions only grow; a segment is durable before the next one is created, and is never written again after it.
     A record with BARRIER was written when everything before it was durable.  So damage followed by a whole record
-    with BARRIER hit durable bytes; damage without one behind it is a group commit that never finished.
+    with BARRIER hit durable bytes; damage without one behind it is a commit that was never made durable.
     The body of a record is never copied and never touched: only its 96 bytes of header are stamped.
 """
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from ...protocol.errors import DiskFullError, FlushFailedError, StorageError
+from ...protocol.errors import CorruptLogError, DiskFullError, FlushFailedError, StorageError
 from ...protocol.record import HEADER_BYTES, stamp
 from .files import AppendFile, Buffer, Files
+from .trail import TrailWriter, bytes_kept, trail_path
+
+log = logging.getLogger("keylane.broker")
 
 FOLDER = "log"
 SUFFIX = ".log"
 BARRIER = 0x80
 _FLAGS_AT = 15
+_KIND_AT = 13
+Traces = tuple[int, list[Buffer]]
+"""(base of the segment, what its trail gets)"""
 
 
 def segment_path(base: int) -> str:
@@ -43,15 +51,18 @@ def segment_bases(files: Files) -> list[int]:
 class WritePlan:
     """What one group commit writes and where: places records, rolls segments, stamps headers.  Pure."""
 
-    def __init__(self, *, base: int, end: int, segment_bytes: int) -> None:
+    def __init__(self, *, base: int, end: int, segment_bytes: int, barrier: bool = True) -> None:
         self._segment_bytes = segment_bytes
         self._base = base
         self.start = end
         self.end = end
-        self._barrier = True
+        self._barrier = barrier
         self._buffers: list[Buffer] = []
+        self._traces: list[Buffer] = []
         self.chunks: list[tuple[int, list[Buffer]]] = [(base, self._buffers)]
         """(base of the segment, buffers to write at its end), in the order of writing."""
+        self.traces: list[list[Buffer]] = [self._traces]
+        """What the trails get of each chunk."""
 
     def add(
         self, record: Buffer, *, base_offset: int, appended_at_ms: int
@@ -59,10 +70,7 @@ class WritePlan:
         """Place a record, which must stay as it is until it is written; its position and stamped header."""
         length = len(record)
         if self.end > self._base and self.end - self._base + length > self._segment_bytes:
-            self._base = self.end
-            self._buffers = []
-            self.chunks.append((self._base, self._buffers))
-            self._barrier = True
+            self._roll()
         position = self.end
         header = bytearray(record[:HEADER_BYTES])
         if self._barrier:
@@ -72,10 +80,22 @@ class WritePlan:
             header[_FLAGS_AT] &= ~BARRIER
         stamp(header, base_offset=base_offset, position=position, appended_at_ms=appended_at_ms)
         self._buffers.append(header)
+        self._traces.append(header)
         if length > HEADER_BYTES:
-            self._buffers.append(memoryview(record)[HEADER_BYTES:])
+            body = memoryview(record)[HEADER_BYTES:]
+            self._buffers.append(body)
+            if bytes_kept(header[_KIND_AT], length) > HEADER_BYTES:
+                self._traces.append(body)
         self.end = position + length
         return position, header
+
+    def _roll(self) -> None:
+        self._base = self.end
+        self._buffers = []
+        self._traces = []
+        self.chunks.append((self._base, self._buffers))
+        self.traces.append(self._traces)
+        self._barrier = True
 
 
 class CommitLog:
@@ -85,34 +105,61 @@ class CommitLog:
         self._files = files
         self._segment_bytes = segment_bytes
         self._bases = list(bases) or [end]
+        """Replaced, never changed: readers in other threads go by the list they have."""
         self.end = end
-        """Position after the last durable record."""
+        """Position after the last record written: durable, but for what an asynchronous flush has still to do."""
         self._active: AppendFile | None = None
+        self._trail = TrailWriter(files)
+        self._unsynced: list[Traces] = []
+        """Of what was written to the active segment and not synced yet."""
 
     @property
     def first_position(self) -> int:
         """Position of the first record still stored."""
         return self._bases[0]
 
+    @property
+    def bases(self) -> list[int]:
+        """Where the segments begin, sorted; the last one is written to."""
+        return list(self._bases)
+
     def plan(self) -> WritePlan:
         """An empty plan; only one may be under way."""
-        return WritePlan(base=self._bases[-1], end=self.end, segment_bytes=self._segment_bytes)
+        return WritePlan(
+            base=self._bases[-1],
+            end=self.end,
+            segment_bytes=self._segment_bytes,
+            barrier=not self._unsynced,
+        )
 
-    def write(self, plan: WritePlan) -> None:
+    def write(self, plan: WritePlan, *, durable: bool = True) -> None:
         """
-        Write a plan and make it durable.
+        Write a plan and make it durable; if not `durable`, leave the sync of its last segment to `sync`.
 
         Raises:
             DiskFullError: nothing of the plan was kept; a later plan may be tried.
             FlushFailedError: nothing is known about the plan's records; never write again.
         """
         assert plan.start == self.end
+        last = len(plan.chunks) - 1
+        sealed: list[int] = []
+        synced: list[Traces] = []
+        unsynced = list(self._unsynced)
         try:
-            for base, buffers in plan.chunks:
-                if buffers:
-                    file = self._segment(base)
-                    file.append(buffers)
+            for index, (base, buffers) in enumerate(plan.chunks):
+                if not buffers:
+                    continue
+                if base != self._bases[-1]:
+                    sealed.append(self._bases[-1])
+                    if unsynced:
+                        self._segment(self._bases[-1]).fdatasync()
+                        synced, unsynced = synced + unsynced, []
+                file = self._segment(base)
+                file.append(buffers)
+                unsynced.append((base, plan.traces[index]))
+                if durable or index < last:
                     file.fdatasync()
+                    synced, unsynced = synced + unsynced, []
         except DiskFullError:
             self._undo(plan)
             raise
@@ -121,6 +168,32 @@ class CommitLog:
         except StorageError as error:
             raise FlushFailedError(error.message, **error.details) from error
         self.end = plan.end
+        self._unsynced = unsynced
+        self._leave_trail(synced)
+        self._protect(sealed)
+
+    def sync(self) -> None:
+        """
+        Make durable what was written without it.
+
+        Raises:
+            FlushFailedError: nothing is known about those records; never write again.
+        """
+        if self._unsynced:
+            self._segment(self._bases[-1]).fdatasync()
+            unsynced, self._unsynced = self._unsynced, []
+            self._leave_trail(unsynced)
+
+    def _leave_trail(self, synced: list[Traces]) -> None:
+        for base, traces in synced:
+            self._trail.add(base, traces)
+
+    def _protect(self, sealed: list[int]) -> None:
+        for base in sealed:
+            try:
+                self._files.protect(segment_path(base))
+            except StorageError as error:
+                log.warning("a sealed segment stays writable: %s", error.message)
 
     def _segment(self, base: int) -> AppendFile:
         if self._active is not None and base == self._bases[-1]:
@@ -131,7 +204,7 @@ class CommitLog:
         self._active = self._files.open_append(segment_path(base))
         self._files.sync_folder(FOLDER)
         if base != self._bases[-1]:
-            self._bases.append(base)
+            self._bases = [*self._bases, base]
         return self._active
 
     def _undo(self, plan: WritePlan) -> None:
@@ -140,30 +213,57 @@ class CommitLog:
             self._active = None
         try:
             while self._bases[-1] > plan.chunks[0][0]:
-                path = segment_path(self._bases[-1])
-                if self._files.size(path) is not None:
-                    self._files.remove(path)
-                self._bases.pop()
+                self._remove_files(self._bases[-1])
+                self._bases = self._bases[:-1]
             self._files.sync_folder(FOLDER)
             base = self._bases[-1]
             file = self._files.open_append(segment_path(base))
-            file.truncate(plan.start - base)
+            file.truncate(plan.start - base)  # durably, so that what was not synced before is now
             file.close()
         except StorageError as error:
             raise FlushFailedError(f"the disk is full, and {error.message}") from error
+        unsynced, self._unsynced = self._unsynced, []
+        self._leave_trail(unsynced)
 
     def read(self, position: int, length: int) -> bytes:
-        """The bytes at `position`, which must lie in one segment; fewer if they are not there."""
-        base = self._bases[bisect_right(self._bases, position) - 1]
-        return self._files.pread(segment_path(base), position - base, length)
+        """
+        The bytes at `position`, which must lie in one segment; fewer if they are not there.
+
+        Raises:
+            CorruptLogError: the segment is missing.
+        """
+        bases = self._bases
+        base = bases[max(bisect_right(bases, position) - 1, 0)]
+        try:
+            return self._files.pread(segment_path(base), position - base, length)
+        except StorageError as error:
+            raise CorruptLogError(
+                f"the commit log cannot be read at position {position}: {error.message}",
+                position=position,
+            ) from error
 
     def segment_end(self, position: int) -> int:
         """Where the segment that holds `position` ends."""
-        index = bisect_right(self._bases, position)
-        return self._bases[index] if index < len(self._bases) else self.end
+        bases = self._bases
+        index = bisect_right(bases, position)
+        return bases[index] if index < len(bases) else self.end
+
+    def drop_first(self) -> None:
+        """Remove the first segment for ever; the one that is written to stays."""
+        assert len(self._bases) > 1
+        base = self._bases[0]
+        self._bases = self._bases[1:]
+        self._remove_files(base)
+        self._files.sync_folder(FOLDER)
+
+    def _remove_files(self, base: int) -> None:
+        for path in (trail_path(base), segment_path(base)):
+            if self._files.size(path) is not None:
+                self._files.remove(path)
 
     def close(self) -> None:
-        """Let go of the active segment."""
+        """Let go of the files."""
+        self._trail.close()
         if self._active is not None:
             self._active.close()
             self._active = None

@@ -84,6 +84,10 @@ class Files(Protocol):
         """Up to `length` bytes from `position` on; fewer at the end of the file."""
         ...
 
+    def protect(self, path: str) -> None:
+        """Let nobody write to a file any more; a file that is open for writing stays so."""
+        ...
+
     def rename(self, old: str, new: str) -> None:
         """Put a file in another's place, at once."""
         ...
@@ -105,14 +109,14 @@ class Files(Protocol):
         ...
 
 
-def replace_file(files: Files, path: str, data: bytes) -> None:
-    """Put `data` into the file at once and durably: readers see the old one or the new one, never a part."""
+def replace_file(files: Files, path: str, *pieces: Buffer) -> None:
+    """Put the pieces into the file at once and durably: readers see the old one or the new one, never a part."""
     draft = path + ".tmp"
     if files.size(draft) is not None:
         files.remove(draft)
     out = files.open_append(draft)
     try:
-        out.append([data])
+        out.append(pieces)
         out.fdatasync()
     finally:
         out.close()
@@ -297,6 +301,13 @@ class RealFiles:
         held = self._reading.pop(path, None)
         if held is not None and not held[1]:
             os.close(held[0])
+
+    def protect(self, path: str) -> None:
+        """See `Files.protect`."""
+        try:
+            os.chmod(self._path(path), 0o444)
+        except OSError as error:
+            raise _error("chmod", path, error) from error
 
     def rename(self, old: str, new: str) -> None:
         """See `Files.rename`."""

@@ -1,12 +1,17 @@
-"""Reading the whole log at start: fold every record, cut a torn tail, refuse damage.  Disk, through `Files`.
+"""Reading the log at start: every record from a position on, and every hole where there is none.  Disk, through `Files`.
 
-    whole record ──▶ visit                        bytes that are no record, at position p:
-                                                    in an earlier segment               → CorruptLogError
-                                                    a BARRIER record whole after p      → CorruptLogError
-                                                    else: a commit that never finished  → cut at p
+    whole record ──▶ visitor.record              bytes that are no record, at position p:
+                                                    in an earlier segment                        → a hole
+                                                    a record with BARRIER whole after p          → a hole
+                                                    p was durable, by the trail or the snapshot  → a hole
+                                                    else: a commit that was never made durable   → cut at p
+
+A hole ends where the next whole record begins.  It comes with what is known of the records that were in it: from the
+trail, or from a header that is whole while its body is not.
 
 Invariants
     Nothing that was durable is cut, and nothing at all is cut before the reason is known.
+    Every record is given once, with its checksums and its position checked, in the order of the log.
     What was read as whole is made durable before it is served: it may have been in the page cache only.
 
 Source: Kafka truncates at the first bad record and so loses good ones after bit rot (NATS #7549 likewise); the
@@ -16,134 +21,266 @@ barrier tells one from the other without a second sync per commit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
-from ...protocol.errors import CorruptLogError
+from ...protocol.errors import DataFolderError, StorageError
 from ...protocol.record import (
     HEADER_BYTES,
     MAGIC,
     RECORD_BYTES_MAX,
     Header,
     Wrong,
+    read_header,
     read_record,
 )
 from .commit_log import BARRIER, FOLDER, segment_bases, segment_path
 from .files import Files, replace_file
+from .trail import Trace, durable_end, traces_between, trail_bases
 
 log = logging.getLogger("keylane.broker")
 
 READ_BYTES = 4 << 20
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
-Visit = Callable[[Header, memoryview], None]
-"""Called with each record's header and body, oldest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """Positions `[start, end)` that were durable and hold no whole record any more."""
+
+    start: int
+    end: int
+    reason: str
+    traces: tuple[Trace, ...] = ()
+    """The records known to have been there, in the order of the log."""
+    explained: bool = False
+    """They are all that was there."""
+
+
+class Visitor(Protocol):
+    """What is told of the log."""
+
+    def record(self, header: Header, body: memoryview) -> None:
+        """A whole record; the body is valid during the call only."""
+        ...
+
+    def hole(self, hole: Hole) -> None:
+        """Bytes that are lost."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What recovery found: the segments' bases, the end of the log, and how much was cut off it."""
+    """What recovery found: the segments' bases, the end of the log, what was cut off it, what is lost in it."""
 
     bases: list[int]
     end: int
     cut_bytes: int = 0
+    holes: list[Hole] = field(default_factory=list)
 
 
-def recover_log(files: Files, visit: Visit) -> Recovered:
+def recover_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> Recovered:
     """
-    Read the log from its first segment to its end.
+    Read the log from the record at position `start` to its end, and make it ready to be written on.
+
+    Args:
+        durable: a position up to which the log was durable for sure, or 0.
 
     Raises:
-        CorruptLogError: durable bytes are damaged, or a segment is missing; nothing was changed.
+        DataFolderError: a newer broker wrote this log.
     """
     files.make_folder(FOLDER)
-    bases = segment_bases(files)
-    if not bases:
-        return Recovered(bases=[], end=0)
-    for base, following in pairwise(bases):
-        end, problem = _read_segment(files, base, visit)
-        if problem is not None or end != following:
-            raise _corrupt(end, problem or "a segment is missing")
-    last = bases[-1]
-    end, problem = _read_segment(files, last, visit)
-    size = files.size(segment_path(last)) or 0
-    cut_bytes = last + size - end
-    assert (problem is None) == (cut_bytes == 0)
-    if problem is not None:
-        whole, durable_at = _whole_after(files, last, end)
-        if durable_at is not None:
-            raise _corrupt(end, f"{problem}; what follows at {durable_at} is whole")
-        _keep_cut(files, last, end, whole)
+    found = scan_log(files, visitor, start=start, durable=durable)
+    last = found.bases[-1]
+    if files.size(segment_path(last)) is None:
+        return found
+    if found.cut_bytes:
+        _keep_cut(files, last, found.end)
     file = files.open_append(segment_path(last))
     try:
-        if cut_bytes:
-            log.warning("cut %d bytes of an unfinished write at position %d", cut_bytes, end)
-            file.truncate(end - last)
+        if found.cut_bytes:
+            log.warning(
+                "cut %d bytes of an unfinished write at position %d", found.cut_bytes, found.end
+            )
+            file.truncate(found.end - last)
         else:
             file.fdatasync()
     finally:
         file.close()
-    return Recovered(bases=bases, end=end, cut_bytes=cut_bytes)
+    return found
 
 
-def _corrupt(position: int, reason: str) -> CorruptLogError:
-    return CorruptLogError(
-        f"the commit log is damaged at position {position}: {reason}", position=position
-    )
+def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> Recovered:
+    """As `recover_log`, but changes nothing: what is to be cut is only counted."""
+    return _Scan(files, visitor, start=start, durable=durable).run()
 
 
-def _read_segment(files: Files, base: int, visit: Visit) -> tuple[int, str | None]:
-    """Visit the records of a segment; the position after the last whole one, and what stopped there if not the end."""
-    path = segment_path(base)
-    size = files.size(path) or 0
-    at = 0
-    wanted = READ_BYTES
-    while at < size:
-        data = files.pread(path, at, max(wanted, READ_BYTES))
-        view = memoryview(data)
-        start = 0
-        while True:
-            header = read_record(data, start)
-            if not isinstance(header, Header):
+class _Scan:
+    """One pass over the log."""
+
+    def __init__(self, files: Files, visitor: Visitor, *, start: int, durable: int) -> None:
+        self._files = files
+        self._visitor = visitor
+        self._bases = segment_bases(files)
+        self._trails = trail_bases(files)
+        self._at = start if start or not self._bases else self._bases[0]
+        self._durable = max([durable, *(durable_end(files, one) for one in self._trails[-1:])])
+        self._holes: list[Hole] = []
+
+    def run(self) -> Recovered:
+        if self._bases and self._at < self._bases[0]:
+            self._lose(self._bases[0], "a segment is missing")
+        for base, following in pairwise(self._bases):
+            end = min(base + (self._files.size(segment_path(base)) or 0), following)
+            while self._at < following:
+                problem = self._read(base, end)
+                if self._at < following:
+                    whole = self._next_whole(base)
+                    self._lose(whole or following, problem or "a segment is missing or cut")
+        return self._run_last()
+
+    def _run_last(self) -> Recovered:
+        base = self._bases[-1] if self._bases else self._at
+        end = base + (self._files.size(segment_path(base)) or 0)
+        while (problem := self._read(base, end)) is not None:
+            whole = self._next_whole(base)
+            if whole is not None and (whole < self._durable or self._barrier_follows(base)):
+                self._lose(whole, problem)
+            elif self._at < self._durable:
                 break
-            if header.position != base + at + start:
-                header = Wrong(f"a record of position {header.position}")
+            else:
+                return self._recovered(cut_bytes=end - self._at)
+        if self._at < self._durable:
+            self._lose(self._durable, problem or "the end is missing")
+        if self._at > end or not self._bases:
+            self._bases.append(self._at)
+        return self._recovered(cut_bytes=max(0, end - self._at))
+
+    def _recovered(self, *, cut_bytes: int) -> Recovered:
+        return Recovered(bases=self._bases, end=self._at, cut_bytes=cut_bytes, holes=self._holes)
+
+    def _read(self, base: int, end: int) -> str | None:
+        """Visit whole records up to `end`; what stopped it, None at the end."""
+        path = segment_path(base)
+        wanted = READ_BYTES
+        while self._at < end:
+            length = min(max(wanted, READ_BYTES), end - self._at)
+            data = self._files.pread(path, self._at - base, length)
+            view = memoryview(data)
+            start = 0
+            while True:
+                header = read_record(data, start)
+                if not isinstance(header, Header):
+                    break
+                if header.position != self._at + start:
+                    header = Wrong(f"a record of position {header.position}")
+                    break
+                self._visitor.record(header, view[start + HEADER_BYTES : start + header.length])
+                start += header.length
+            self._at += start
+            if isinstance(header, Wrong):
+                if header.reason.startswith("version"):
+                    raise DataFolderError(
+                        f"{self._files.name()} was written by a newer broker: "
+                        f"{header.reason} of the record at position {self._at}"
+                    )
+                return header.reason
+            wanted = header.wanted
+            if self._at < end < self._at + wanted:
+                return "a record cut short"
+        return None
+
+    def _lose(self, end: int, reason: str) -> None:
+        """Tell of the hole from here to `end`, and go on there."""
+        start = self._at
+        traces = {one.header.position: one for one in self._traces(start, end)}
+        for position, header in self._headers(start, end):
+            traces.setdefault(position, Trace(header, None))
+        known = tuple(traces[position] for position in sorted(traces))
+        hole = Hole(
+            start=start, end=end, reason=reason, traces=known, explained=_cover(known, start, end)
+        )
+        log.error("the commit log lost positions [%d, %d): %s", start, end, reason)
+        self._holes.append(hole)
+        self._visitor.hole(hole)
+        self._at = end
+
+    def _traces(self, start: int, end: int) -> list[Trace]:
+        found: list[Trace] = []
+        for index, base in enumerate(self._trails):
+            last = index + 1 == len(self._trails)
+            if base < end and (last or start < self._trails[index + 1]):
+                found += traces_between(self._files, base, start, end)
+        return found
+
+    def _headers(self, start: int, end: int) -> list[tuple[int, Header]]:
+        """Headers that are whole, at `start` and where each of them says that the next one is."""
+        found: list[tuple[int, Header]] = []
+        while start < end:
+            base = max((one for one in self._bases if one <= start), default=None)
+            if base is None:
                 break
-            visit(header, view[start + HEADER_BYTES : start + header.length])
+            try:
+                data = self._files.pread(segment_path(base), start - base, HEADER_BYTES)
+            except StorageError:
+                break
+            header = read_header(data)
+            if not isinstance(header, Header) or header.position != start:
+                break
+            if start + header.length > end:
+                break
+            found.append((start, header))
             start += header.length
-        at += start
-        if isinstance(header, Wrong):
-            return base + at, header.reason
-        wanted = header.wanted
-        if at + wanted > size and at < size:
-            return base + at, "a record cut short"
-    return base + at, None
+        return found
+
+    def _next_whole(self, base: int) -> int | None:
+        """Where the first whole record after the damage begins in the segment."""
+        return next((one.position for one in self._whole_after(base)), None)
+
+    def _barrier_follows(self, base: int) -> bool:
+        return any(one.flags & BARRIER for one in self._whole_after(base))
+
+    def _whole_after(self, base: int) -> Iterator[Header]:
+        """The whole records of a segment after the damaged one here."""
+        header = read_header(self._files.pread(segment_path(base), self._at - base, HEADER_BYTES))
+        position = self._at + 1
+        if isinstance(header, Header) and header.position == self._at:
+            position = self._at + header.length  # so that nothing in its body is taken for a record
+        return whole_records(self._files, base, position)
 
 
-def _whole_after(files: Files, base: int, position: int) -> tuple[int, int | None]:
-    """How many records are whole after the damage at `position`, and where the first with BARRIER is."""
+def _cover(traces: tuple[Trace, ...], start: int, end: int) -> bool:
+    """Do they fill `[start, end)`, one after another."""
+    for one in traces:
+        if one.header.position != start:
+            return False
+        start += one.header.length
+    return start == end
+
+
+def whole_records(files: Files, base: int, position: int) -> Iterator[Header]:
+    """The whole records of a segment that begin at `position` or after it, whatever lies between them."""
     path = segment_path(base)
     size = files.size(path) or 0
-    whole = 0
     at = position - base
     while at < size:
         data = files.pread(path, at, READ_BYTES + RECORD_BYTES_MAX)
-        start = data.find(_MAGIC_BYTES, 1 if at + base == position else 0)
+        start = data.find(_MAGIC_BYTES)
         while 0 <= start < READ_BYTES:
             header = read_record(data, start)
             step = 1
             if isinstance(header, Header) and header.position == base + at + start:
-                if header.flags & BARRIER:
-                    return whole, header.position
-                whole += 1
+                yield header
                 step = header.length
             start = data.find(_MAGIC_BYTES, start + step)
-        at += READ_BYTES
-    return whole, None
+        at += READ_BYTES if start < 0 else start
 
 
-def _keep_cut(files: Files, base: int, position: int, whole: int) -> None:
-    """Keep a copy of what is about to be cut, if there is more in it than one broken record."""
+def _keep_cut(files: Files, base: int, position: int) -> None:
+    """Keep a copy of what is about to be cut, if there are whole records in it."""
+    whole = sum(1 for _ in whole_records(files, base, position))
     if not whole:
         return
     path = segment_path(base)

@@ -1,4 +1,4 @@
-"""Recovery: a torn tail is cut, damage is never cut, and what remains is exactly what was there."""
+"""Recovery: a torn tail is cut, damage never is, and what remains is exactly what was there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import random
 import pytest
 
 from keylane.broker.storage.commit_log import segment_bases, segment_path
+from keylane.broker.storage.trail import trail_bases, trail_path
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.errors import CorruptLogError
 from keylane.protocol.record import HEADER_BYTES
@@ -45,27 +46,55 @@ def copy_of(disk: SimDisk, path: str, data: bytes) -> SimDisk:
     return found
 
 
-def stored(disk: SimDisk) -> list[bytes]:
-    """The bodies of partition 1, from the first offset to the last."""
+def untold(disk: SimDisk) -> SimDisk:
+    """Another disk without the trail: as after a commit that never came to its sync."""
+    found = copy.deepcopy(disk)
+    for base in trail_bases(found):
+        found.remove(trail_path(base))
+    return found
 
-    async def read() -> list[bytes]:
+
+async def read_all(desk: Desk) -> tuple[list[bytes], CorruptLogError | None]:
+    """The bodies of partition 1 from the first offset on, and what stopped the reading."""
+    found: list[bytes] = []
+    if 1 not in desk.store.state.partitions:
+        return found, None
+    offset = 0
+    while True:
+        try:
+            answer, payload = await desk.read(offset)
+        except CorruptLogError as error:
+            return found, error
+        if answer.upto == offset:
+            return found, None
+        found += [
+            payload[at + HEADER_BYTES : at + header.length] for at, header in batch_starts(payload)
+        ]
+        offset = answer.upto
+
+
+def stored(disk: SimDisk) -> list[bytes]:
+    """The bodies of partition 1, all of them whole."""
+    clock = ManualClock()
+    found, problem = asyncio.run(read_all(Desk(open_store(disk, clock=clock), clock)))
+    assert problem is None
+    return found
+
+
+def stopped(disk: SimDisk) -> tuple[list[bytes], int]:
+    """The bodies of partition 1 up to where it is damaged, and the position of that; it takes no messages."""
+
+    async def look() -> tuple[list[bytes], int]:
         clock = ManualClock()
         desk = Desk(open_store(disk, clock=clock), clock)
-        if 1 not in desk.store.state.partitions:
-            return []
-        found: list[bytes] = []
-        offset = 0
-        while True:
-            answer, payload = await desk.read(offset, bytes_max=1 << 20)
-            if answer.upto == offset:
-                return found
-            found += [
-                payload[at + HEADER_BYTES : at + header.length]
-                for at, header in batch_starts(payload)
-            ]
-            offset = answer.upto
+        found, problem = await read_all(desk)
+        assert problem is not None
+        with pytest.raises(CorruptLogError):
+            await desk.append(batch(sequence=10_000))
+        assert desk.store.state.problems
+        return found, problem.details["position"]
 
-    return asyncio.run(read())
+    return asyncio.run(look())
 
 
 def bodies(sent: list[bytes]) -> list[bytes]:
@@ -76,31 +105,47 @@ PATH = segment_path(0)
 
 
 def test_a_log_cut_at_any_byte_keeps_every_whole_record():
-    """Truncated at every byte of its last records, the log starts with exactly the records that are whole."""
+    """Truncated at every byte of its last records, none of them known to be durable, the log starts with the whole ones."""
     disk, sent = written(3)
     data = bytes(disk.contents[PATH].data)
     ends = [len(data) - sum(map(len, sent[index + 1 :])) for index in range(len(sent))]
     first = ends[0] - len(sent[0])
     for size in range(first, len(data) + 1):
-        hurt = copy_of(disk, PATH, data[:size])
+        hurt = untold(copy_of(disk, PATH, data[:size]))
         whole = sum(end <= size for end in ends)
         assert stored(hurt) == bodies(sent[:whole]), size
         assert hurt.size(PATH) == (ends[whole - 1] if whole else first)
 
 
+def test_what_was_durable_is_never_cut_off_the_end():
+    """A log cut at any byte of records that the trail knows to be durable: they are missed, loudly, and nothing else."""
+    disk, sent = written(3)
+    data = bytes(disk.contents[PATH].data)
+    ends = [len(data) - sum(map(len, sent[index + 1 :])) for index in range(len(sent))]
+    for size in range(ends[0] - len(sent[0]), len(data)):
+        hurt = copy_of(disk, PATH, data[:size])
+        whole = sum(end <= size for end in ends)
+        found, position = stopped(hurt)
+        assert found == bodies(sent[:whole]), size
+        assert position == ends[whole] - len(sent[whole])
+        assert hurt.size(PATH) == size
+        assert stopped(hurt) == (found, position)  # and at every start after it
+
+
 def test_every_flipped_bit_of_the_last_record_cuts_it():
-    """The last record with any bit damaged is cut, as an unfinished write; the ones before are all there."""
+    """The last record with any bit damaged, not known to be durable, is cut; the ones before are all there."""
     disk, sent = written(2)
     data = bytes(disk.contents[PATH].data)
     for bit in range(8 * len(sent[-1])):
         hurt = bytearray(data)
         at = len(data) - len(sent[-1]) + bit // 8
         hurt[at] ^= 1 << bit % 8
-        assert stored(copy_of(disk, PATH, bytes(hurt))) == bodies(sent[:-1]), bit
+        assert stored(untold(copy_of(disk, PATH, bytes(hurt)))) == bodies(sent[:-1]), bit
 
 
-def test_damage_before_durable_records_is_never_cut():
-    """A damaged record with a later commit behind it refuses the start, by position, and changes no byte."""
+@pytest.mark.parametrize("trail", [True, False])
+def test_damage_before_durable_records_is_never_cut(trail):
+    """A damaged record with a later commit behind it stops the partition there, by position, and changes no byte."""
     disk, sent = written(4)
     data = bytes(disk.contents[PATH].data)
     start = len(data) - sum(map(len, sent[1:]))
@@ -109,9 +154,8 @@ def test_damage_before_durable_records_is_never_cut():
         hurt = bytearray(data)
         hurt[start + dice.randrange(len(sent[1]))] ^= 1 << dice.randrange(8)
         broken = copy_of(disk, PATH, bytes(hurt))
-        with pytest.raises(CorruptLogError) as caught:
-            open_store(broken)
-        assert caught.value.details["position"] == start
+        broken = broken if trail else untold(broken)
+        assert stopped(broken) == (bodies(sent[:1]), start)
         assert bytes(broken.contents[PATH].data) == bytes(hurt)
 
 
@@ -130,13 +174,12 @@ def test_blocks_that_are_not_where_they_belong_are_found(what):
         "swapped": two + one,
     }
     broken = copy_of(disk, PATH, data[:first] + middle[what] + data[first + 2 * size :])
+    kept = 2 if what == "twice" else 1
+    assert stopped(broken)[0] == bodies(sent[:kept])
     if what in {"missing", "twice"}:
-        # What follows is at a wrong position, so nothing behind the damage is whole where it is: a torn tail.
-        kept = 1 if what == "missing" else 2
-        assert stored(broken) == bodies(sent[:kept])
-        return
-    with pytest.raises(CorruptLogError):
-        open_store(broken)
+        # What follows is at a wrong position, so nothing behind is whole where it is: without a trail, a torn tail.
+        broken = copy_of(disk, PATH, data[:first] + middle[what] + data[first + 2 * size :])
+        assert stored(untold(broken)) == bodies(sent[:kept])
 
 
 def test_a_hole_in_a_commit_that_never_finished_is_cut():
@@ -148,7 +191,7 @@ def test_a_hole_in_a_commit_that_never_finished_is_cut():
     assert data.startswith(before[: len(before) - len(sent[0])])
     start = len(data) - sum(map(len, more[1:]))
     hurt = data[:start] + bytes(len(more[1])) + data[start + len(more[1]) :]
-    broken = copy_of(other, PATH, hurt)
+    broken = untold(copy_of(other, PATH, hurt))
 
     assert stored(broken) == bodies(more[:1])
     assert broken.size(PATH) == start
@@ -158,20 +201,24 @@ def test_a_hole_in_a_commit_that_never_finished_is_cut():
 
 
 def test_a_damaged_or_missing_older_segment_is_never_cut():
-    """Whatever is wrong in a segment that is not the last, or between two, refuses the start."""
+    """Whatever is wrong in a segment that is not the last, or between two: the reading stops there, and no byte changes."""
     disk, sent = written(60, segment_bytes=4096)
     bases = segment_bases(disk)
     assert len(bases) > 2
     older = segment_path(bases[1])
     data = bytes(disk.contents[older].data)
-    for hurt in (data[:-1], data[:-200], data + b"x", b"", bytes(len(data))):
-        with pytest.raises(CorruptLogError):
-            open_store(copy_of(disk, older, hurt))
+    before = stored(copy.deepcopy(disk))
+    assert before == bodies(sent)
+    for hurt in (data[:-1], data[:-200], b"", bytes(len(data))):
+        broken = copy_of(disk, older, hurt)
+        found, position = stopped(broken)
+        assert found == before[: len(found)]
+        assert bases[1] <= position < bases[2]
+        assert bytes(broken.contents[older].data) == hurt
     lost = copy.deepcopy(disk)
     lost.remove(older)
-    with pytest.raises(CorruptLogError):
-        open_store(lost)
-    assert stored(disk) == bodies(sent)
+    assert stopped(lost)[1] == bases[1]
+    assert stored(copy_of(disk, older, data + b"x")) == bodies(sent)
 
 
 def test_other_files_in_the_log_folder_are_left_alone():
@@ -180,19 +227,29 @@ def test_other_files_in_the_log_folder_are_left_alone():
     for name in ("log/notes.txt", "log/1.log", "log/" + "x" * 20 + ".log"):
         disk.open_append(name).append([b"not ours"])
     assert stored(disk) == bodies(sent)
-    assert len(disk.list("log")) == 4
+    assert len(disk.list("log")) == 5
 
 
-@pytest.mark.parametrize("hurt", [b"", b"garbage" * 100, bytes(64)], ids=["no", "bad", "zero"])
-def test_a_damaged_index_is_rebuilt(hurt):
+@pytest.mark.parametrize("stop", ["clean", "crash"])
+@pytest.mark.parametrize("hurt", [None, b"", b"garbage" * 100, bytes(64)])
+def test_a_damaged_index_is_rebuilt(hurt, stop):
     """The index is derived: deleted, damaged or stale, it comes back from the log."""
     disk, sent = written(300)
-    path = "index/1.units"
-    assert disk.size(path)
-    assert stored(copy_of(disk, path, hurt)) == bodies(sent)
-    lost = copy.deepcopy(disk)
-    lost.remove(path)
-    assert stored(lost) == bodies(sent)
+
+    async def end() -> None:
+        store = open_store(disk)
+        await store.close()
+
+    if stop == "clean":
+        asyncio.run(end())
+        assert disk.list("index")
+    for name in disk.list("index"):
+        other = copy.deepcopy(disk)
+        if hurt is None:
+            other.remove(f"index/{name}")
+        else:
+            other.contents[f"index/{name}"].data[:] = hurt
+        assert stored(other) == bodies(sent)
 
 
 def test_segment_size_may_change_between_starts():

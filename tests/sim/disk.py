@@ -176,6 +176,10 @@ class SimDisk:
             raise StorageError(f"read {path}: No such file or directory", path=path)
         return bytes(found.data[position : position + length])
 
+    def protect(self, path: str) -> None:
+        if path not in self.contents:
+            raise StorageError(f"chmod {path}: No such file or directory", path=path)
+
     def rename(self, old: str, new: str) -> None:
         self.step("rename")
         if old not in self.contents:

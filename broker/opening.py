@@ -1,0 +1,75 @@
+"""A store's state, log and index as a start finds them: snapshot, then what the log says after it.  Blocks.
+
+snapshot, position p ─▶ state      index ─▶ position q ≤ p ─▶ read the log from q on
+                                      records from q on ─▶ index      records from p on ─▶ state
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from ..protocol.clock import Clock
+from ..protocol.record import Header
+from .dispatch import Dispatch
+from .replay import Replay
+from .state import BrokerState
+from .storage.commit_log import segment_bases
+from .storage.consume_queue import ConsumeQueues
+from .storage.files import Files
+from .storage.recovery import Hole, Recovered, recover_log
+from .storage.snapshot import Snapshots
+
+log = logging.getLogger("keylane.broker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What a store goes on with."""
+
+    state: BrokerState
+    snapshots: Snapshots
+    position: int
+    """What the newest snapshot stands for."""
+    recovered: Recovered
+
+
+class _Both:
+    """Tells the state and the index of what is in the log."""
+
+    def __init__(self, replay: Replay, dispatch: Dispatch) -> None:
+        self._replay = replay
+        self._dispatch = dispatch
+
+    def record(self, header: Header, body: memoryview) -> None:
+        self._replay.record(header, body)
+        self._dispatch.record(header)
+
+    def hole(self, hole: Hole) -> None:
+        self._replay.hole(hole)
+        self._dispatch.hole(hole)
+
+
+def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
+    """
+    Recover the state and the index, and make the log ready to be written on.
+
+    Raises:
+        DataFolderError: a newer broker wrote in this folder.
+    """
+    state = BrokerState(clock.boot_ms)
+    snapshots = Snapshots(files)
+    loaded = snapshots.load(state.partitions.load)
+    if loaded.extra is not None:
+        state.orphans.update(loaded.extra.orphans)
+        state.problems += loaded.extra.problems
+    first = min(segment_bases(files), default=0)
+    start = min(queues.recover(loaded.position, first_position=first), loaded.position)
+    replay = Replay(state, start=loaded.position)
+    dispatch = Dispatch(queues, start=start)
+    recovered = recover_log(files, _Both(replay, dispatch), start=start, durable=loaded.position)
+    dispatch.flush()
+    replay.finish()
+    for problem in state.problems:
+        log.error("%s", problem)
+    return Opened(state=state, snapshots=snapshots, position=loaded.position, recovered=recovered)

@@ -1,0 +1,134 @@
+"""A whole partition as few bytes: for the snapshot, for a STATE record, and for partitions nobody uses now.  Pure.
+
+    [subject, name, queue, range_start, range_end, broker_group, parents,
+     first_offset, next_offset, appended_at_ms, sealed,
+     producers: [[id, epoch, next_sequence, [[sequence, count, base_offset], …]], …],
+     groups: [[name, fence, session, cursor, [[start, end], …]], …],
+     lost: [[start, end, position], …], fences_lost,
+     order_strategy, partitions_wanted]                                        msgpack; later fields come last
+
+Invariants
+    `partition_of(image_of(p))` is `p` as a restart would find it: without pull locks, which live in memory only.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..protocol.control import HostPartition
+from ..protocol.errors import CorruptLogError
+from ..protocol.offsets import AckedOffsets
+from ..protocol.routing import OrderStrategy, Partition, PartitionState
+from .appends import ProducerState, StoredBatch
+from .partition import Group, HostedPartition, Lost
+
+
+class _Image(msgspec.Struct, frozen=True, array_like=True):
+    subject: str
+    name: str
+    queue: int
+    range_start: int
+    range_end: int
+    broker_group: str
+    parents: tuple[int, ...]
+    first_offset: int
+    next_offset: int
+    appended_at_ms: int
+    sealed: bool
+    producers: list[tuple[int, int, int, list[tuple[int, int, int]]]]
+    groups: list[tuple[str, int, str, int, list[tuple[int, int]]]]
+    lost: list[tuple[int, int, int]] = []
+    fences_lost: bool = False
+    order_strategy: OrderStrategy | None = None
+    partitions_wanted: int = 0
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Image).decode
+_strings: dict[str, str] = {}
+"""Subjects and groups, each once: a broker has many partitions of few of them."""
+STRINGS_MAX = 10_000
+
+
+def image_of(one: HostedPartition, *, groups: bool = True) -> bytes:
+    """The partition as bytes; without its consumer groups if not `groups`."""
+    partition = one.facts.partition
+    return _encode(
+        _Image(
+            one.facts.subject,
+            partition.name,
+            partition.queue,
+            partition.range_start,
+            partition.range_end,
+            partition.broker_group,
+            partition.parents,
+            one.first_offset,
+            one.next_offset,
+            one.appended_at_ms,
+            one.sealed,
+            [(number, *state) for number, state in one.producers.items()],  # type: ignore[misc]
+            [_group_image(group) for group in one.groups.values()] if groups else [],
+            list(one.lost),
+            one.fences_lost,
+            one.facts.order_strategy,
+            one.facts.partitions_wanted,
+        )
+    )
+
+
+def _group_image(group: Group) -> tuple[str, int, str, int, list[tuple[int, int]]]:
+    lock, acked = group.lock, group.acked
+    return group.name, lock.fence, lock.session, acked.cursor, acked.ranges
+
+
+def partition_of(partition_id: int, image: bytes | memoryview) -> HostedPartition:
+    """
+    The partition that `image` stands for.
+
+    Raises:
+        CorruptLogError: not an image.
+    """
+    try:
+        found = _decode(image)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptLogError(
+            f"the state of partition {partition_id} is unreadable: {error}",
+            partition_id=partition_id,
+        ) from error
+    facts = HostPartition(
+        subject=_shared(found.subject),
+        partition=Partition(
+            partition_id=partition_id,  # type: ignore[arg-type]
+            name=found.name,  # type: ignore[arg-type]
+            queue=found.queue,  # type: ignore[arg-type]
+            range_start=found.range_start,
+            range_end=found.range_end,
+            broker_group=_shared(found.broker_group),  # type: ignore[arg-type]
+            state=PartitionState.OPEN,
+            parents=found.parents,  # type: ignore[arg-type]
+        ),
+        order_strategy=found.order_strategy,
+        partitions_wanted=found.partitions_wanted,
+    )
+    partition = HostedPartition(facts)
+    partition.first_offset = found.first_offset
+    partition.next_offset = partition.readable_offset = found.next_offset
+    partition.appended_at_ms = found.appended_at_ms
+    partition.sealed = partition.ended = found.sealed
+    for number, epoch, following, latest in found.producers:
+        batches = tuple(StoredBatch(*one) for one in latest)
+        partition.producers[number] = ProducerState(epoch, following, batches)
+    for name, fence, session, cursor, ranges in found.groups:
+        group = partition.groups[_shared(name)] = Group(_shared(name))
+        group.lock.fence = group.durable_fence = fence
+        group.lock.session = session
+        group.acked = AckedOffsets(cursor, ranges)
+    partition.lost = tuple(Lost(*one) for one in found.lost)
+    partition.fences_lost = found.fences_lost
+    return partition
+
+
+def _shared(text: str) -> str:
+    if len(_strings) >= STRINGS_MAX:
+        _strings.clear()
+    return _strings.setdefault(text, text)

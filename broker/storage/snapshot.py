@@ -1,0 +1,253 @@
+"""Snapshots of what the broker derived from its log, so that a start reads only what follows.  Disk, through `Files`.
+
+    snapshot/0000000007.snap      a whole one, or the partitions changed since the one before it; little-endian
+
+     0       4         8       12         16     17      18        20         24
+     ┌───────┬─────────┬───────┬──────────┬──────┬───────┬─────────┬──────────┐
+     │ magic │ own crc │version│ chunks   │ kind │ clean │ nothing │ extra    │
+     ├───────┴─────────┼───────┴──────────┼──────┴───────┴─────────┴──────────┘
+  24 │ position     u64│ file bytes    u64│ 40  extra: msgpack, `extra` bytes long, and its crc u32
+     └─────────────────┴──────────────────┘
+    chunk:  crc u32 of what follows │ count u32 │ bytes u32 │ ids u64×count │ lengths u32×count │ images
+
+Invariants
+    A file is whole or as good as not there: written aside, synced, renamed, and the folder synced.
+    A snapshot that stands for position p holds everything that records below p said; what it holds of later ones is
+    durable, and folds again without a difference.
+    The newest whole snapshot and all after it are kept, and the whole one before it with all after that.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import crc32c
+import msgspec
+
+from ...protocol.errors import DataFolderError, StorageError
+from .files import Buffer, Files, replace_file
+
+log = logging.getLogger("keylane.broker")
+
+FOLDER = "snapshot"
+SUFFIX = ".snap"
+MAGIC = 0x4E534C4B
+VERSION = 1
+WHOLE, CHANGES = 1, 2
+CHANGES_MAX = 100
+"""Files of changes after a whole one, so that a start opens few of them."""
+_HEAD = struct.Struct("<IIIIBBHIQQ")
+_CHUNK = struct.Struct("<III")
+_U32 = struct.Struct("<I")
+
+
+class Extra(msgspec.Struct, array_like=True):
+    """What a snapshot says besides the partitions."""
+
+    orphans: dict[int, int] = {}
+    problems: list[str] = []
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What the snapshots on disk say; nothing if there is none: position 0."""
+
+    position: int = 0
+    clean: bool = False
+    """Written at a clean stop: the log ended at `position`."""
+    extra: Extra | None = None
+
+
+def encode_chunk(images: Sequence[tuple[int, bytes]]) -> bytes:
+    """Some partitions' images, by id, as a part of a snapshot."""
+    ids = array("Q", [number for number, _ in images])
+    lengths = array("I", [len(image) for _, image in images])
+    body = b"".join((ids.tobytes(), lengths.tobytes(), *(image for _, image in images)))
+    head = struct.pack("<II", len(images), len(body))
+    return b"".join((_U32.pack(crc32c.crc32c(body, crc32c.crc32c(head))), head, body))
+
+
+def _encode_head(
+    chunks: Sequence[bytes], *, kind: int, clean: bool, position: int, extra: Extra
+) -> bytes:
+    packed = msgspec.msgpack.encode(extra)
+    size = _HEAD.size + len(packed) + 4 + sum(map(len, chunks))
+    after = _HEAD.pack(MAGIC, 0, VERSION, len(chunks), kind, clean, 0, len(packed), position, size)[
+        8:
+    ]
+    own = struct.pack("<II", MAGIC, crc32c.crc32c(after))
+    return b"".join((own, after, packed, _U32.pack(crc32c.crc32c(packed))))
+
+
+class _DamagedError(Exception):
+    pass
+
+
+class Snapshots:
+    """The snapshot files of a folder; used by one thread at a time."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        files.make_folder(FOLDER)
+        self._kinds: dict[int, int] = {}
+        """Kind by number, of the files that are whole."""
+        self._next = 1
+        self._whole_bytes = 0
+        self._changed_bytes = 0
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────
+    def load(self, take: Callable[[int, bytes], None]) -> Loaded:
+        """
+        Give every partition's image of the newest snapshot to `take`; of several for one id the last counts.
+
+        Raises:
+            DataFolderError: a newer broker wrote one.
+        """
+        numbers = self._numbers()
+        self._next = max(numbers, default=0) + 1
+        heads = {number: self._head(number) for number in numbers}
+        self._kinds = {number: head[0] for number, head in heads.items() if head is not None}
+        for whole in [number for number in reversed(numbers) if self._kinds.get(number) == WHOLE]:
+            chain = [whole]
+            while self._kinds.get(chain[-1] + 1) == CHANGES:
+                chain.append(chain[-1] + 1)
+            loaded = self._load_chain(chain, take)
+            if loaded is not None:
+                return loaded
+        if numbers:
+            log.warning("no snapshot is whole: the state is made from the log")
+        return Loaded()
+
+    def _load_chain(self, chain: list[int], take: Callable[[int, bytes], None]) -> Loaded | None:
+        loaded = None
+        for number in chain:
+            try:
+                found = self._read(number, take)
+            except (_DamagedError, StorageError) as error:
+                log.warning("the snapshot %s is damaged: %s", _path(number), error)
+                self._kinds.pop(number, None)
+                break
+            size = self._files.size(_path(number)) or 0
+            if loaded is None:
+                self._whole_bytes, self._changed_bytes = size, 0
+            else:
+                self._changed_bytes += size
+            loaded = found
+        return loaded
+
+    def _numbers(self) -> list[int]:
+        return [
+            int(name[:10])
+            for name in self._files.list(FOLDER)
+            if len(name) == 10 + len(SUFFIX) and name.endswith(SUFFIX) and name[:10].isdecimal()
+        ]
+
+    def _head(self, number: int) -> tuple[int, ...] | None:
+        """Kind, clean, position, chunks, extra bytes, size; None if the head is damaged."""
+        data = self._files.pread(_path(number), 0, _HEAD.size)
+        if len(data) < _HEAD.size:
+            return None
+        magic, own, version, chunks, kind, clean, _, extra, position, size = _HEAD.unpack(data)
+        if magic != MAGIC or crc32c.crc32c(data[8:]) != own:
+            return None
+        if version > VERSION:
+            raise DataFolderError(
+                f"{self._files.name()}/{_path(number)} has format {version}, "
+                f"this broker writes format {VERSION}",
+                path=_path(number),
+            )
+        return kind, clean, position, chunks, extra, size
+
+    def _read(self, number: int, take: Callable[[int, bytes], None]) -> Loaded:
+        """Check the whole file, then give all of it to `take`."""
+        head = self._head(number)
+        if head is None:
+            raise _DamagedError("its head")
+        _, clean, position, chunks, extra_bytes, size = head
+        data = self._files.pread(_path(number), 0, size + 1)
+        if len(data) != size:
+            raise _DamagedError(f"{len(data)} bytes, not {size}")
+        at = _HEAD.size + extra_bytes + 4
+        packed = data[_HEAD.size : at - 4]
+        if _U32.unpack_from(data, at - 4)[0] != crc32c.crc32c(packed):
+            raise _DamagedError("what it says besides the partitions")
+        extra = msgspec.msgpack.decode(packed, type=Extra)
+        places = []
+        for _ in range(chunks):
+            places.append(at)
+            at = _check_chunk(data, at)
+        for place in places:
+            _take_chunk(data, place, take)
+        return Loaded(position, bool(clean), extra)
+
+    # ── writing ───────────────────────────────────────────────────────────────────────────────────────
+    def wants_whole(self) -> bool:
+        """Has the next snapshot to be a whole one."""
+        last = self._next - 1
+        whole = max((one for one, kind in self._kinds.items() if kind == WHOLE), default=None)
+        if whole is None or any(number not in self._kinds for number in range(whole, self._next)):
+            return True
+        grown = self._changed_bytes > self._whole_bytes + (1 << 20)
+        return grown or last - whole >= CHANGES_MAX
+
+    def write(
+        self, chunks: Sequence[bytes], *, whole: bool, clean: bool, position: int, extra: Extra
+    ) -> None:
+        """
+        Write a snapshot, durably, and remove those that it makes superfluous.
+
+        Raises:
+            StorageError: it is not there, and the ones before it are.
+        """
+        kind = WHOLE if whole else CHANGES
+        number = self._next
+        head = _encode_head(chunks, kind=kind, clean=clean, position=position, extra=extra)
+        pieces: list[Buffer] = [head, *chunks]
+        replace_file(self._files, _path(number), *pieces)
+        self._next = number + 1
+        self._kinds[number] = kind
+        size = sum(map(len, pieces))
+        if whole:
+            self._whole_bytes, self._changed_bytes = size, 0
+            self._remove_old()
+        else:
+            self._changed_bytes += size
+
+    def _remove_old(self) -> None:
+        whole = sorted(number for number, kind in self._kinds.items() if kind == WHOLE)
+        keep_from = whole[-2] if len(whole) > 1 else whole[-1]
+        for number in self._numbers():
+            if number < keep_from:
+                self._kinds.pop(number, None)
+                self._files.remove(_path(number))
+
+
+def _check_chunk(data: bytes, at: int) -> int:
+    """Where the chunk at `at` ends."""
+    if len(data) - at < _CHUNK.size:
+        raise _DamagedError("cut short")
+    crc, count, length = _CHUNK.unpack_from(data, at)
+    end: int = at + _CHUNK.size + length
+    whole = end <= len(data) and count * 12 <= length
+    if not whole or crc32c.crc32c(memoryview(data)[at + 4 : end]) != crc:
+        raise _DamagedError(f"the chunk at byte {at}")
+    return end
+
+
+def _take_chunk(data: bytes, at: int, take: Callable[[int, bytes], None]) -> None:
+    count: int = _CHUNK.unpack_from(data, at)[1]
+    at += _CHUNK.size
+    ids: array[int] = array("Q", data[at : at + 8 * count])
+    lengths: array[int] = array("I", data[at + 8 * count : at + 12 * count])
+    at += 12 * count
+    for number, size in zip(ids, lengths, strict=True):
+        take(number, data[at : at + size])
+        at += size
+
+
+def _path(number: int) -> str:
+    return f"{FOLDER}/{number:010d}{SUFFIX}"

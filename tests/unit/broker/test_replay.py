@@ -1,0 +1,257 @@
+"""What records and holes make of the state: nothing lost goes unseen, and what is whole goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.broker.partition import HostedPartition
+from keylane.broker.partition_image import image_of
+from keylane.broker.pull_lock import check_holder
+from keylane.broker.records import CursorBody, FenceBody, encode_body
+from keylane.broker.replay import Replay
+from keylane.broker.state import BrokerState
+from keylane.broker.storage.recovery import Hole
+from keylane.broker.storage.trail import Trace
+from keylane.protocol.errors import (
+    CorruptLogError,
+    DataFolderError,
+    FencedError,
+    PartitionUnknownError,
+)
+from keylane.protocol.record import HEADER_BYTES, Header, Kind, encode_record, read_record
+from sim.store import facts
+
+HOLE = Hole(start=1000, end=2000, reason="no magic")
+
+
+class Told:
+    """A replay, told of records at growing positions."""
+
+    def __init__(self, *partitions: int, start: int = 0) -> None:
+        self.state = BrokerState()
+        self.replay = Replay(self.state, start=start)
+        self.position = start
+        for number in partitions:
+            self.own(number, facts(number))
+
+    def tell(self, record: bytes) -> None:
+        header = at(record, self.position)
+        self.position += len(record)
+        self.replay.record(header, memoryview(record)[HEADER_BYTES:])
+
+    def own(self, partition_id: int, body) -> None:
+        self.tell(encode_body(partition_id, body))
+
+    def batch(self, partition_id: int, base: int, count: int = 2) -> None:
+        self.tell(messages(partition_id, base, count))
+
+    def hole(self, hole: Hole) -> None:
+        self.replay.hole(hole)
+        self.position = hole.end
+
+
+def at(record: bytes, position: int) -> Header:
+    header = read_record(record)
+    assert isinstance(header, Header)
+    values = {name: getattr(header, name) for name in Header.__slots__}
+    return Header(**(values | {"position": position}))
+
+
+def messages(partition_id: int, base: int, count: int = 2) -> bytes:
+    return encode_record(
+        bytes(20 * count),
+        kind=Kind.MESSAGES,
+        partition_id=partition_id,
+        base_offset=base,
+        count=count,
+        sequence=base,
+        producer_id=7,
+    )
+
+
+def traced(*records: tuple[bytes, bool], start: int = 1000) -> Hole:
+    """A hole of which all is known; the bodies only where it is said."""
+    traces = []
+    position = start
+    for record, whole in records:
+        traces.append(Trace(at(record, position), record[HEADER_BYTES:] if whole else None))
+        position += len(record)
+    return Hole(start=start, end=position, reason="no magic", traces=tuple(traces), explained=True)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        encode_record(b"\xc1", kind=Kind.FENCE, partition_id=1),
+        encode_record(b"\x01", kind=Kind.CURSOR, partition_id=1),
+        encode_record(b"\xc1", kind=Kind.STATE, partition_id=1),
+        encode_body(1, facts(1, subject="other")),
+        messages(1, 1, 9),
+    ],
+)
+def test_a_record_that_does_not_fit_stops_its_partition(record):
+    """Another shape, other facts or overlapping offsets: the partition stops, by position, and the others go on."""
+    told = Told(1, 2)
+    told.batch(1, 0)
+    told.tell(record)
+    told.replay.finish()
+    with pytest.raises(CorruptLogError) as caught:
+        told.state.partition(1).check_whole()
+    assert caught.value.details["position"] == told.position - len(record)
+    told.state.partition(2).check_whole()
+    assert told.state.problems
+
+
+@pytest.mark.parametrize(
+    "record",
+    [encode_body(2, FenceBody("audit", 1, "s")), encode_body(2, None), messages(2, 0)],
+)
+def test_records_of_a_partition_nobody_knows(record):
+    """What a partition is was lost: it cannot be looked at, nor hosted anew over its old records."""
+    told = Told(1)
+    told.tell(record)
+    told.replay.finish()
+    with pytest.raises(CorruptLogError):
+        told.state.partition(2)
+    with pytest.raises(CorruptLogError):
+        told.state.check_no_orphan(2)
+    with pytest.raises(PartitionUnknownError):
+        told.state.partition(3)
+
+
+def test_a_kind_of_a_newer_broker_refuses_the_start():
+    """An unknown kind is no damage: a newer broker wrote it."""
+    with pytest.raises(DataFolderError):
+        Told(1).tell(encode_record(b"", kind=99, partition_id=1))
+
+
+def test_what_the_snapshot_has_folds_again_without_a_difference():
+    """Records that the state has already change nothing."""
+    told = Told(1)
+    for base in (0, 2, 4):
+        told.batch(1, base)
+    told.own(1, FenceBody("audit", 5, "s"))
+    told.own(1, CursorBody("audit", 5, 3, []))
+    image = image_of(told.state.partition(1))
+
+    again = Told()
+    again.state.partitions.load(1, image)
+    for base in (0, 2, 4):
+        again.batch(1, base)
+    again.own(1, FenceBody("audit", 4, "older"))
+    again.own(1, FenceBody("audit", 5, "s"))
+    again.own(1, CursorBody("audit", 5, 3, []))
+    again.own(1, facts(1))
+    again.replay.finish()
+    assert image_of(again.state.partition(1)) == image
+    assert not again.state.problems
+
+
+def test_a_lost_batch_stops_its_partition_only():
+    """A batch known to have been lost: its offsets are gone, those around it are there, other partitions go on."""
+    told = Told(1, 2)
+    told.batch(1, 0)
+    told.hole(traced((messages(1, 2, 3), False)))
+    told.batch(1, 5)
+    told.replay.finish()
+
+    hurt = told.state.partition(1)
+    assert (hurt.next_offset, hurt.lost) == (7, ((2, 5, 1000),))
+    assert hurt.readable_end(0) == 2
+    assert hurt.readable_end(5) == 7
+    for offset in (2, 4):
+        with pytest.raises(CorruptLogError):
+            hurt.readable_end(offset)
+    with pytest.raises(CorruptLogError):
+        hurt.check_whole()
+    told.state.partition(2).check_whole()
+
+
+def test_own_records_come_back_from_the_trail():
+    """A fence, a seal and a partition that damage took are restored, and nothing stops."""
+    told = Told(1)
+    told.hole(
+        traced(
+            (encode_body(1, FenceBody("audit", 9, "s")), True),
+            (encode_body(1, None), False),
+            (encode_body(2, facts(2)), True),
+        )
+    )
+    told.replay.finish()
+    one = told.state.partition(1)
+    assert one.sealed
+    assert one.groups["audit"].lock.fence == 9
+    told.state.partition(2).check_whole()
+
+
+def test_a_fence_of_which_only_the_header_is_left_lets_nobody_in():
+    """Nobody can tell whose token was lost, so no owner is let in; reading without a group goes on."""
+    told = Told(1, 2)
+    told.batch(1, 0)
+    told.hole(traced((encode_body(1, FenceBody("audit", 9, "s")), False)))
+    told.replay.finish()
+    with pytest.raises(CorruptLogError):
+        told.state.partition(1).check_owners()
+    assert told.state.partition(1).readable_end(0) == 2
+    told.state.partition(2).check_owners()
+
+
+def test_a_hole_nobody_knows_stops_what_cannot_be_shown_to_be_whole():
+    """A batch after the hole that goes on where the one before ended shows that nothing was lost; silence does not."""
+    told = Told(1, 2, 3)
+    for number in (1, 2, 3):
+        told.batch(number, 0)
+    told.hole(HOLE)
+    told.batch(1, 2)
+    told.batch(2, 6)
+    told.replay.finish()
+
+    told.state.partition(1).check_whole()
+    assert told.state.partition(2).lost == ((2, 6, 1000),)
+    silent = told.state.partition(3)
+    assert silent.lost == ((2, -1, 1000),)
+    assert silent.readable_end(0) == 2
+    with pytest.raises(CorruptLogError):
+        silent.readable_end(2)
+    with pytest.raises(CorruptLogError):
+        silent.check_end_known()
+
+
+def test_a_token_that_may_have_been_followed_in_a_hole_is_out():
+    """After a hole nobody knows, the owner before it is refused until a newer token comes."""
+    told = Told(1)
+    told.batch(1, 0)
+    for group in ("audit", "bill"):
+        told.own(1, FenceBody(group, 5, "s"))
+    told.hole(HOLE)
+    told.batch(1, 2)
+    told.own(1, CursorBody("bill", 5, 1, []))
+    told.replay.finish()
+    groups = told.state.partition(1).groups
+    with pytest.raises(FencedError):
+        check_holder(groups["audit"].lock, token=5, session="s")
+    check_holder(groups["bill"].lock, token=5, session="s")
+
+
+def test_a_state_record_stands_for_all_before_it():
+    """A partition whose first records were removed is what its STATE record says."""
+    whole = Told(1)
+    for base in range(0, 10, 2):
+        whole.batch(1, base)
+    whole.own(1, FenceBody("audit", 5, "s"))
+    whole.own(1, CursorBody("audit", 5, 3, [(5, 6)]))
+    partition: HostedPartition = whole.state.partition(1)
+    state = encode_record(image_of(partition), kind=Kind.STATE, partition_id=1, base_offset=10)
+
+    told = Told()
+    told.batch(1, 8)
+    told.tell(state)
+    told.batch(1, 10)
+    told.replay.finish()
+    found = told.state.partition(1)
+    assert found.next_offset == 12
+    assert not told.state.problems
+    assert found.groups["audit"].acked.ranges == [(5, 6)]
+    whole.tell(state)
+    whole.batch(1, 10)
+    assert image_of(whole.state.partition(1)) == image_of(found)
