@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..protocol.clock import Clock
-from ..protocol.errors import KeylaneError, SequenceGapError, StaleRouteError
+from ..protocol.errors import Fate, KeylaneError, SequenceGapError, StaleRouteError
 from ..protocol.frames import Append, Appended
 from ..protocol.message import Receipt
 from ..protocol.routing import OrderStrategy, Partition
@@ -228,23 +228,28 @@ class Executor:
         if fresh:
             self._next_sequence += len(parcel)
         parcel.tries += 1
-        task = asyncio.create_task(self._append(channel, data, reordered=parcel.reordered))
+        task = asyncio.create_task(self._append(channel, parcel, data))
         task.add_done_callback(self._answered)
         return task
 
     def _answered(self, _call: asyncio.Task[Receipt]) -> None:
         self._wake.set()
 
-    async def _append(self, channel: Channel, data: bytes, *, reordered: bool) -> Receipt:
+    async def _append(self, channel: Channel, parcel: Parcel, data: bytes) -> Receipt:
         request = Append(channel.next_id(), self.partition.partition_id)
-        answer, _ = await channel.call(request, data, timeout_ms=self._settings.call_timeout_ms)
+        try:
+            answer, _ = await channel.call(request, data, timeout_ms=self._settings.call_timeout_ms)
+        except BaseException as error:
+            if not isinstance(error, KeylaneError) or error.fate is Fate.UNKNOWN:
+                parcel.doubtful = True
+            raise
         assert isinstance(answer, Appended)
         return Receipt(
             self.partition.partition_id,
             answer.base_offset,
             answer.durable,
             answer.duplicate,
-            reordered,
+            parcel.reordered,
         )
 
     def _settle(self, parcel: Parcel, receipt: Receipt) -> None:
@@ -282,7 +287,7 @@ class Executor:
         if step is Step.GIVE_UP:
             self._in_flight.popleft()
             self._new_epoch()
-            head.settle(error)
+            head.give_up(error)
             self._account.settled(head, error)
             self._tell_if_empty()
             return True

@@ -13,6 +13,7 @@ from ..protocol.errors import (
     PartitionUnknownError,
     SequenceGapError,
     StaleRouteError,
+    StorageError,
     UnreachableError,
     WrongBrokerError,
 )
@@ -35,6 +36,7 @@ _TRY_AGAIN = (
     SequenceGapError,
     CorruptBatchError,
     InternalError,
+    StorageError,
 )
 _ROUTE_MOVED = (StaleRouteError, PartitionUnknownError, WrongBrokerError)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 
 from ..protocol.batch import BYTES_PER_MESSAGE, encode_batch
-from ..protocol.errors import KeylaneError
+from ..protocol.errors import Fate, KeylaneError
 from ..protocol.message import Receipt
 
 Outcome = Receipt | KeylaneError
@@ -26,6 +26,7 @@ class Parcel:
     __slots__ = (
         "_left",
         "data",
+        "doubtful",
         "future",
         "keys",
         "opened_at_ms",
@@ -51,6 +52,8 @@ class Parcel:
         self.sequence = -1
         self.data: bytes | None = None
         self.tries = 0
+        self.doubtful = False
+        """True once a try ended without an answer: it may be stored, whatever later tries say."""
         self.opened_at_ms = 0
         self.future = future
         self.outcome: Outcome | list[Outcome | None] | None = None
@@ -85,6 +88,7 @@ class Parcel:
             assert not len(self), "a parcel holds either its own messages or adopted ones"
             self.origins = []
         self.origins.append(parcel.origins[index] if parcel.origins else (parcel, index))
+        self.doubtful = self.doubtful or parcel.doubtful
         properties = parcel.properties[index] if parcel.properties else b""
         self.add(parcel.keys[index], parcel.values[index], properties, parcel.times[index])
 
@@ -122,6 +126,12 @@ class Parcel:
             return
         for index, (origin, origin_index) in enumerate(self.origins):
             origin._settle_one(origin_index, _of_message(outcome, index))
+
+    def give_up(self, error: KeylaneError) -> None:
+        """Settle with an error, whose fate is UNKNOWN if any try left it open."""
+        if self.doubtful:
+            error.fate = Fate.UNKNOWN
+        self.settle(error)
 
     def _settle_one(self, index: int, outcome: Outcome) -> None:
         if not isinstance(self.outcome, list):

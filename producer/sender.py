@@ -300,5 +300,5 @@ class SubjectSender:
 
     def _give_up(self, parcel: Parcel) -> None:
         error = NoPartitionError("the producer was closed before this message was acked")
-        parcel.settle(error)
+        parcel.give_up(error)
         self._account.settled(parcel, error)
