@@ -30,6 +30,8 @@ class Program:
         self._module = module
         self._arguments = arguments
         self.address = ""
+        self.environment: dict[str, str] = {}
+        """Added to ours at the next start."""
         self.process = self._start("0")
 
     def _start(self, port: str) -> subprocess.Popen[str]:
@@ -37,6 +39,7 @@ class Program:
             [sys.executable, "-m", self._module, *self._arguments, "--port", port],
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | self.environment,
         )
 
     def ready(self) -> Program:
@@ -73,8 +76,12 @@ class Program:
 class Cluster:
     """One metaserver on SQLite and `brokers` broker groups g1, g2, …"""
 
-    def __init__(self, folder: Path, brokers: int = 2) -> None:
-        self.meta_program = Program("keylane.metaserver", "--data", str(folder / "meta")).ready()
+    def __init__(self, folder: Path, brokers: int = 2, *, meta_settings: str = "") -> None:
+        config = folder / "metaserver.toml"
+        config.write_text(meta_settings)
+        self.meta_program = Program(
+            "keylane.metaserver", "--data", str(folder / "meta"), "--config", str(config)
+        ).ready()
         self.brokers = [
             Program(
                 "keylane.broker",

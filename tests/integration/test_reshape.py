@@ -2,19 +2,20 @@
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
-from cluster import Cluster
+from cluster import Cluster, done_operation, eventually, pause
 from keylane.protocol.errors import (
     BrokerGroupUnknownError,
     InvalidRequestError,
     NotEnoughBrokersError,
     OperationRunningError,
     PartitionUnknownError,
-    SubjectUnknownError,
+    UnreachableError,
 )
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
@@ -29,6 +30,17 @@ async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
         yield MetaClient(network, [cluster.meta])
     finally:
         await network.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Three brokers and a metaserver that soon notices who is silent, to be killed and restarted."""
+    settings = "operation_lease_ms = 400\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
+    cluster = Cluster(tmp_path, 3, meta_settings=settings)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 def resize(subject: str, count: int) -> Reshape:
@@ -46,3 +58,241 @@ async def test_resizes_under_load_keep_the_order(shared_cluster: Cluster):
         await load.finish()
     load.check()
     await shared_cluster.check_history("sizes", load.sent)
+
+
+async def test_a_group_that_comes_later_reads_parents_first(shared_cluster: Cluster):
+    """A group whose first consumer joins after a resize gets every message ever sent, in the order of its key."""
+    await shared_cluster.create("later", partitions=3)
+    async with Load(shared_cluster.meta, "later", keys=50) as load:
+        await load.progress(500)
+        await shared_cluster.reshape(resize("later", 5))
+        await load.progress(500)
+        await shared_cluster.reshape(resize("later", 2))
+        await load.join("late")
+        await load.finish()
+    load.check()
+
+
+async def test_split_and_merge_under_load(shared_cluster: Cluster):
+    """One partition is split, its children are merged again: the order holds."""
+    route = await shared_cluster.create("cut", partitions=2)
+    async with Load(shared_cluster.meta, "cut", keys=50) as load:
+        await load.progress(500)
+        one = route.partitions[0].partition_id
+        (done,) = await shared_cluster.reshape(
+            Reshape(kind=OperationKind.SPLIT, partition_ids=(one,))
+        )
+        await load.progress(500)
+        halves = tuple(int(child.partition_id) for child in done.children)
+        (done,) = await shared_cluster.reshape(
+            Reshape(kind=OperationKind.MERGE, partition_ids=halves)
+        )
+        await load.finish()
+    load.check()
+    await shared_cluster.check_history("cut", load.sent)
+    (child,) = done.children
+    assert (child.range_start, child.range_end, child.parents) == (0, 512, halves)
+
+
+async def test_an_empty_partition_is_drained_by_every_group(shared_cluster: Cluster):
+    """Groups that had acked everything, and one that comes later, get the children of partitions without messages."""
+    await shared_cluster.create("empty", partitions=1)
+    async with Load(shared_cluster.meta, "empty", groups=("idle",), keys=1) as load:
+        await load.progress(10)
+        for count in (4, 2):
+            await shared_cluster.reshape(resize("empty", count))
+        await load.join("late")
+        await load.finish()
+    load.check()
+
+
+async def test_bad_requests_have_typed_errors(shared_cluster: Cluster):
+    """What cannot be is refused by name over the wire, and the route stays."""
+    route = await shared_cluster.create("bad", partitions=2)
+    asks = [
+        (resize("bad", 0), InvalidRequestError),
+        (resize("bad", 1_025), InvalidRequestError),
+        (Reshape(kind=OperationKind.SPLIT, partition_ids=(10**6,)), PartitionUnknownError),
+        (
+            Reshape(
+                kind=OperationKind.MOVE,
+                partition_ids=(int(route.partitions[0].partition_id),),
+                broker_group="nowhere",
+            ),
+            BrokerGroupUnknownError,
+        ),
+    ]
+    async with meta_of(shared_cluster) as meta:
+        for ask, error in asks:
+            with pytest.raises(error):
+                await meta.reshape(ask)
+        assert (await meta.subject("bad")).route.version == route.version
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "sealed", "opened"])
+async def test_a_metaserver_killed_after_any_step_is_finished_by_the_next(
+    cluster: Cluster, step: str
+):
+    """The operation goes on where it was; meanwhile a second one is refused; the order holds."""
+    await cluster.create("steps", partitions=2)
+    meta_program = cluster.meta_program
+    async with Load(cluster.meta, "steps", keys=50) as load, meta_of(cluster) as meta:
+        await load.progress(300)
+        meta_program.kill()
+        meta_program.environment = {"KEYLANE_DIE_AFTER": step}
+        meta_program.restart()
+        with contextlib.suppress(UnreachableError):
+            await when_brokers_are_known(meta, resize("steps", 5))
+        await eventually(lambda: meta_program.process.poll() is not None, what="its death")
+        meta_program.process.stdout.close()
+        meta_program.environment = {}
+        meta_program.restart()
+        (view,) = (await meta.operations("steps")).operations
+        if view.state is not OperationState.DONE:
+            with pytest.raises(OperationRunningError):
+                await meta.reshape(resize("steps", 3))
+        await done_operation(meta, view)
+        await load.progress(300)
+        await load.finish()
+    load.check()
+    await cluster.check_history("steps", load.sent)
+
+
+@pytest.mark.crash
+async def test_a_broker_killed_while_it_is_to_seal(cluster: Cluster):
+    """The operation waits, says for what, and goes on when the broker is back."""
+    await cluster.create("stuck", partitions=3)
+    async with Load(cluster.meta, "stuck", keys=50) as load, meta_of(cluster) as meta:
+        await load.progress(300)
+        route = (await meta.subject("stuck")).route
+        one = next(one for one in route.partitions if one.broker_group == "g1")
+        pause(cluster.brokers[0].process.pid)
+        (view,) = (
+            await meta.reshape(
+                Reshape(
+                    kind=OperationKind.MOVE,
+                    partition_ids=(int(one.partition_id),),
+                    broker_group="g2",
+                )
+            )
+        ).operations
+        while not view.problem:
+            await asyncio.sleep(0.05)
+            (view,) = (await meta.operations("stuck")).operations
+        assert view.state in {OperationState.SEAL, OperationState.PLAN}
+        assert "g1" in view.problem
+        cluster.brokers[0].kill()
+        cluster.brokers[0].restart()
+        await done_operation(meta, view)
+        await load.progress(300)
+        await load.finish()
+    load.check()
+    await cluster.check_history("stuck", load.sent)
+
+
+@pytest.mark.crash
+async def test_brokers_killed_between_resizes(cluster: Cluster):
+    """Each broker in turn is killed in the middle of a resize: nothing is lost, nothing stored twice."""
+    await cluster.create("killed", partitions=2)
+    async with (
+        Load(cluster.meta, "killed", groups=("a", "b"), keys=100) as load,
+        meta_of(cluster) as meta,
+    ):
+        for broker, count in zip(cluster.brokers, (4, 8, 3), strict=True):
+            await load.progress(300)
+            (view,) = (await meta.reshape(resize("killed", count))).operations
+            broker.kill()
+            broker.restart()
+            await done_operation(meta, view)
+        await load.progress(300)
+        await load.finish()
+    load.check()
+    await cluster.check_history("killed", load.sent)
+
+
+async def test_a_broker_is_evacuated_under_load(cluster: Cluster):
+    """Afterwards nothing is open there, in any subject; the order holds and the others share the load."""
+    await cluster.create("one", partitions=6)
+    await cluster.create("two", partitions=3)
+    async with Load(cluster.meta, "one", keys=50) as load:
+        await load.progress(300)
+        done = await cluster.reshape(Reshape(kind=OperationKind.EVACUATE, broker_group="g2"))
+        assert {one.subject for one in done} == {"one", "two"}
+        await load.progress(300)
+        await load.finish()
+    load.check()
+    await cluster.check_history("one", load.sent)
+    async with meta_of(cluster) as meta:
+        for subject in ("one", "two"):
+            route = (await meta.subject(subject)).route
+            places = Counter(one.broker_group for one in route.open_partitions())
+            assert "g2" not in places
+            assert max(places.values()) - min(places.values()) <= 1
+
+
+@pytest.mark.crash
+async def test_a_dead_source_holds_a_strict_subject(cluster: Cluster):
+    """Nothing opens before the source is back and sealed; then the order is whole."""
+    await cluster.create("strict", partitions=3)
+    async with Load(cluster.meta, "strict", keys=50) as load, meta_of(cluster) as meta:
+        await load.progress(300)
+        cluster.brokers[0].kill()
+        await silent(meta, "g1")
+        ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
+        (view,) = (await meta.reshape(ask)).operations
+        while not view.problem:
+            await asyncio.sleep(0.05)
+            (view,) = (await meta.operations("strict")).operations
+        assert "g1" in view.problem
+        cluster.brokers[0].restart()
+        assert (await done_operation(meta, view)).reordered == ()
+        await load.progress(300)
+        await load.finish()
+    load.check()
+    await cluster.check_history("strict", load.sent)
+
+
+@pytest.mark.crash
+async def test_a_dead_source_of_a_best_tried_subject_is_declared_and_nothing_lost(
+    cluster: Cluster,
+):
+    """The children open at once; the source is sealed when it is back, and what is left there is handled then."""
+    await cluster.create("tried", partitions=3, strategy="best_tried")
+    async with meta_of(cluster) as meta:
+        async with Load(cluster.meta, "tried", keys=50) as load:
+            await load.progress(300)
+        cluster.brokers[0].kill()
+        await silent(meta, "g1")
+        ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
+        (view,) = (await meta.reshape(ask)).operations
+        while view.state is not OperationState.FENCE:
+            await asyncio.sleep(0.05)
+            (view,) = (await meta.operations("tried")).operations
+        assert view.reordered == view.sealed
+        before = load.count
+        async with Load(cluster.meta, "tried", groups=("late",), keys=50) as more:
+            await more.progress(300)
+            cluster.brokers[0].restart()
+            await done_operation(meta, view)
+            more.count += before
+            await more.finish()
+
+
+async def when_brokers_are_known(meta: MetaClient, ask: Reshape) -> None:
+    """Begin an operation at a metaserver that has just been started."""
+    while True:
+        try:
+            await meta.reshape(ask)
+            return
+        except NotEnoughBrokersError:
+            await asyncio.sleep(0.05)
+
+
+async def silent(meta: MetaClient, group: str) -> None:
+    """Wait until the metaserver takes a broker group for silent."""
+    while True:
+        brokers = (await meta.health()).details["brokers"]
+        if not next(one["available"] for one in brokers if one["broker_group"] == group):
+            return
+        await asyncio.sleep(0.05)
