@@ -21,6 +21,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", help="loopback address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one")
     parser.add_argument("--segment-bytes", type=int, help="size of a segment of the commit log")
+    parser.add_argument("--index", help="what finds batches in the log: file, rocksdb")
     parser.add_argument("--config", type=Path, help="TOML file with the same names and more")
     return parser
 

@@ -18,6 +18,7 @@ from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX
 
 MIB = 1 << 20
+INDEX_KINDS = ("file", "rocksdb")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,12 @@ class BrokerSettings:
     """With async, how long a write waits for its sync at most. RocketMQ's default."""
     snapshot_bytes: int = 256 * MIB
     """A snapshot of the state is written each time the log has grown by this much; a start reads what follows it."""
+    index: str = "file"
+    """What finds batches in the log: "file", or "rocksdb" for very many partitions."""
+    retention_ms: int = 72 * 3_600_000
+    """Messages older than this are removed, a whole segment at a time; 0: never because of their age."""
+    retention_bytes: int = 0
+    """The oldest segments are removed while the log is larger than this; 0: however large it is."""
     queued_bytes_max: int = 32 * MIB
     """Appends waiting for the disk; beyond it producers are told to wait. A quarter second of a 128 MB/s disk."""
     commit_bytes_max: int = 16 * MIB
@@ -57,6 +64,8 @@ class BrokerSettings:
 _RANGES = {
     "port": (0, (1 << 16) - 1),
     "segment_bytes": (4096, 1 << 40),
+    "retention_ms": (0, 1 << 50),
+    "retention_bytes": (0, 1 << 60),
     "flush_ms": (1, 60_000),
     "snapshot_bytes": (4096, 1 << 40),
     "queued_bytes_max": (BATCH_BYTES_MAX, 1 << 34),
@@ -83,6 +92,8 @@ def _value_problems(values: Mapping[str, Any]) -> list[str]:
         ]
     if values.get("flush", "sync") not in {"sync", "async"}:
         found.append(f"flush: {values['flush']!r} is neither sync nor async")
+    if values.get("index", "file") not in INDEX_KINDS:
+        found.append(f"index: {values['index']!r} is neither {' nor '.join(INDEX_KINDS)}")
     found += [
         f"{name}: {values[name]} is not in [{low}, {high}]"
         for name, (low, high) in _RANGES.items()
@@ -145,7 +156,7 @@ def _typed(name: str, value: Any) -> Any:
         if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
             return tuple(part.strip() for part in parts)
         raise TypeError(f"addresses are wanted, not {value!r}")
-    kind = str if name in {"group", "host", "flush"} else int
+    kind = str if name in {"group", "host", "flush", "index"} else int
     if type(value) is not kind:
         raise TypeError(f"{'text' if kind is str else 'a whole number'} is wanted, not {value!r}")
     return value

@@ -68,6 +68,10 @@ class Files(Protocol):
         """Create a folder, durably; an existing one is fine."""
         ...
 
+    def outside(self, path: str) -> str:
+        """The path as the machine knows it, for a library that does its own I/O.  Raises StorageError."""
+        ...
+
     def list(self, path: str = "") -> list[str]:
         """Names in a folder, sorted; none if it does not exist."""
         ...
@@ -102,6 +106,10 @@ class Files(Protocol):
 
     def free_bytes(self) -> int:
         """Room left on the disk for this user."""
+        ...
+
+    def total_bytes(self) -> int:
+        """Room on the disk, used or not."""
         ...
 
     def close(self) -> None:
@@ -234,6 +242,10 @@ class RealFiles:
             raise _error("mkdir", path, error) from error
         self.sync_folder(path.rpartition("/")[0])
 
+    def outside(self, path: str) -> str:
+        """See `Files.outside`."""
+        return self._path(path)
+
     def list(self, path: str = "") -> list[str]:
         """See `Files.list`."""
         try:
@@ -343,11 +355,19 @@ class RealFiles:
 
     def free_bytes(self) -> int:
         """See `Files.free_bytes`."""
+        found = self._disk()
+        return found.f_bavail * found.f_frsize
+
+    def total_bytes(self) -> int:
+        """See `Files.total_bytes`."""
+        found = self._disk()
+        return found.f_blocks * found.f_frsize
+
+    def _disk(self) -> os.statvfs_result:
         try:
-            found = os.statvfs(self._root)
+            return os.statvfs(self._root)
         except OSError as error:
             raise _error("statvfs", "", error) from error
-        return found.f_bavail * found.f_frsize
 
     def close(self) -> None:
         """See `Files.close`."""

@@ -33,7 +33,6 @@ from .consume_queue import Unit
 
 log = logging.getLogger("keylane.broker")
 
-FOLDER = "rocksdb"
 MEMTABLE_BYTES = 16 << 20
 CACHE_BYTES = 64 << 20
 OPEN_FILES_MAX = 256

@@ -105,6 +105,7 @@ class SimDisk:
         self.folders: set[str] = {""}
         self._named: dict[str, dict[str, _Content]] = {"": {}}
         """Names that are durable, by folder."""
+        self.total = 1 << 41
         self.room: int | None = None
         """Bytes left; None: enough."""
         self.fail = ""
@@ -199,6 +200,12 @@ class SimDisk:
 
     def free_bytes(self) -> int:
         return 1 << 40 if self.room is None else self.room
+
+    def total_bytes(self) -> int:
+        return self.total
+
+    def outside(self, path: str) -> str:
+        raise StorageError(f"{path}: a simulated disk is inside only", path=path)
 
     def close(self) -> None:
         self._locked = False
