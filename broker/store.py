@@ -19,6 +19,7 @@ from ..protocol.ids import check_name
 from ..protocol.limits import LOGICAL_PARTITIONS
 from ..protocol.record import HEADER_BYTES
 from .appends import Duplicate
+from .carry_over import CarryOver
 from .group_commit import Entry, GroupCommit, RunBlocking
 from .opening import open_state
 from .partition import Group, HostedPartition, stored_facts
@@ -30,7 +31,7 @@ from .storage.batch_reader import BatchReader
 from .storage.commit_log import CommitLog
 from .storage.consume_queue import ConsumeQueues
 from .storage.files import Files
-from .storage.index_file import FileConsumeQueues
+from .storage.index_kinds import open_index
 from .storage.recovery import Recovered
 from .storage.snapshot import Snapshots
 from .tail_cache import TailCache
@@ -57,7 +58,7 @@ class Store:
         run_commit: RunBlocking,
         run_read: RunBlocking,
         run_snapshot: RunBlocking,
-        free_bytes: Callable[[], int],
+        files: Files,
     ) -> None:
         self.state = state
         self.log = log
@@ -78,7 +79,7 @@ class Store:
             queued_bytes_max=settings.queued_bytes_max,
             commit_bytes_max=settings.commit_bytes_max,
             flush_ms=0 if settings.flush == "sync" else settings.flush_ms,
-            free_bytes=free_bytes,
+            free_bytes=files.free_bytes,
         )
         self.snapshotter = Snapshotter(
             state,
@@ -89,6 +90,15 @@ class Store:
             position=position,
             snapshot_bytes=settings.snapshot_bytes,
             run_blocking=run_snapshot,
+        )
+        self.carry_over = CarryOver(
+            files,
+            state=state,
+            log=log,
+            commit=self.commit,
+            snapshotter=self.snapshotter,
+            run_read=run_read,
+            run_commit=run_commit,
         )
         self._wake: Callable[[int], None] = lambda _partition_id: None
 
@@ -109,7 +119,7 @@ class Store:
         Raises:
             DataFolderError: a newer broker wrote in this folder.
         """
-        queues = FileConsumeQueues(files)
+        queues = open_index(files, settings.index)
         opened = open_state(files, queues, clock=clock)
         recovered = opened.recovered
         log = CommitLog(
@@ -127,7 +137,7 @@ class Store:
             run_commit=run_commit,
             run_read=run_read,
             run_snapshot=run_snapshot or run_read,
-            free_bytes=files.free_bytes,
+            files=files,
         )
 
     def on_change(self, wake: Callable[[int], None]) -> None:

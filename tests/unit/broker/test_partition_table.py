@@ -1,0 +1,127 @@
+"""A partition as an object or as bytes is the same, and whoever holds it holds the only one there is."""
+
+from __future__ import annotations
+
+import gc
+
+import msgspec
+
+from keylane.broker.appends import ProducerState, StoredBatch
+from keylane.broker.partition import HostedPartition, Lost
+from keylane.broker.partition_image import image_of, partition_of
+from keylane.broker.partition_table import PartitionTable
+from keylane.broker.records import CursorBody, FenceBody
+from keylane.protocol.control import HostPartition
+from keylane.protocol.routing import OrderStrategy, Partition, PartitionState
+from sim.store import facts
+
+
+def full(partition_id: int = 9) -> HostedPartition:
+    """A partition with everything in it."""
+    one = HostedPartition(facts(partition_id, parents=(3, 4), queue=7, range_start=5))
+    one.first_offset, one.next_offset, one.readable_offset = 2, 90, 90
+    one.appended_at_ms = 1_700_000_000_000
+    one.sealed = one.ended = True
+    for number in (8, 3):
+        latest = (StoredBatch(0, 4, 10), StoredBatch(4, 5, 14))
+        one.producers[number] = ProducerState(2, 9, latest)
+    one.apply_fence(FenceBody("audit", 6, "a" * 32))
+    one.groups["audit"].durable_fence = 6
+    one.apply_cursor(CursorBody("audit", 6, 40, [(42, 44), (50, 60)]))
+    one.lose(20, 25, position=777)
+    one.fences_lost = True
+    return one
+
+
+def same(one: HostedPartition, other: HostedPartition) -> bool:
+    return image_of(one) == image_of(other) and one.facts == other.facts
+
+
+def test_an_image_is_all_of_a_partition():
+    """Nothing of a partition is missing in its image, nor changed by it."""
+    was = full()
+    now = partition_of(9, image_of(was))
+    for name in HostedPartition.__slots__:
+        if name not in {"__weakref__", "groups"}:
+            assert getattr(now, name) == getattr(was, name), name
+    before, after = was.groups["audit"], now.groups["audit"]
+    assert after.lock == before.lock
+    assert (after.acked.cursor, after.acked.ranges) == (40, [(42, 44), (50, 60)])
+    assert after.durable_fence == 6
+    assert list(now.producers) == [8, 3]
+    assert now.lost == (Lost(20, 25, 777),)
+
+
+def test_an_image_has_every_fact():
+    """Whatever is told of a partition is in its image, also what has been added to the facts since."""
+    values = {
+        OrderStrategy | None: OrderStrategy.STRICT,
+    }
+    given = {}
+    for field in msgspec.structs.fields(HostPartition):
+        if field.name not in {"subject", "partition"}:
+            given[field.name] = values.get(field.type, 3)
+    told = HostPartition(subject="s", partition=facts(1).partition, **given)
+    assert partition_of(1, image_of(HostedPartition(told))).facts == told
+    own = {"partition_id", "name", "queue", "range_start", "range_end", "broker_group", "parents"}
+    changing = {"state", "address"}
+    assert set(Partition.__struct_fields__) == own | changing
+    assert told.partition.state is PartitionState.OPEN
+
+
+def test_a_million_partitions_are_a_few_objects():
+    """Beyond the limit the oldest are kept as bytes, and every one is found as it was."""
+    table = PartitionTable(warm_max=10)
+    for number in range(1, 200):
+        table.add(full(number))
+    assert len(table._warm) <= 11
+    assert len(table) == len(list(table)) == 199
+    for number in range(1, 200):
+        assert same(table[number], full(number))
+        assert number in table
+    assert len(table._warm) <= 11
+    assert table.get(200) is None
+    assert 200 not in table
+
+
+def test_whoever_holds_a_partition_holds_the_only_one():
+    """A partition that cooled while somebody used it is the same object when it is asked for again."""
+    table = PartitionTable(warm_max=2)
+    held = full(1)
+    table.add(held)
+    for number in range(2, 20):
+        table.add(full(number))
+    assert 1 not in table._warm
+    assert table[1] is held
+    del held
+    for number in range(2, 20):
+        assert table[number]
+    gc.collect()
+    assert same(table[1], full(1))
+
+
+def test_what_is_under_way_stays_an_object():
+    """A lock that is held, an append or a fence on its way to the disk keep a partition as it is."""
+    table = PartitionTable(lambda: 100, warm_max=1)
+    locked, appending, fencing, sealing = (full(number) for number in (1, 2, 3, 4))
+    locked.groups["audit"].lock.expires_at_ms = 101
+    appending.next_offset += 1
+    fencing.groups["audit"].lock.fence += 1
+    sealing.ended = False
+    for one in (locked, appending, fencing, sealing):
+        table.add(one)
+    for number in range(5, 40):
+        table.add(full(number))
+    for one in (locked, appending, fencing, sealing):
+        assert table._warm[one.partition_id] is one
+
+
+def test_a_new_partition_is_taken_back_wherever_it_is():
+    """A partition that could not be made durable is gone, whether it has cooled or not."""
+    table = PartitionTable(warm_max=1)
+    for number in (1, 2, 3):
+        table.add(HostedPartition(facts(number)))
+    for number in (3, 1, 2):
+        table.remove(number)
+        assert number not in table
+    assert len(table) == 0
