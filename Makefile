@@ -9,8 +9,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 ARGS ?=
 
+SEEDS ?= 300
+SEED ?=
+MUTANTS ?=
+FIRST ?= 0
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types unit format bench lock wheel clean
+.PHONY: help setup demo sim test check lint types unit format bench lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -53,6 +58,10 @@ unit: $(STAMP)
 format: $(STAMP) ## format the code and apply the safe fixes
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
+
+sim: $(STAMP) ## simulate the whole system (SEEDS=300 FIRST=0, SEED=k replays one, MUTANTS=1 hunts bugs put in on purpose)
+	@PYTHONPATH=tests $(BIN)/python -m sim.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST)) \
+	    $(if $(MUTANTS),--mutants $(MUTANTS))
 
 bench: $(STAMP) ## measure the main path, print JSON
 	@$(BIN)/python benchmarks/main_path.py $(ARGS)

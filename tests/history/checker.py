@@ -10,7 +10,7 @@
     late start      a handler began at or after its lease's end, by its own clock
     duplicate token a token granted, or used, twice on a partition, or one below an earlier one
     two grants      a lease given away that was neither let go nor expired; a handler of an older grant that
-                    began after a newer one
+                    began after a newer one; a lease let go while its handler still runs
     starvation      after everything is healed, something sent is not settled, or something stored not handled
 
 Source: the names follow Jepsen's Kafka workload; the rules of stale effects are those of linearizable registers:
@@ -19,12 +19,14 @@ an accepted call counts against the fence only if it was asked after the higher 
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from history.events import (
+    Dropped,
     Ended,
     Event,
     Granted,
@@ -143,6 +145,8 @@ def _check_log(
                 found.note("inversion", f"{where} after number {before} of {one.producer}")
             newest[partition_id, one.producer, key] = max(before, one.number)
     for value, outcome in settled.items():
+        if outcome.outcome in {"not done", "unknown"} and value in sent and sent[value].strict:
+            found.note("lost", f"{value!r} was given up, although its order is strict")
         if outcome.outcome != "stored":
             continue
         if value not in places:
@@ -184,6 +188,8 @@ class _Scan:
         self._granted: dict[tuple[int, int], int] = {}
         self._sessions: dict[tuple[int, int, int], str] = {}
         self._let_go: set[tuple[str, int, int]] = set()
+        self._running: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+        """By session, (partition, offset) of its handlers."""
         self._holding: dict[str, tuple[tuple[int, int], ...]] = {}
 
     def run(self, events: Sequence[Event]) -> dict[str, dict[int, _Progress]]:
@@ -195,12 +201,15 @@ class _Scan:
                 progress = self._groups[event.group][event.partition_id]  # type: ignore[union-attr]
                 progress.ended.add(event.offset)  # type: ignore[union-attr]
                 progress.done.add((event.token, event.offset))  # type: ignore[union-attr]
+                self._running[event.session].discard((event.partition_id, event.offset))  # type: ignore[union-attr]
+            elif kind is Dropped:
+                self._running[event.session].discard((event.partition_id, event.offset))  # type: ignore[union-attr]
             elif kind is Served:
                 self._served(event, instant)  # type: ignore[arg-type]
             elif kind is Granted:
                 self._grant(event)  # type: ignore[arg-type]
             elif kind is LetGo:
-                self._let_go.add(event)  # type: ignore[arg-type]
+                self._letting_go(event)  # type: ignore[arg-type]
             elif kind is Holds:
                 self._holding[event.session] = event.holding  # type: ignore[union-attr]
         return {group: dict(partitions) for group, partitions in self._groups.items()}
@@ -221,6 +230,16 @@ class _Scan:
             token, self._granted.get((group_id, partition_id), 0)
         )
 
+    def _letting_go(self, event: LetGo) -> None:
+        session, partition_id, token = event
+        self._let_go.add(event)
+        for running_id, offset in sorted(self._running[session]):
+            if partition_id in {0, running_id}:
+                where = f"{running_id}/{offset}"
+                self._found.note(
+                    "two grants", f"{session[:8]} lets go of {where} while it is handled ({token})"
+                )
+
     def _is_let_go(self, holder: str, partition_id: int) -> bool:
         if (holder, 0, 0) in self._let_go:
             return True
@@ -233,7 +252,7 @@ class _Scan:
 
     # ── consumers ─────────────────────────────────────────────────────────────────────────────────────
     def _started(self, event: Started) -> None:
-        group, session, partition_id, offset, value, token, clock_ns, deadline_ns = event
+        group, session, partition_id, offset, value, token, clock_ns, deadline_ns, ours = event
         note = self._found.note
         if self._places.get((partition_id, offset)) != value:
             note("phantom", f"{value!r} handled at {partition_id}/{offset}, where it is not")
@@ -244,6 +263,8 @@ class _Scan:
         granted = self._granted.get((self._group_of.get(session, 0), partition_id), 0)
         if token < granted:
             note("two grants", f"{value!r} begun under token {token} after {granted} was granted")
+        if ours:
+            self._running[session].add((partition_id, offset))
         progress = self._groups[group][partition_id]
         if progress.grants.setdefault(token, session) != session:
             note("duplicate token", f"token {token} of partition {partition_id} used twice")
@@ -335,7 +356,7 @@ def _predecessors(
         seen.add(value)
     for lane in lanes.values():
         lane.sort()
-        for (_, *earlier), (_, *later) in zip(lane, lane[1:], strict=False):
+        for (_, *earlier), (_, *later) in itertools.pairwise(lane):
             place = (earlier[0], earlier[1])
             if place not in before[later[0], later[1]]:
                 before[later[0], later[1]].append(place)

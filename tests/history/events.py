@@ -19,7 +19,7 @@ class Sent(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """A producer heard what became of it: "stored", "not done" or "unknown"."""
+    """A producer heard what became of it: "stored", "not done", "unknown"; "gone" if it died before."""
 
     value: bytes
     outcome: str
@@ -50,6 +50,8 @@ class Started(NamedTuple):
     """The boot clock of the consumer's machine, as read now."""
     deadline_ns: int
     """The end of the lease, by the same clock."""
+    ours: bool = False
+    """The consumer ends it before it lets the partition go; False if the user's own code runs it."""
 
 
 class Ended(NamedTuple):
@@ -59,6 +61,15 @@ class Ended(NamedTuple):
     partition_id: int
     offset: int
     token: int
+    session: str = ""
+
+
+class Dropped(NamedTuple):
+    """A handler raised, or was cancelled."""
+
+    session: str
+    partition_id: int
+    offset: int
 
 
 class Granted(NamedTuple):
@@ -101,4 +112,4 @@ class Served(NamedTuple):
     """Acked: in the request of an ack, above the cursor in the answer of an acquire."""
 
 
-Event = Sent | Settled | Stored | Started | Ended | Granted | LetGo | Holds | Served
+Event = Sent | Settled | Stored | Started | Ended | Dropped | Granted | LetGo | Holds | Served

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from typing import Any
 
-from history.events import Ended, Event, Holds, LetGo, Sent, Settled, Started
+from history.events import Dropped, Ended, Event, Holds, LetGo, Sent, Settled, Started
 from keylane.consumer.client import Consumer
 from keylane.consumer.pull_client import PullClient
 from keylane.consumer.settings import ConsumerSettings
@@ -55,7 +54,7 @@ class ProducerHost(Host):
     def end(self, *, machine_down: bool) -> None:
         super().end(machine_down=machine_down)
         for value in self.waiting:
-            self._record(Settled(value, "unknown"))
+            self._record(Settled(value, "gone"))
         self.waiting.clear()
         self.busy = False
 
@@ -88,7 +87,7 @@ class ProducerHost(Host):
                     continue
                 self._record(Sent(value, key, name, number, self._strict))
                 self.waiting[value] = None
-                asyncio.ensure_future(self._settle(ticket, value))
+                self.spawn(self._settle(ticket, value), self.process.context.copy())
                 number += 1
             await asyncio.sleep(dice.choice((0, 0.01, 0.1, 0.5, 1.0)) * dice.random())
         self.busy = False
@@ -185,10 +184,10 @@ class ConsumerHost(Host):
                 await asyncio.sleep(0.3)
         self.consumer = consumer
         if by_hand:
-            asyncio.ensure_future(self._iterate(consumer))
+            self.spawn(self._iterate(consumer), self.process.context.copy())
         await consumer.wait()
 
-    def _started(self, message: Message) -> None:
+    def _started(self, message: Message, *, ours: bool = False) -> None:
         client = message.delivery
         assert isinstance(client, PullClient)
         self._record(
@@ -201,12 +200,19 @@ class ConsumerHost(Host):
                 message.fencing_token,
                 self.machine.boot_ns(),
                 client._lease_until_ms * 1_000_000,
+                ours,
             )
         )
 
     def _ended(self, message: Message) -> None:
         self._record(
-            Ended(self._group, message.partition_id, message.offset, message.fencing_token)
+            Ended(
+                self._group,
+                message.partition_id,
+                message.offset,
+                message.fencing_token,
+                message.delivery.session,  # type: ignore[union-attr]
+            )
         )
 
     def _stumble(self) -> None:
@@ -219,13 +225,19 @@ class ConsumerHost(Host):
         self._ended(message)
 
     async def _handle(self, message: Message) -> None:
-        self._started(message)
+        self._started(message, ours=True)
         dice = self.dice
-        if not self.calm and dice.random() < self._manners["slow"]:
-            await asyncio.sleep(2 * dice.random() * self._settings.ttl_ms / 1000)
-        elif dice.random() < 0.5:
-            await asyncio.sleep(0.02 * dice.random())
-        self._stumble()
+        try:
+            if not self.calm and dice.random() < self._manners["slow"]:
+                await asyncio.sleep(2 * dice.random() * self._settings.ttl_ms / 1000)
+            elif dice.random() < 0.5:
+                await asyncio.sleep(0.02 * dice.random())
+            self._stumble()
+        except (Exception, asyncio.CancelledError):
+            client = message.delivery
+            assert isinstance(client, PullClient)
+            self._record(Dropped(client.session, message.partition_id, message.offset))
+            raise
         self._ended(message)
 
     async def _iterate(self, consumer: Consumer) -> None:
@@ -254,8 +266,8 @@ class _Listening(SimNetwork):
             self._note(LetGo(body.session, body.partition_id, body.token))
         elif path == "/v1/consumers/leave":
             self._note(LetGo(body.session, 0, 0))
-        elif path == "/v1/consumers/heartbeat" and body.holding is not None:
-            if self._held.get(body.session) != body.holding:
-                self._held[body.session] = body.holding
-                self._note(Holds(body.session, body.holding))
+        holding = getattr(body, "holding", None)
+        if holding is not None and self._held.get(body.session) != holding:
+            self._held[body.session] = holding
+            self._note(Holds(body.session, holding))
         return await super().control(method, address, path, *args, **kwargs)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from keylane.protocol.errors import StorageError
 from sim.disk import Crashed
 from sim.hosts import BrokerHost, Host, MetaHost
 
@@ -53,9 +54,12 @@ class Faults:
                 self._world.start_producer(host)  # type: ignore[arg-type]
             else:
                 host.start()  # type: ignore[attr-defined]
-        except Crashed:
+        except (Crashed, StorageError) as error:
             assert isinstance(host, BrokerHost)
-            host.lose_power()
+            if isinstance(error, StorageError) and not host.disk.fail and host.disk.room is None:
+                self._loop.faults.append(error)
+            if host.running:
+                host.lose_power()
             self._later(0.5, self.restart, host)
 
     def _crash(self, hosts: list[Host], *, down_s: float = 3.0) -> None:

@@ -22,7 +22,7 @@ STEPS_MAX = 3_000_000
 """More than any seed needs: a loop that never lets time pass is a fault."""
 
 
-class Stuck(Exception):
+class StuckError(Exception):
     """Nothing can ever run again, or time does not pass any more."""
 
 
@@ -42,6 +42,8 @@ class Process:
 
     def kill(self) -> None:
         self.alive = False
+        self.left = list(self.ready)
+        """Never run; kept, so that nothing of it is taken apart before the end."""
         self.ready.clear()
 
 
@@ -162,17 +164,16 @@ class SimLoop(asyncio.BaseEventLoop):
             process.queued = True
             can_run.append(process)
         if self.steps > STEPS_MAX:
-            raise Stuck("time does not pass any more")
+            raise StuckError("time does not pass any more")
 
     def _jump(self) -> None:
         timers = self._timers
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not timers:
-            raise Stuck("nothing can ever run again")
+            raise StuckError("nothing can ever run again")
         when, _, handle, process = heapq.heappop(timers)
-        if when > self.now:
-            self.now = when
+        self.now = max(self.now, when)
         if not handle._cancelled:
             self._queue(process, handle)
 

@@ -21,7 +21,7 @@ from sim.database import Shelf
 from sim.disk import Crashed
 from sim.faults import Faults
 from sim.hosts import BrokerHost, Host, MetaHost
-from sim.loop import Process, SimLoop, Stuck
+from sim.loop import Process, SimLoop, StuckError
 from sim.machine import Machine
 from sim.network import Internet, SimNetwork
 from sim.swarm import Swarm, draw
@@ -280,7 +280,7 @@ def run_seed(seed: int) -> Outcome:
         drained_s = -1.0
         try:
             drained_s = world.loop.run_until_complete(world.live())
-        except Stuck as error:
+        except StuckError as error:
             world.loop.faults.append(error)
         return world.judge(drained_s)
     finally:

@@ -1,0 +1,46 @@
+"""A bug on purpose: what it changes while it is applied, and back again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Patches:
+    """Attributes replaced, to be put back."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> Any:
+        """Replace an attribute, which must exist; returns what was there."""
+        own = vars(owner)[name] if name in vars(owner) else getattr(owner, name)
+        self._before.append((owner, name, own))
+        setattr(owner, name, value)
+        return getattr(own, "__func__", own)
+
+    def undo(self) -> None:
+        for owner, name, value in reversed(self._before):
+            setattr(owner, name, value)
+        self._before.clear()
+
+
+class Mutant:
+    """One bug; `breaks` puts it in."""
+
+    def __init__(self, breaks: Callable[[Patches], None]) -> None:
+        self.name = breaks.__name__
+        self._breaks = breaks
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        patches = Patches()
+        try:
+            self._breaks(patches)
+            yield
+        finally:
+            patches.undo()
+
+
+Breaks = Callable[[Patches], None]

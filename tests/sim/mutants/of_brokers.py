@@ -1,0 +1,293 @@
+"""Bugs of a broker: fences, durability, sequences, cursors."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from keylane.broker import partition as partition_module
+from keylane.broker import pull_lock, service
+from keylane.broker.group_commit import GroupCommit
+from keylane.broker.partition import Group, HostedPartition
+from keylane.broker.records import CursorBody
+from keylane.broker.service import BrokerService
+from keylane.broker.storage import recovery
+from keylane.broker.store import Store
+from keylane.protocol.errors import ProducerFencedError, SequenceGapError
+from keylane.protocol.frames import Ack, Acked, Appended, Pull
+from keylane.protocol.offsets import AckedOffsets
+from keylane.protocol.record import HEADER_BYTES, Header, Short, read_header, stamp
+from sim.disk import SimAppendFile, SimDisk
+from sim.mutants.mutant import Breaks, Patches
+
+
+def no_token_check(patches: Patches) -> None:
+    patches.set(pull_lock, "_check_owner", lambda lock, *, token, session: None)
+
+
+def _lower_token_passes(patches: Patches, kind: type[Any]) -> None:
+    def held(self: Any, request: Any) -> Any:
+        if type(request) is not kind:
+            return real(self, request)
+        partition = self._store.state.partition(request.partition_id)
+        return partition, partition.groups[request.group]
+
+    real = patches.set(BrokerService, "_held", held)
+
+
+def ack_of_lower_token_accepted(patches: Patches) -> None:
+    _lower_token_passes(patches, Ack)
+
+
+def pull_of_lower_token_accepted(patches: Patches) -> None:
+    _lower_token_passes(patches, Pull)
+    patches.set(service, "check_holder", lambda lock, *, token, session: None)
+
+
+def fence_not_durable(patches: Patches) -> None:
+    def raise_fence(self: Any, partition: Any, group: Any, *, token: int, session: str) -> Any:
+        from keylane.broker.records import FenceBody
+
+        partition.groups[group.name] = group
+        partition.apply_fence(FenceBody(group.name, token, session))
+        return self.commit.flushed()
+
+    patches.set(Store, "raise_fence", raise_fence)
+
+
+def fence_told_before_durable(patches: Patches) -> None:
+    """The fence is written, and the new owner does not wait for it."""
+
+    def raise_fence(self: Any, *args: Any, **kwargs: Any) -> Any:
+        real(self, *args, **kwargs).add_done_callback(lambda done: done.exception())
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    real = patches.set(Store, "raise_fence", raise_fence)
+
+
+def release_lowers_the_fence(patches: Patches) -> None:
+    def release(lock: Any) -> None:
+        lock.released = True
+        lock.fence = 0
+
+    patches.set(service, "release", release)
+
+
+def ack_before_fsync(patches: Patches) -> None:
+    async def append(self: Any, request: Any, payload: Any) -> Any:
+        durable, base_offset, duplicate = self._store.append(request.partition_id, payload)
+        durable.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return Appended(request.correlation_id, base_offset, "fsync", duplicate), b""
+
+    patches.set(BrokerService, "_append", append)
+
+
+def duplicate_told_before_durable(patches: Patches) -> None:
+    """A repeat of a batch that is still on its way to the disk is answered at once."""
+
+    def append(self: Any, partition_id: int, record: Any) -> Any:
+        durable, base_offset, duplicate = real(self, partition_id, record)
+        if duplicate:
+            durable.add_done_callback(lambda done: done.cancelled() or done.exception())
+            durable = asyncio.get_running_loop().create_future()
+            durable.set_result(None)
+        return durable, base_offset, duplicate
+
+    real = patches.set(Store, "append", append)
+
+
+def progress_told_before_durable(patches: Patches) -> None:
+    def save(self: Any, partition: Any, group: Any) -> None:
+        future = self._store.save_progress(partition, group)
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    patches.set(BrokerService, "_save", save)
+
+
+def cursor_never_saved(patches: Patches) -> None:
+    patches.set(Store, "save_progress", lambda self, partition, group: self.commit.flushed())
+
+
+def ranges_above_the_cursor_forgotten(patches: Patches) -> None:
+    def body(self: Any) -> CursorBody:
+        return CursorBody(self.name, self.lock.fence, self.acked.cursor, [])
+
+    patches.set(Group, "cursor_body", body)
+
+
+def cursor_jumps_a_gap(patches: Patches) -> None:
+    def add(self: Any, start: int, end: int) -> bool:
+        moved = end > self.cursor
+        self.cursor = max(self.cursor, end)
+        return moved
+
+    patches.set(AckedOffsets, "add", add)
+
+
+def cursor_falls(patches: Patches) -> None:
+    """An ack sets the cursor to its end, also below where it was."""
+
+    def apply(acked: Any, ranges: Any) -> bool:
+        for start, end in ranges:
+            acked.add(start, end)
+            acked.cursor = min(acked.cursor, end)
+        return True
+
+    patches.set(service, "apply_ack", apply)
+
+
+def duplicates_stored(patches: Patches) -> None:
+    def decide(producer: Any, header: Header) -> Any:
+        found = real(producer, header)
+        return None if found is not None else found
+
+    real = patches.set(partition_module, "decide_append", decide)
+
+
+def sequence_gap_accepted(patches: Patches) -> None:
+    def decide(producer: Any, header: Header) -> Any:
+        try:
+            return real(producer, header)
+        except SequenceGapError:
+            return None
+
+    real = patches.set(partition_module, "decide_append", decide)
+
+
+def old_producer_epoch_accepted(patches: Patches) -> None:
+    def decide(producer: Any, header: Header) -> Any:
+        try:
+            return real(producer, header)
+        except ProducerFencedError:
+            return None
+
+    real = patches.set(partition_module, "decide_append", decide)
+
+
+def dedup_forgotten_at_restart(patches: Patches) -> None:
+    def opened(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        store = real(cls, *args, **kwargs)
+        for partition in store.state.partitions.values():
+            partition.producers.clear()
+        return store
+
+    real = patches.set(Store, "open", classmethod(opened))
+
+
+def fences_forgotten_at_restart(patches: Patches) -> None:
+    def opened(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        store = real(cls, *args, **kwargs)
+        for partition in store.state.partitions.values():
+            for group in partition.groups.values():
+                group.lock.fence = group.durable_fence = 0
+        return store
+
+    real = patches.set(Store, "open", classmethod(opened))
+
+
+def readable_before_durable(patches: Patches) -> None:
+    """A long poll is woken for what is not on the disk yet."""
+
+    def append(self: Any, partition_id: int, record: Any) -> Any:
+        durable, base_offset, duplicate = real(self, partition_id, record)
+        if not duplicate:
+            partition = self.state.partitions[partition_id]
+            header = bytearray(record[:HEADER_BYTES])
+            stamp(header, base_offset=base_offset, position=0, appended_at_ms=0)
+            partition.readable_offset = partition.next_offset
+            self._cache.add(
+                partition_id,
+                base_offset,
+                partition.next_offset,
+                header=header,
+                body=memoryview(bytes(record[HEADER_BYTES:])),
+            )
+            self._wake(partition_id)
+        return durable, base_offset, duplicate
+
+    real = patches.set(Store, "append", append)
+
+
+def no_fsync(patches: Patches) -> None:
+    patches.set(SimAppendFile, "fdatasync", lambda self: None)
+
+
+def no_sync_of_new_names(patches: Patches) -> None:
+    patches.set(SimDisk, "sync_folder", lambda self, path="": None)
+
+
+def writes_on_after_a_failed_flush(patches: Patches) -> None:
+    def fail(self: Any, error: Any, entries: Any) -> None:
+        real(self, error, entries)
+        self._failure = None
+
+    real = patches.set(GroupCommit, "_fail", fail)
+
+
+def full_disk_undoes_nothing(patches: Patches) -> None:
+    patches.set(HostedPartition, "undo_append", lambda self, undo: None)
+
+
+def damaged_bodies_pass_recovery(patches: Patches) -> None:
+    def read(data: Any, start: int = 0) -> Any:
+        header = read_header(data, start)
+        if isinstance(header, Header) and len(data) - start < header.length:
+            return Short(header.length)
+        return header
+
+    patches.set(recovery, "read_record", read)
+
+
+def reads_begin_one_batch_late(patches: Patches) -> None:
+    """The index finds the batch after the one that holds the offset."""
+
+    async def read(self: Any, partition: Any, offset: int, *, bytes_max: int) -> Any:
+        data, upto = await real(self, partition, offset, bytes_max=bytes_max)
+        header = read_header(data)
+        assert isinstance(header, Header)
+        return (data[header.length :], upto) if upto - offset > 3 else (data, upto)
+
+    real = patches.set(Store, "read", read)
+
+
+def empty_ack_says_the_end(patches: Patches) -> None:
+    async def ack(self: Any, request: Any, payload: Any) -> Any:
+        answer, data = await real(self, request, payload)
+        if not request.ranges:
+            partition = self._store.state.partition(request.partition_id)
+            answer = Acked(request.correlation_id, partition.readable_offset)
+        return answer, data
+
+    real = patches.set(BrokerService, "_ack", ack)
+
+
+BREAKS: tuple[Breaks, ...] = (
+    no_token_check,
+    ack_of_lower_token_accepted,
+    pull_of_lower_token_accepted,
+    fence_not_durable,
+    fence_told_before_durable,
+    release_lowers_the_fence,
+    ack_before_fsync,
+    duplicate_told_before_durable,
+    progress_told_before_durable,
+    cursor_never_saved,
+    ranges_above_the_cursor_forgotten,
+    cursor_jumps_a_gap,
+    cursor_falls,
+    duplicates_stored,
+    sequence_gap_accepted,
+    old_producer_epoch_accepted,
+    dedup_forgotten_at_restart,
+    fences_forgotten_at_restart,
+    readable_before_durable,
+    no_fsync,
+    no_sync_of_new_names,
+    writes_on_after_a_failed_flush,
+    full_disk_undoes_nothing,
+    damaged_bodies_pass_recovery,
+    reads_begin_one_batch_late,
+    empty_ack_says_the_end,
+)

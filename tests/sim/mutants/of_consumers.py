@@ -1,0 +1,210 @@
+"""Bugs of a consumer: deadlines, hand-over, lanes, acks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keylane.consumer import acks as acks_module
+from keylane.consumer.acks import AckQueue
+from keylane.consumer.client import Consumer
+from keylane.consumer.composite import CompositePullClient
+from keylane.consumer.lanes import Lanes
+from keylane.consumer.membership import Membership
+from keylane.consumer.pull_client import PullClient
+from keylane.consumer.settings import ConsumerSettings
+from keylane.consumer.workers import Workers
+from sim.mutants.mutant import Breaks, Patches
+
+
+def deadline_not_checked(patches: Patches) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        self._boot_ns = lambda: -1
+
+    real = patches.set(Workers, "__init__", init)
+
+
+def deadline_from_the_answer(patches: Patches) -> None:
+    """The ttl counts from the arrival of the answer, not from the sending of the heartbeat."""
+
+    def init(self: Any, **kwargs: Any) -> None:
+        told, clock, settings = kwargs["on_grants"], kwargs["clock"], kwargs["settings"]
+        kwargs["on_grants"] = lambda grants, _deadline_ms: told(
+            grants, clock.boot_ms() + grants.ttl_ms - settings.margin_ms
+        )
+        real(self, **kwargs)
+
+    real = patches.set(Membership, "__init__", init)
+
+
+def margin_on_the_wrong_side(patches: Patches) -> None:
+    patches.set(ConsumerSettings, "margin_ms", property(lambda self: -self.ttl_ms))
+
+
+class _Calendar:
+    def __init__(self, clock: Any) -> None:
+        self.boot_ms = clock.wall_ms
+        self.boot_ns = clock.wall_ns
+        self.wall_ms = clock.wall_ms
+        self.wall_ns = clock.wall_ns
+
+
+def deadline_by_the_calendar(patches: Patches) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs["clock"] = _Calendar(kwargs["clock"])
+        real(self, *args, **kwargs)
+
+    real = patches.set(Consumer, "__init__", init)
+
+
+def released_before_handlers_end(patches: Patches) -> None:
+    async def hand_over(self: Any, client: Any) -> None:
+        await client.hand_over(flush_ms=self._settings.call_timeout_ms)
+        await self._membership.released(client.session, client.partition_id, client.token)
+
+    patches.set(Consumer, "_hand_over", hand_over)
+
+
+def acks_not_flushed_at_hand_over(patches: Patches) -> None:
+    """What is handled and not acked when a partition goes is acked by nobody, and said to be drained."""
+
+    def done(self: Any, offset: int) -> None:
+        real(self, offset)
+        if self.stopping:
+            self._acks = AckQueue()
+
+    real = patches.set(PullClient, "done", done)
+    patches.set(AckQueue, "__bool__", lambda self: False)
+
+
+def state_kept_over_grants(patches: Patches) -> None:
+    """A token that was ended is taken up again, and goes back over what it had handled."""
+
+    def end(self: Any, client: Any) -> None:
+        real(self, client)
+        self._let_go.clear()
+
+    real = patches.set(CompositePullClient, "end", end)
+
+
+def moved_broker_not_followed(patches: Patches) -> None:
+    def renew(self: Any, deadline_ms: int, address: str | None) -> None:
+        real(self, deadline_ms, None)
+
+    real = patches.set(PullClient, "renew", renew)
+
+
+def lanes_ignore_keys(patches: Patches) -> None:
+    patches.set(Lanes, "take", lambda self: self.arrived.popleft() if self.arrived else None)
+    patches.set(Lanes, "finish", lambda self, key: None)
+
+
+def lanes_run_backwards(patches: Patches) -> None:
+    def finish(self: Any, key: bytes) -> Any:
+        lane = self._lanes.get(key)
+        if lane and len(lane) > 1:
+            lane.rotate(1)
+        return real(self, key)
+
+    real = patches.set(Lanes, "finish", finish)
+
+
+def failed_acks_dropped(patches: Patches) -> None:
+    def take(self: Any) -> Any:
+        ranges = real(self)
+        self.under_way = []
+        return ranges
+
+    real = patches.set(AckQueue, "take", take)
+
+
+def acks_join_over_a_gap(patches: Patches) -> None:
+    def joined(ranges: Any) -> Any:
+        found = real(ranges)
+        return [(found[0][0], found[-1][1])] if found else found
+
+    real = patches.set(acks_module, "_joined", joined)
+
+
+def acked_when_handed_out(patches: Patches) -> None:
+    def init(self: Any, **kwargs: Any) -> None:
+        give = kwargs["hand_out"]
+
+        def hand_out(messages: Any) -> None:
+            give(messages)
+            for one in messages:
+                self._acks.done(one.offset)
+            self._ack_due.set()
+
+        kwargs["hand_out"] = hand_out
+        real(self, **kwargs)
+
+    real = patches.set(PullClient, "__init__", init)
+
+
+def failed_messages_acked(patches: Patches) -> None:
+    def init(self: Any, handler: Any, **kwargs: Any) -> None:
+        async def careless(message: Any) -> None:
+            try:
+                result = handler(message)
+                if result is not None:
+                    await result
+            except RuntimeError:
+                return
+
+        real(self, careless, **kwargs)
+
+    real = patches.set(Workers, "__init__", init)
+
+
+def first_of_a_batch_dropped(patches: Patches) -> None:
+    def init(self: Any, **kwargs: Any) -> None:
+        give = kwargs["hand_out"]
+        kwargs["hand_out"] = lambda messages: give(messages[1:] if len(messages) > 2 else messages)
+        real(self, **kwargs)
+
+    real = patches.set(PullClient, "__init__", init)
+
+
+def cursor_read_once_for_all_tokens(patches: Patches) -> None:
+    """A new owner begins at the partition's end as it was when it came, not at the cursor."""
+
+    async def acquire(self: Any) -> None:
+        await real(self)
+        if self._acked.cursor == self._next_offset > 0:
+            self._next_offset += 1
+
+    real = patches.set(PullClient, "_acquire", acquire)
+
+
+def lost_session_goes_on(patches: Patches) -> None:
+    """A session the metaserver does not know any more ends nothing here."""
+
+    def init(self: Any, **kwargs: Any) -> None:
+        kwargs["on_lost"] = lambda: None
+        real(self, **kwargs)
+
+    real = patches.set(Membership, "__init__", init)
+    patches.set(PullClient, "lapsed", property(lambda self: self.fenced))
+    deadline_not_checked(patches)
+
+
+BREAKS: tuple[Breaks, ...] = (
+    deadline_not_checked,
+    deadline_from_the_answer,
+    margin_on_the_wrong_side,
+    deadline_by_the_calendar,
+    released_before_handlers_end,
+    acks_not_flushed_at_hand_over,
+    state_kept_over_grants,
+    moved_broker_not_followed,
+    lanes_ignore_keys,
+    lanes_run_backwards,
+    failed_acks_dropped,
+    acks_join_over_a_gap,
+    acked_when_handed_out,
+    failed_messages_acked,
+    first_of_a_batch_dropped,
+    cursor_read_once_for_all_tokens,
+    lost_session_goes_on,
+)

@@ -1,0 +1,125 @@
+"""Bugs of a metaserver: tokens, leases, sessions, routes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from keylane.metaserver import leases as leases_module
+from keylane.metaserver import members, store_brokers, store_leases
+from keylane.metaserver.dialect import now_ms
+from keylane.metaserver.schema import sessions
+from sim import hosts
+from sim.database import _ClockOfNow
+from sim.mutants.mutant import Breaks, Patches
+
+
+def _grants(patches: Patches, grant: Any) -> None:
+    patches.set(leases_module, "grant", grant)
+    patches.set(store_leases, "grant", grant)
+
+
+def token_reused(patches: Patches) -> None:
+    def grant(lease: Any, *, last_token: int) -> Any:
+        if lease.session is not None or lease.wanted is None:
+            return None
+        return replace(lease, session=lease.wanted, token=max(lease.token, 1), withdrawn=False)
+
+    _grants(patches, grant)
+
+
+def granted_before_it_is_free(patches: Patches) -> None:
+    def grant(lease: Any, *, last_token: int) -> Any:
+        if lease.wanted is None or lease.wanted == lease.session:
+            return None
+        return replace(lease, session=lease.wanted, token=last_token + 1, withdrawn=False)
+
+    _grants(patches, grant)
+
+
+def any_release_frees_the_lease(patches: Patches) -> None:
+    """A late release of an old token frees the lease of the new one."""
+
+    def release(lease: Any, session: Any, token: int) -> Any:
+        if lease is None or lease.session is None:
+            return None
+        return replace(lease, session=None, withdrawn=False)
+
+    patches.set(store_leases, "release", release)
+
+
+def lease_by_the_calendar(patches: Patches) -> None:
+    patches.set(
+        _ClockOfNow, "boot_ms", lambda self: 0 if self.machine is None else self.machine.wall_ms()
+    )
+
+
+def session_renewed_after_expiry(patches: Patches) -> None:
+    def renew(connection: Any, ids: Any) -> Any:
+        renewed = (
+            sa.update(sessions)
+            .where(sessions.c.session.in_(ids))
+            .values(expires_at=now_ms() + sessions.c.ttl_ms)
+        )
+        connection.execute(renewed)
+        return real(connection, ids)
+
+    real = patches.set(members, "renew_sessions", renew)
+    # And a look in time never comes to it: only another's join sweeps.
+    patches.set(store_leases, "sweep_sessions", lambda connection, group_id: [])
+
+
+def sessions_never_expire(patches: Patches) -> None:
+    patches.set(store_leases, "sweep_sessions", lambda connection, group_id: [])
+
+
+def sessions_expire_early(patches: Patches) -> None:
+    def sweep(connection: Any, group_id: int) -> Any:
+        early = sa.and_(
+            sessions.c.group_id == group_id,
+            sessions.c.expires_at <= now_ms() + sessions.c.ttl_ms / 2,
+        )
+        connection.execute(sa.update(sessions).where(early).values(expires_at=now_ms()))
+        return real(connection, group_id)
+
+    real = patches.set(store_leases, "sweep_sessions", sweep)
+
+
+def unheard_grants_stay(patches: Patches) -> None:
+    """A lease withdrawn before its holder heard of it is never given on, nor one whose release was lost."""
+    patches.set(members, "release_unheld", lambda connection, ask, holding: store_leases.NOTHING)
+
+
+def releases_ignored(patches: Patches) -> None:
+    patches.set(members, "release_lease", lambda connection, ask: store_leases.NOTHING)
+    unheard_grants_stay(patches)
+
+
+def moved_broker_is_not_told(patches: Patches) -> None:
+    patches.set(store_brokers, "_renew_routes", lambda connection, broker_group: [])
+
+
+def changed_grants_are_not_told(patches: Patches) -> None:
+    patches.set(store_leases, "_raise_versions", lambda connection, changed, version: None)
+
+
+def another_boot_is_not_noticed(patches: Patches) -> None:
+    patches.set(hosts, "adopt_boot", lambda connection, boot, *, broker_ttl_ms: False)
+
+
+BREAKS: tuple[Breaks, ...] = (
+    token_reused,
+    granted_before_it_is_free,
+    any_release_frees_the_lease,
+    lease_by_the_calendar,
+    session_renewed_after_expiry,
+    sessions_never_expire,
+    sessions_expire_early,
+    unheard_grants_stay,
+    releases_ignored,
+    moved_broker_is_not_told,
+    changed_grants_are_not_told,
+    another_boot_is_not_noticed,
+)

@@ -1,0 +1,101 @@
+"""Bugs of a producer: sequences, order, what it tells the sender."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from keylane.producer import client as client_module
+from keylane.producer import executor as executor_module
+from keylane.producer.executor import Executor
+from keylane.producer.failure import Step
+from keylane.producer.parcel import Parcel
+from keylane.producer.sender import SubjectSender
+from keylane.protocol.errors import SequenceGapError, UnreachableError
+from keylane.protocol.message import Receipt
+from sim.mutants.mutant import Breaks, Patches
+
+
+def repeats_under_a_new_sequence(patches: Patches) -> None:
+    def after(self: Any, error: Any, **kwargs: Any) -> bool:
+        if isinstance(error, UnreachableError):
+            self._new_epoch()
+        return real(self, error, **kwargs)
+
+    real = patches.set(Executor, "_after_failure", after)
+
+
+def repeats_in_another_order(patches: Patches) -> None:
+    def after(self: Any, error: Any, **kwargs: Any) -> bool:
+        if len(self._in_flight) > 1 and isinstance(error, UnreachableError | SequenceGapError):
+            self._new_epoch()
+            self._in_flight.rotate(1)
+        return real(self, error, **kwargs)
+
+    real = patches.set(Executor, "_after_failure", after)
+
+
+def strict_gives_up(patches: Patches) -> None:
+    def decide(error: Any, strategy: Any, **kwargs: Any) -> Step:
+        step = real(error, strategy, **kwargs)
+        return Step.GIVE_UP if step is Step.AGAIN and kwargs["tries"] > 2 else step
+
+    real = patches.set(executor_module, "decide_after_failure", decide)
+
+
+def acked_when_sent(patches: Patches) -> None:
+    async def append(self: Any, channel: Any, parcel: Any, data: bytes) -> Receipt:
+        try:
+            return await real(self, channel, parcel, data)
+        except UnreachableError:
+            return Receipt(self.partition.partition_id, -1, "fsync", True, parcel.reordered)
+
+    real = patches.set(Executor, "_append", append)
+
+
+def receipt_of_another_message(patches: Patches) -> None:
+    def receipt(self: Any, index: int) -> Receipt:
+        return real(self, 0)
+
+    real = patches.set(Parcel, "receipt", receipt)
+
+
+def key_hashed_anew(patches: Patches) -> None:
+    numbers = itertools.count()
+    patches.set(client_module, "_hash", lambda key: next(numbers) * 341)
+
+
+def detour_not_declared(patches: Patches) -> None:
+    """BEST_TRIED sends elsewhere and says nothing of it."""
+
+    def leave(self: Any, executor: Any, parcels: Any, step: Any) -> None:
+        before = [parcel.reordered for parcel in parcels]
+        real(self, executor, parcels, step)
+        for parcel, was in zip(parcels, before, strict=True):
+            parcel.reordered = was
+
+    real = patches.set(SubjectSender, "_leave", leave)
+
+
+def refused_batch_stays_out(patches: Patches) -> None:
+    """A batch refused for a gap is told as stored."""
+
+    async def append(self: Any, channel: Any, parcel: Any, data: bytes) -> Receipt:
+        try:
+            return await real(self, channel, parcel, data)
+        except SequenceGapError:
+            return Receipt(self.partition.partition_id, -1, "fsync", True, parcel.reordered)
+
+    real = patches.set(Executor, "_append", append)
+
+
+BREAKS: tuple[Breaks, ...] = (
+    repeats_under_a_new_sequence,
+    repeats_in_another_order,
+    strict_gives_up,
+    acked_when_sent,
+    receipt_of_another_message,
+    key_hashed_anew,
+    detour_not_declared,
+    refused_batch_stays_out,
+)

@@ -1,0 +1,168 @@
+"""The checker of histories names every anomaly, and finds none in a good run."""
+
+import pytest
+
+from history.checker import ANOMALIES, check_history
+from history.events import (
+    Dropped,
+    Ended,
+    Granted,
+    Holds,
+    LetGo,
+    Sent,
+    Served,
+    Settled,
+    Started,
+    Stored,
+)
+
+A, B = "a" * 16, "b" * 16
+
+
+def sent(number, key=b"k", producer="p", *, strict=True):
+    return Sent(b"%d" % number, key, producer, number, strict)
+
+
+def settled(number, offset=None, outcome="stored", partition=1, *, reordered=False):
+    return Settled(
+        b"%d" % number, outcome, partition, number if offset is None else offset, reordered
+    )
+
+
+def stored(number, offset=None, key=b"k", partition=1):
+    return Stored(partition, number if offset is None else offset, key, b"%d" % number)
+
+
+def started(number, token=1, session=A, *, offset=None, clock=0, partition=1, ours=False):
+    place = number if offset is None else offset
+    return Started("g", session, partition, place, b"%d" % number, token, clock, 100, ours)
+
+
+def ended(number, token=1, session=A, *, offset=None, partition=1):
+    return Ended("g", partition, number if offset is None else offset, token, session)
+
+
+def granted(token=1, session=A, holder="", left_ms=0):
+    return Granted(1, 1, token, session, holder, left_ms)
+
+
+def served(kind, token, began, cursor=-1, ranges=()):
+    return Served(kind, "g", 1, token, began, cursor, tuple(ranges))
+
+
+def handled(*numbers, token=1, session=A):
+    return [
+        event
+        for number in numbers
+        for event in (started(number, token, session), ended(number, token, session))
+    ]
+
+
+def good(count=4):
+    """A run in which all is well: two owners, one failing handler, every message twice under watch."""
+    numbers = range(count)
+    return [
+        *(sent(number) for number in numbers),
+        *(settled(number) for number in numbers),
+        granted(1),
+        served("acquire", 1, 0, 0),
+        started(0, ours=True),
+        Dropped(A, 1, 0),
+        *handled(0, 1),
+        served("ack", 1, 3 * count, 2, [(0, 2)]),
+        LetGo(A, 1, 1),
+        Holds(A, ()),
+        granted(2, B, A, 500),
+        served("acquire", 2, 4 * count, 2),
+        *handled(*numbers[2:], token=2, session=B),
+        *(stored(number) for number in numbers),
+    ]
+
+
+BAD = {
+    "lost": [sent(0), settled(0)],
+    "phantom": [sent(0), settled(0, outcome="not done"), stored(0), *handled(0)],
+    "duplicate": [sent(0), settled(0), *handled(0), ended(0, offset=1), stored(0), stored(0, 1)],
+    "inversion": [
+        sent(0), sent(1), settled(0, 1), settled(1, 0),
+        started(0, offset=1, token=1), ended(0, offset=1), started(1, offset=0, token=2),
+        ended(1, offset=0, token=2), stored(1, 0), stored(0, 1),
+    ],
+    "skip": [sent(0), sent(1), settled(0), settled(1), *handled(1, 0), stored(0), stored(1)],
+    "nonmonotonic": [
+        sent(0), settled(0), *handled(0), *handled(0), stored(0),
+    ],
+    "stale effect": [
+        sent(0), settled(0), *handled(0), served("acquire", 2, 0, 0), served("ack", 1, 5, 1, [(0, 1)]),
+        stored(0),
+    ],
+    "late start": [sent(0), settled(0), started(0, clock=100), ended(0), stored(0)],
+    "duplicate token": [granted(1), granted(1, B)],
+    "two grants": [granted(1), granted(2, B, A, 300)],
+    "starvation": [sent(0), settled(0), stored(0)],
+}  # fmt: skip
+
+
+def test_a_good_run_is_clean():
+    """Nothing is found where nothing is wrong."""
+    found = check_history(good())
+    assert not found.total, found.examples
+
+
+def test_every_anomaly_has_a_case():
+    """No name goes unproven."""
+    assert set(BAD) == set(ANOMALIES)
+
+
+def _kinds(events):
+    if not any(type(event) is Started for event in events):
+        # A group is known by its first event.
+        events = [served("acquire", 1, 0, 0), *events]
+    return {kind for kind, count in check_history(events).counts.items() if count}
+
+
+@pytest.mark.parametrize("anomaly", ANOMALIES)
+def test_each_anomaly_is_named(anomaly):
+    """A history with one fault is told by that fault's name."""
+    assert anomaly in _kinds(BAD[anomaly])
+
+
+@pytest.mark.parametrize(
+    ("what", "anomaly", "events"),
+    [
+        ("an ack of what nobody handled", "skip", [served("ack", 1, 0, 1, [(0, 1)])]),
+        ("a cursor that falls", "nonmonotonic", [
+            *handled(0), served("ack", 1, 4, 1, [(0, 1)]), served("acquire", 2, 9, 0)]),
+        ("an ack above the cursor that is forgotten", "nonmonotonic", [
+            *handled(0), served("ack", 1, 4, 0, [(0, 1)]), served("acquire", 2, 9, 0)]),
+        ("a handler of an older grant", "two grants", [
+            granted(1), LetGo(A, 1, 1), granted(2, B, A, 9), *handled(0)]),
+        ("a lease let go under a running handler", "two grants", [
+            started(0, ours=True), LetGo(A, 1, 1), ended(0)]),
+        ("a token used by two sessions", "duplicate token", [*handled(0), started(0, session=B)]),
+        ("a STRICT message given up", "lost", [sent(5), settled(5, outcome="unknown")]),
+        ("a message that is not where it was told", "lost", [sent(5), settled(5, 7), stored(5, 8)]),
+        ("handled where it is not", "phantom", [started(9)]),
+    ],
+)  # fmt: skip
+def test_its_finer_rules(what, anomaly, events):
+    """The rules behind the names."""
+    base = [sent(0), settled(0)]
+    assert anomaly in _kinds([*base, *events, stored(0)]), what
+
+
+def test_a_million_events_are_one_pass():
+    """A long history is judged whole: the one fault at its end is found."""
+    count = 60_000
+    keys = [b"key%d" % (number % 500) for number in range(count)]
+    events = [sent(number, keys[number]) for number in range(count)]
+    events += [settled(number) for number in range(count)]
+    events.append(served("acquire", 1, 0, 0))
+    for number in range(count):
+        events += handled(number)
+        if number % 100 == 99:
+            events.append(served("ack", 1, len(events), number + 1, [(number - 99, number + 1)]))
+    events += [stored(number, None, keys[number]) for number in range(count)]
+    assert not check_history(events).total
+    found = check_history([*events[:-1], stored(count + 1, count - 1, keys[-1])])
+    assert found.counts["lost"] == 1
