@@ -33,10 +33,12 @@ from ..protocol.ids import MAX_I64
 from ..protocol.limits import PULL_WAIT_MS_MAX
 from ..protocol.operations import OperationList, Reshape, SubjectHistory
 from ..protocol.routing import OrderStrategy, Route
+from ..protocol.verification import Verification
 from ..rpc.server import ControlRoute, Params
 from .catalogue import Catalogue
 from .members import Members
 from .reshaper import Reshaper
+from .verifier import Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ def control_calls(
     members: Members,
     health: Callable[[], Awaitable[Health]],
     reshaper: Reshaper | None = None,
+    verifier: Verifier | None = None,
 ) -> list[Call]:
     """Every call, in the order of `protocol/control.py`; without a reshaper partitions cannot be changed."""
 
@@ -160,6 +163,20 @@ def control_calls(
         ),
         Call("GET", "/v1/health", None, Health, lambda _body, _: health(), "Is it ready."),
         *(_operation_calls(reshaper) if reshaper is not None else ()),
+        *(_verify_calls(verifier) if verifier is not None else ()),
+    ]
+
+
+def _verify_calls(verifier: Verifier) -> list[Call]:
+    return [
+        Call(
+            "GET",
+            "/v1/verify",
+            None,
+            Verification,
+            lambda _body, _: verifier.verify(),
+            "Twelve checks between the database and the brokers.",
+        )
     ]
 
 

@@ -25,7 +25,9 @@ from ..protocol.control import (
     SubjectView,
 )
 from ..protocol.errors import (
+    DataFolderError,
     InvalidRequestError,
+    KeylaneError,
     NotEnoughBrokersError,
     RefusedError,
     Retry,
@@ -37,7 +39,13 @@ from ..rpc.client import BrokerClient
 from ..rpc.network import Network
 from .database import Database
 from .settings import MetaserverSettings
-from .store_brokers import broker_views, renew_broker, report_broker
+from .store_brokers import (
+    broker_place,
+    broker_views,
+    note_refused,
+    renew_broker,
+    report_broker,
+)
 from .store_subjects import (
     SubjectRow,
     open_subject,
@@ -51,6 +59,7 @@ from .store_subjects import (
 )
 from .wakeups import Wakeups
 
+PROBE_TIMEOUT_MS = 1_000
 HOSTED_AT_ONCE_MAX = 64
 """Calls to brokers at the same time; each waits for a disk, and the broker gathers them into one flush."""
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
@@ -73,7 +82,7 @@ class Catalogue:
 
         Raises:
             InvalidNameError, InvalidRequestError
-            DataFolderError: its group is another data folder's.
+            DataFolderError: its group is another data folder's, or its folder is a copy of one in use.
         """
         check_name("broker group", report.broker_group)
         if not report.broker_id.isprintable() or not report.broker_id:
@@ -82,11 +91,39 @@ class Catalogue:
         settings = self._settings
         ttl_ms = settings.broker_ttl_ms
         if not await self._database.renew(renew_broker, report, ttl_ms=ttl_ms):
-            changed = await self._database.write(report_broker, report, ttl_ms=ttl_ms)
+            try:
+                await self._check_no_copy(report)
+                changed = await self._database.write(report_broker, report, ttl_ms=ttl_ms)
+            except DataFolderError:
+                await self._database.write(note_refused, report, ttl_ms=ttl_ms)
+                raise
             self._wakeups.wake(await self._database.read(subject_names, changed))
         return BrokerWelcome(
             heartbeat_ms=settings.broker_heartbeat_ms, ttl_ms=settings.broker_ttl_ms
         )
+
+    async def _check_no_copy(self, report: BrokerHeartbeat) -> None:
+        """
+        A broker may move to another address; but a folder that is in use at the old one too has been copied.
+
+        Raises:
+            DataFolderError: whoever is known at the old address answers with the same identity.
+        """
+        known = await self._database.read(broker_place, report.broker_group)
+        if known is None or known[0] != report.broker_id or known[1] == report.address:
+            return
+        older = BrokerClient(self._network, known[1], timeout_ms=PROBE_TIMEOUT_MS)
+        try:
+            details = (await older.health()).details
+        except KeylaneError:
+            return  # nobody there, or somebody else: the broker has moved
+        if details.get("broker_id") == report.broker_id:
+            raise DataFolderError(
+                f"the data folder of broker group {report.broker_group!r} is in use at {known[1]} "
+                f"too: the one at {report.address} is a copy",
+                broker_group=report.broker_group,
+                address=known[1],
+            )
 
     async def brokers(self) -> list[BrokerView]:
         """Every broker group known, by name."""

@@ -23,6 +23,7 @@ from .members import Members
 from .openapi import openapi_document
 from .reshaper import Reshaper
 from .settings import MetaserverSettings, machine_boot, prepare_folder
+from .verifier import Verifier
 
 API_VERSION = "1"
 
@@ -103,7 +104,7 @@ async def running_metaserver(
                 details = {"database": database.name, "brokers": to_builtins(brokers)}
                 return Health(program="metaserver", ready=True, details=details)
 
-            calls = control_calls(catalogue, members, health, reshaper)
+            calls = control_calls(catalogue, members, health, reshaper, Verifier(database, network))
             document = openapi_document(calls, version=API_VERSION)
 
             async def openapi(_body: object, _params: Params) -> object:

@@ -61,6 +61,15 @@ brokers = Table(
     Column("expires_at", BigInteger, nullable=False),
 )
 
+refused_brokers = Table(
+    "refused_brokers",
+    metadata,
+    Column("broker_group", String(200), primary_key=True),
+    Column("address", String(512), primary_key=True),
+    Column("broker_id", String(512), nullable=False),
+    Column("expires_at", BigInteger, nullable=False, comment="refused again and again until then"),
+)
+
 subjects = Table(
     "subjects",
     metadata,

@@ -16,8 +16,8 @@ from ..protocol.control import BrokerHeartbeat, BrokerView
 from ..protocol.errors import BrokerGroupUnknownError, DataFolderError
 from ..protocol.ids import BrokerGroup
 from ..protocol.routing import PartitionState
-from .dialect import insert_new, now_ms
-from .schema import brokers, partitions, subjects
+from .dialect import insert_new, insert_or_replace, now_ms
+from .schema import brokers, partitions, refused_brokers, subjects
 
 
 def renew_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> bool:
@@ -72,6 +72,32 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
     if row.alive and row.address == report.address:
         return []
     return _renew_routes(connection, report.broker_group)
+
+
+def broker_place(connection: Connection, broker_group: str) -> tuple[str, str] | None:
+    """The id and the address under which a broker group is known; None if it never reported itself."""
+    found = sa.select(brokers.c.broker_id, brokers.c.address).where(
+        brokers.c.broker_group == broker_group
+    )
+    row = connection.execute(found).one_or_none()
+    return None if row is None else (row.broker_id, row.address)
+
+
+def note_refused(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> None:
+    """Remember for `ttl_ms` that a second broker reported itself under a group's name; the older ones are forgotten."""
+    connection.execute(sa.delete(refused_brokers).where(refused_brokers.c.expires_at <= now_ms()))
+    row = {
+        "broker_group": report.broker_group,
+        "address": report.address,
+        "broker_id": report.broker_id,
+        "expires_at": 0,
+    }
+    insert_or_replace(connection, refused_brokers, row)
+    here = sa.and_(
+        refused_brokers.c.broker_group == report.broker_group,
+        refused_brokers.c.address == report.address,
+    )
+    connection.execute(sa.update(refused_brokers).where(here).values(expires_at=now_ms() + ttl_ms))
 
 
 def _hosted(connection: Connection, broker_group: str) -> int:

@@ -31,6 +31,7 @@ from ..protocol.errors import NotSentError
 from ..protocol.frames import Answer, Request
 from ..protocol.operations import OperationList, Reshape, SubjectHistory
 from ..protocol.routing import OrderStrategy, Route
+from ..protocol.verification import Verification
 from .network import Channel, Network
 
 T = TypeVar("T")
@@ -108,6 +109,10 @@ class MetaClient:
     async def history(self, subject: str) -> SubjectHistory:
         """Every partition a subject ever had."""
         return await self._call("GET", f"/v1/subjects/{_segment(subject)}/history", SubjectHistory)
+
+    async def verify(self) -> Verification:
+        """Twelve checks between the metaserver's database and the brokers."""
+        return await self._call("GET", "/v1/verify", Verification, timeout_ms=60_000)
 
     async def route(
         self,
