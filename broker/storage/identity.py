@@ -52,6 +52,27 @@ def claim_folder(files: Files, *, broker_group: str, dice: random.Random) -> Ide
         )
         replace_file(files, PATH, msgspec.json.encode(found) + b"\n")
         return found
+    found = read_identity(files)
+    if found.broker_group != broker_group:
+        raise DataFolderError(
+            f"{files.name()} belongs to broker group {found.broker_group}, not to {broker_group}",
+            path=files.name(),
+            broker_group=found.broker_group,
+        )
+    return found
+
+
+def read_identity(files: Files) -> Identity:
+    """
+    The identity of a data folder; nothing is changed.
+
+    Raises:
+        DataFolderError: it is no broker's folder, of a newer format, or unreadable.
+    """
+    if files.size(PATH) is None:
+        raise DataFolderError(
+            f"{files.name()} is not a broker's data folder: it has no {PATH}", path=files.name()
+        )
     try:
         found = msgspec.json.decode(files.pread(PATH, 0, 1 << 16), type=Identity)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -62,11 +83,5 @@ def claim_folder(files: Files, *, broker_group: str, dice: random.Random) -> Ide
         raise DataFolderError(
             f"{files.name()} has format {found.format}, this broker writes format {FORMAT}",
             path=files.name(),
-        )
-    if found.broker_group != broker_group:
-        raise DataFolderError(
-            f"{files.name()} belongs to broker group {found.broker_group}, not to {broker_group}",
-            path=files.name(),
-            broker_group=found.broker_group,
         )
     return found

@@ -202,7 +202,6 @@ class _Scan:
         hole = Hole(
             start=start, end=end, reason=reason, traces=known, explained=_cover(known, start, end)
         )
-        log.error("the commit log lost positions [%d, %d): %s", start, end, reason)
         self._holes.append(hole)
         self._visitor.hole(hole)
         self._at = end

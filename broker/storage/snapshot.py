@@ -92,7 +92,6 @@ class Snapshots:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        files.make_folder(FOLDER)
         self._kinds: dict[int, int] = {}
         """Kind by number, of the files that are whole."""
         self._next = 1
@@ -207,6 +206,7 @@ class Snapshots:
         number = self._next
         head = _encode_head(chunks, kind=kind, clean=clean, position=position, extra=extra)
         pieces: list[Buffer] = [head, *chunks]
+        self._files.make_folder(FOLDER)
         replace_file(self._files, _path(number), *pieces)
         self._next = number + 1
         self._kinds[number] = kind

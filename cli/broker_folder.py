@@ -1,0 +1,175 @@
+"""`keylane broker verify` and `dump`: a data folder that no broker uses now, checked and printed.  Changes nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+from ..broker.inspection import inspect_folder, walk_log
+from ..broker.partition_image import partition_of
+from ..broker.records import decode_body
+from ..broker.storage.files import RealFiles
+from ..broker.storage.identity import read_identity
+from ..broker.storage.recovery import Hole
+from ..protocol.batch import columns
+from ..protocol.errors import KeylaneError
+from ..protocol.record import HEADER_BYTES, Header, Kind
+from .options import OutputFormat
+from .screen import make_table, show_error, show_json, show_table
+
+TEXT_CHARS_MAX = 60
+
+
+@contextmanager
+def _folder(folder: Path, form: OutputFormat) -> Iterator[RealFiles]:
+    """The folder, locked while it is looked at; an error is shown and ends the command."""
+    files = RealFiles(folder)
+    try:
+        read_identity(files)  # before the lock, which would make a folder that is missing
+        files.lock()
+        yield files
+    except KeylaneError as error:
+        show_error(error, form)
+        raise typer.Exit(1) from None
+    finally:
+        files.close()
+
+
+def verify_folder(folder: Path, form: OutputFormat) -> None:
+    """Check every checksum of a data folder; exit status 1 if anything is wrong."""
+    with _folder(folder, form) as files:
+        found = inspect_folder(files)
+    if form is OutputFormat.JSON:
+        show_json(found)
+    else:
+        rows = [
+            (name.replace("_", " "), value)
+            for name, value in vars(found).items()
+            if name not in {"problems", "stopped_partitions"}
+        ]
+        state = f"{len(found.problems)} problems" if found.problems else "nothing is wrong"
+        show_table(make_table(f"{folder}: {state}", ("", "found#"), rows))
+        for problem in found.problems:
+            print(problem)
+        if found.stopped_partitions:
+            print("stopped partitions:", *found.stopped_partitions)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+class _Enough(Exception):  # noqa: N818 - no error: it ends the walk
+    pass
+
+
+def dump_folder(
+    folder: Path,
+    form: OutputFormat,
+    *,
+    partition: int | None,
+    start: int,
+    limit: int,
+    messages: bool,
+) -> None:
+    """Print records of a data folder, oldest first, one a line."""
+    printed = 0
+
+    def visit(header: Header, body: memoryview) -> None:
+        nonlocal printed
+        if partition is None:
+            wanted = header.position >= start
+        else:
+            passed = header.kind == Kind.MESSAGES and header.next_offset <= start
+            wanted = header.partition_id == partition and not passed
+        if not wanted:
+            return
+        if printed >= limit:
+            raise _Enough
+        printed += 1
+        record = _described(header, body, messages=messages)
+        _print(record if form is OutputFormat.JSON else _line(record))
+
+    def hole(found: Hole) -> None:
+        if found.end > start or partition is not None:
+            text = f"{found.start:>14}  DAMAGE up to position {found.end}: {found.reason}"
+            record = {"position": found.start, "damage": found.reason, "end": found.end}
+            _print(record if form is OutputFormat.JSON else text)
+
+    with _folder(folder, form) as files:
+        try:
+            walk_log(files, visit, hole)
+        except _Enough:
+            pass
+
+
+def _print(line: object) -> None:
+    if isinstance(line, str):
+        sys.stdout.write(line + "\n")
+    else:
+        show_json(line)
+
+
+def _described(header: Header, body: memoryview, *, messages: bool) -> dict[str, Any]:
+    """A record as names and values."""
+    kind = Kind(header.kind).name
+    found: dict[str, Any] = {
+        "position": header.position,
+        "kind": kind,
+        "partition_id": header.partition_id,
+        "length": header.length,
+    }
+    if header.kind == Kind.MESSAGES:
+        found |= {
+            "base_offset": header.base_offset,
+            "count": header.count,
+            "first_sent_at_ns": header.first_sent_at_ns,
+            "appended_at_ms": header.appended_at_ms,
+            "producer": [header.producer_id, header.producer_epoch, header.sequence],
+        }
+        if messages:
+            found["messages"] = list(_messages(header, body))
+    elif header.kind == Kind.SEAL:
+        found["end_offset"] = header.base_offset
+    elif header.kind == Kind.STATE:
+        one = partition_of(header.partition_id, body)
+        found |= {"subject": one.facts.subject, "next_offset": one.next_offset}
+        found["groups"] = sorted(one.groups)
+    else:
+        said = decode_body(header, body)
+        found["body"] = msgspec.to_builtins({"": said})[""]
+    return found
+
+
+def _messages(header: Header, body: memoryview) -> Iterator[dict[str, str]]:
+    cut = columns(bytes(HEADER_BYTES) + bytes(body), header)
+    for index in range(header.count):
+        key, value = (
+            cut.blob[edges[index] : edges[index + 1]] for edges in (cut.key_edges, cut.value_edges)
+        )
+        yield {"key": _text(key), "value": _text(value)}
+
+
+def _text(data: bytes) -> str:
+    text = data.decode("utf-8", "backslashreplace")
+    return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}… ({len(data)} bytes)"
+
+
+def _line(record: dict[str, Any]) -> str:
+    """One line, and one more for each message."""
+    rest = {
+        name: value
+        for name, value in record.items()
+        if name not in {"position", "kind", "partition_id", "messages"}
+    }
+    told = "  ".join(f"{name}={value}" for name, value in rest.items())
+    head = f"{record['position']:>14}  {record['kind']:<9}  partition {record['partition_id']}"
+    lines = [f"{head}  {told}"]
+    for index, one in enumerate(record.get("messages", ())):
+        offset = record["base_offset"] + index
+        lines.append(f"{'':>14}    {offset}  {one['key']!r}: {one['value']!r}")
+    return "\n".join(lines)

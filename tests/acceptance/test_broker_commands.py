@@ -1,0 +1,135 @@
+"""The broker's commands by their command lines: what a folder holds, what is wrong with it, how a broker is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker_process import BrokerProcess
+from keylane.broker.storage.commit_log import segment_path
+from keylane.broker.storage.files import RealFiles
+from keylane.broker.storage.identity import claim_folder
+from sim.clock import ManualClock
+from sim.store import Desk, batch, open_store
+
+pytestmark = pytest.mark.acceptance
+
+
+def keylane(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from keylane.cli.main import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, "broker", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A data folder with two partitions, a consumer group and 40 batches, stopped cleanly."""
+    files = RealFiles(tmp_path / "data")
+    files.lock()
+    claim_folder(files, broker_group="g1", dice=random.Random(1))
+
+    async def fill() -> None:
+        clock = ManualClock()
+        desk = Desk(open_store(files, clock=clock, segment_bytes=4096), clock)
+        for number in (1, 2):
+            await desk.host(number)
+        await desk.acquire(3)
+        for number in range(20):
+            for partition_id in (1, 2):
+                data = batch(sequence=2 * number, partition_id=partition_id)
+                await desk.append(data, partition_id)
+        await desk.ack(3, (0, 3), (5, 6))
+        _, durable = desk.store.seal(2)
+        await durable
+        await desk.store.close()
+
+    asyncio.run(fill())
+    files.close()
+    return tmp_path / "data"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(one): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+
+
+def test_a_whole_folder(folder):
+    """A folder without damage is counted, with status 0, and not touched."""
+    before = contents(folder)
+    done = keylane("verify", str(folder), "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["batches"], found["messages"], found["partitions"]) == (40, 80, 2)
+    assert found["problems"] == found["stopped_partitions"] == []
+    assert contents(folder) == before
+    assert "nothing is wrong" in keylane("verify", str(folder)).stdout
+
+
+def test_a_damaged_folder(folder):
+    """Damage is named by position, partition and offsets, with status 1; nothing is repaired on the way."""
+    path = folder / segment_path(0)
+    data = bytearray(path.read_bytes())
+    data[1500] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    before = contents(folder)
+    done = keylane("verify", str(folder), "-o", "json")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert found["stopped_partitions"] == [1]
+    assert "positions [" in found["problems"][0]
+    assert "partition 1 has lost its offsets from" in found["problems"][1]
+    assert "stopped partitions: 1" in keylane("verify", str(folder)).stdout
+    assert "DAMAGE" in keylane("dump", str(folder)).stdout
+    assert contents(folder) == before
+
+
+def test_dump(folder):
+    """Records are printed one a line, by position or by offset of one partition, as many as asked for."""
+    lines = keylane("dump", str(folder), "--limit", "1000").stdout.splitlines()
+    kinds = [line.split()[1] for line in lines]
+    assert kinds.count("MESSAGES") == 40
+    assert {"PARTITION", "FENCE", "CURSOR", "SEAL"} < set(kinds)
+    done = keylane(
+        "dump", str(folder), "--partition", "2", "--from", "31", "--limit", "3", "--messages",
+        "-o", "json",
+    )  # fmt: skip
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["kind"] for one in found] == ["PARTITION", "MESSAGES", "MESSAGES"]
+    assert [one.get("base_offset") for one in found] == [None, 30, 32]
+    assert found[1]["messages"][1] == {"key": "k31", "value": "value 31"}
+    position = found[1]["position"]
+    done = keylane("dump", str(folder), "--from", str(position), "--limit", "1", "--messages")
+    assert "'k31': 'value 31'" in done.stdout
+
+
+def test_folders_that_are_none(tmp_path, folder):
+    """A folder that is missing, or no broker's, or in use is refused and nothing is made."""
+    missing = tmp_path / "nowhere"
+    for command in ("verify", "dump"):
+        done = keylane(command, str(missing))
+        assert done.returncode == 1
+        assert "not a broker's data folder" in done.stderr
+        assert not missing.exists()
+    process = BrokerProcess(folder).start()
+    try:
+        assert "another broker is using" in keylane("verify", str(folder)).stderr
+        done = keylane("health", process.address, "-o", "json")
+        assert done.returncode == 0
+        health = json.loads(done.stdout)
+        assert health["details"]["flush"] == "fsync"
+        assert health["details"]["damage"] == []
+        assert "takes writes" in keylane("health", process.address).stdout
+    finally:
+        process.end()
+    assert keylane("health", process.address).returncode == 1
