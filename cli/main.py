@@ -13,6 +13,7 @@ import typer
 from ..protocol.routing import OrderStrategy
 from . import reshape
 from .broker import broker_app
+from .meta import meta_app
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ reshape.register(subject_app)
 app.add_typer(subject_app, name="subject")
 app.add_typer(group_app, name="group")
 app.add_typer(broker_app, name="broker")
+app.add_typer(meta_app, name="meta")
 
 SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
 

@@ -1,0 +1,167 @@
+"""`keylane meta`: look after the metaserver's database: verify, rebuild, migrate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..protocol.verification import Verification
+from .connection import connect
+from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, parse_addresses
+from .screen import make_table, run, show_json, show_table
+
+if TYPE_CHECKING:
+    from ..metaserver.settings import MetaserverSettings
+
+meta_app = typer.Typer(no_args_is_help=True, help="Look after the metaserver's database.")
+DataOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the embedded database.")
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="postgresql+asyncpg://…, instead of the embedded one."),
+]
+
+
+@meta_app.command("verify")
+def meta_verify(meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Compare the database with the brokers: twelve checks; exit status 1 if one does not hold."""
+    answers: list[bool] = []
+
+    async def work() -> None:
+        answers.append(await verify_cluster(meta, output))
+
+    run(output, work())
+    if not all(answers):
+        raise typer.Exit(1)
+
+
+@meta_app.command("rebuild")
+def meta_rebuild(
+    broker: Annotated[
+        list[str], typer.Option(metavar="HOST:PORT", help="A broker; repeat it for every one.")
+    ],
+    data: DataOption = None,
+    database_url: UrlOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Fill an empty database with what the brokers keep: routes, groups, tokens.  Then start the metaserver."""
+    run(output, rebuild(_settings(data, database_url), output, brokers=broker))
+
+
+@meta_app.command("migrate")
+def meta_migrate(
+    data: DataOption = None,
+    database_url: UrlOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Bring the database's schema up to date.  A metaserver does the same when it starts."""
+    run(output, migrate(_settings(data, database_url), output))
+
+
+def _settings(data: Path | None, database_url: str | None) -> dict[str, Any]:
+    """What was given; a database on a server needs no folder of its own."""
+    if data is None and database_url is not None:
+        data = Path()
+    return {"data": data, "database_url": database_url}
+
+
+def _checked(given: dict[str, Any]) -> MetaserverSettings:
+    from ..metaserver.settings import read_settings
+
+    return read_settings(given)
+
+
+async def rebuild(given: dict[str, Any], form: OutputFormat, *, brokers: list[str]) -> None:
+    """Rebuild a database and show what is in it now.  Raises KeylaneError."""
+    from ..metaserver.rebuilder import rebuild_database
+    from ..rpc.http_network import HttpNetwork
+
+    addresses = [one for text in brokers for one in parse_addresses(text)]
+    network = HttpNetwork()
+    try:
+        cluster = await rebuild_database(_checked(given), network, addresses)
+    finally:
+        await network.close()
+    found: list[dict[str, Any]] = [
+        {
+            "subject": one.name,
+            "order_strategy": one.order_strategy,
+            "partitions": len(one.partitions),
+            "groups": [{"group": each.name, "last_token": each.last_token} for each in one.groups],
+            "operation": None if one.operation is None else one.operation.state,
+        }
+        for one in cluster.subjects
+    ]
+    if form is OutputFormat.JSON:
+        show_json(found)
+        return
+    rows = [
+        (
+            one["subject"],
+            one["order_strategy"],
+            one["partitions"],
+            len(one["groups"]),
+            one["operation"],
+        )
+        for one in found
+    ]
+    columns = ("subject", "strategy", "partitions#", "groups#", "goes on")
+    show_table(make_table(f"rebuilt from {len(addresses)} brokers", columns, rows))
+
+
+async def migrate(given: dict[str, Any], form: OutputFormat) -> None:
+    """Bring a schema up to date and say where it is.  Raises KeylaneError."""
+    from ..metaserver.database import open_database
+    from ..metaserver.migrate import HEAD
+    from ..metaserver.settings import machine_boot, prepare_folder
+    from ..protocol.clock import SystemClock
+
+    settings = _checked(given)
+    async with open_database(
+        folder=prepare_folder(settings.data),
+        url=settings.database_url,
+        clock=SystemClock(),
+        boot=machine_boot(),
+        broker_ttl_ms=settings.broker_ttl_ms,
+    ) as database:
+        name = database.name
+    if form is OutputFormat.JSON:
+        show_json({"database": name, "revision": HEAD})
+    else:
+        print(f"{name}: the schema is at revision {HEAD}")
+
+
+async def verify_cluster(meta: str, form: OutputFormat) -> bool:
+    """Show twelve checks between the metaserver's database and the brokers; True if all of them hold."""
+    async with connect(meta) as (client, _network):
+        found = await client.verify()
+    if form is OutputFormat.JSON:
+        show_json(found)
+    else:
+        show_verification(found)
+    return found.ok
+
+
+def show_verification(found: Verification) -> None:
+    """A line for each check, and below it where it does not hold."""
+    rows = [
+        (
+            one.code,
+            one.name,
+            f"{one.violations_total} violations" if one.violations_total else "ok",
+            one.claim,
+        )
+        for one in found.checks
+    ]
+    title = (
+        "the database and the brokers agree" if found.ok else "the database and the brokers differ"
+    )
+    show_table(make_table(title, ("check", "name", "result", "claim"), rows))
+    for one in found.checks:
+        for violation in one.violations:
+            print(f"{one.code} {one.name}: {violation}")
+        if one.violations_total > len(one.violations):
+            print(f"{one.code} {one.name}: … and {one.violations_total - len(one.violations)} more")

@@ -1,0 +1,306 @@
+"""A lost database made anew from what the brokers keep: routes, lineage, groups, tokens, operations under way.  Pure.
+
+    every broker's partitions ──▶ subjects, states, operations cut short ──▶ rows, or all that contradicts itself
+
+Invariants
+    Nothing is guessed that order rests on: a parent on no broker that was asked, a hole in a route, two folders of
+    one broker group are refused.
+    Every token to come is above every fence, and above what was granted and never reached a broker.
+    Where an operation was cut short before the first seal, it is forgotten; after it, it goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ..protocol.control import HostPartition, PartitionStatus, PartitionStatusList
+from ..protocol.errors import InvalidRequestError
+from ..protocol.operations import OperationState, StepAction
+from ..protocol.routing import (
+    OrderStrategy,
+    Partition,
+    PartitionState,
+    Route,
+    route_table,
+    split_ranges,
+)
+
+TOKENS_BETWEEN = 1_000_000
+"""Tokens left out: more than a group is ever granted between two that reach a broker."""
+PROBLEMS_SHOWN_MAX = 20
+_NUMBER = re.compile(r"\.p([0-9]{1,9})$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A broker that was asked."""
+
+    address: str
+    hosted: PartitionStatusList
+
+
+@dataclass(slots=True, kw_only=True)
+class RebuiltPartition:
+    """A partition's row."""
+
+    partition: Partition
+    end_offset: int | None = None
+    forsaken: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuiltOperation:
+    """An operation that goes on; steps by partition id, with whether they are done."""
+
+    state: OperationState
+    steps: dict[int, tuple[StepAction, bool]]
+
+
+@dataclass(slots=True, kw_only=True)
+class RebuiltGroup:
+    """A consumer group's row; tokens by partition id."""
+
+    name: str
+    last_token: int = 0
+    tokens: dict[int, int] = field(default_factory=dict)
+    drained: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True, kw_only=True)
+class RebuiltSubject:
+    """A subject's row and all that hangs on it."""
+
+    name: str
+    order_strategy: OrderStrategy
+    partitions_wanted: int
+    partitions_named: int
+    partitions: list[RebuiltPartition]
+    groups: list[RebuiltGroup]
+    operation: RebuiltOperation | None = None
+    opened: bool = True
+    """False: its creation was cut short before anybody could send, and goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuiltCluster:
+    """Everything."""
+
+    sources: Sequence[Source]
+    subjects: Sequence[RebuiltSubject]
+
+
+def plan_rebuild(sources: Sequence[Source]) -> RebuiltCluster:
+    """
+    The rows of a database that fits these brokers.
+
+    Raises:
+        InvalidRequestError: what they say contradicts itself, or brokers are missing; all problems at once.
+    """
+    problems = list(_contradictions(sources))
+    statuses: dict[int, PartitionStatus] = {
+        one.partition_id: one for source in sources for one in source.hosted.partitions
+    }
+    of_subject: dict[str, list[PartitionStatus]] = defaultdict(list)
+    for _, one in sorted(statuses.items()):
+        of_subject[one.subject].append(one)
+        facts = one.facts
+        parents = () if facts is None else facts.partition.parents
+        problems += [_missing(one, parent) for parent in parents if parent not in statuses]
+    subjects = []
+    if not problems:
+        for name, found in sorted(of_subject.items()):
+            try:
+                subjects.append(_subject(name, found))
+            except InvalidRequestError as error:
+                problems.append(f"subject {name!r}: {error.message}")
+    if problems:
+        shown = "; ".join(problems[:PROBLEMS_SHOWN_MAX])
+        raise InvalidRequestError(
+            f"the database cannot be rebuilt: {shown}", problems=len(problems)
+        )
+    return RebuiltCluster(sources=sources, subjects=subjects)
+
+
+def _missing(one: PartitionStatus, parent: int) -> str:
+    return (
+        f"partition {one.partition_id} continues partition {parent}, which none of these brokers "
+        "has: name every broker"
+    )
+
+
+def _contradictions(sources: Sequence[Source]) -> Iterable[str]:
+    groups: dict[str, str] = {}
+    ids: dict[str, str] = {}
+    homes: dict[int, str] = {}
+    for source in sources:
+        hosted = source.hosted
+        if hosted.broker_group in groups:
+            yield (
+                f"{groups[hosted.broker_group]} and {source.address} are both broker group "
+                f"{hosted.broker_group!r}: one of them is a copy"
+            )
+        elif hosted.broker_id and hosted.broker_id in ids:
+            yield f"{ids[hosted.broker_id]} and {source.address} have one data folder"
+        groups[hosted.broker_group] = ids[hosted.broker_id] = source.address
+        for one in hosted.partitions:
+            if one.facts is None:
+                yield f"{source.address} does not say what partition {one.partition_id} is"
+            elif one.facts.partition.broker_group != hosted.broker_group:
+                yield f"{source.address} has partition {one.partition_id} of another broker group"
+            elif one.partition_id in homes:
+                yield (
+                    f"{homes[one.partition_id]} and {source.address} both have partition "
+                    f"{one.partition_id}"
+                )
+            homes[one.partition_id] = source.address
+
+
+def _subject(name: str, found: Sequence[PartitionStatus]) -> RebuiltSubject:
+    facts = {one.partition_id: _facts(one) for one in found}
+    strategies = {one.order_strategy for one in facts.values()} - {None}
+    if len(strategies) != 1:
+        raise InvalidRequestError("its partitions do not agree on an order strategy")
+    (strategy,) = strategies
+    assert strategy is not None
+    counts = {one.partitions_wanted for one in facts.values()} - {0}
+    numbers = [int(match[1]) for one in found if (match := _NUMBER.search(one.name))]
+    subject = RebuiltSubject(
+        name=name,
+        order_strategy=strategy,
+        partitions_wanted=min(counts, default=len(found)),
+        partitions_named=max([number + 1 for number in numbers] + [len(found)]),
+        partitions=[],
+        groups=_groups(found),
+    )
+    rows = {
+        one.partition_id: RebuiltPartition(
+            partition=msgspec.structs.replace(facts[one.partition_id].partition, state=one.state),
+            end_offset=one.next_offset if one.state is PartitionState.SEALED else None,
+        )
+        for one in found
+    }
+    subject.partitions = list(rows.values())
+    subject.operation = _operation(found, rows)
+    if not _covered(subject) and not _creation_goes_on(subject, found):
+        raise InvalidRequestError(
+            "its open partitions do not cover every logical partition once: name every broker"
+        )
+    return subject
+
+
+def _facts(one: PartitionStatus) -> HostPartition:
+    assert one.facts is not None
+    return one.facts
+
+
+def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
+    groups: dict[str, RebuiltGroup] = {}
+    for one in found:
+        for at_broker in one.groups:
+            group = groups.setdefault(at_broker.group, RebuiltGroup(name=at_broker.group))
+            group.tokens[one.partition_id] = at_broker.token
+            group.last_token = max(group.last_token, at_broker.token + TOKENS_BETWEEN)
+            if one.state is PartitionState.SEALED and at_broker.cursor >= one.next_offset:
+                group.drained.add(one.partition_id)
+    return [group for _, group in sorted(groups.items())]
+
+
+def _operation(
+    found: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]
+) -> RebuiltOperation | None:
+    """What was under way: its partitions are set to the states they had, and its steps answered."""
+    statuses = {one.partition_id: one for one in found}
+    steps: dict[int, tuple[StepAction, bool]] = {}
+    state: OperationState | None = None
+    for parents, children in _generations(rows):
+        sealed = {one for one in parents if statuses[one].state is PartitionState.SEALED}
+        if sealed == parents:
+            continue
+        if any(statuses[one].next_offset or statuses[one].groups for one in children):
+            # The children were opened without the silent parents: these are still to be told.
+            for one in parents - sealed:
+                _set(rows, one, PartitionState.SEALED)
+                rows[one].forsaken = True
+            state = state or OperationState.FENCE
+        elif sealed:
+            for one in parents:
+                _set(rows, one, PartitionState.OPEN)
+            for one in children:
+                _set(rows, one, PartitionState.PLANNED)
+            state = OperationState.SEAL
+        else:
+            for one in children:
+                _set(rows, one, PartitionState.EXPIRED)
+            continue
+        steps |= dict.fromkeys(children, (StepAction.HOST, True))
+        steps |= {one: (StepAction.SEAL, one in sealed) for one in parents}
+    return None if state is None else RebuiltOperation(state=state, steps=steps)
+
+
+def _set(rows: dict[int, RebuiltPartition], partition_id: int, state: PartitionState) -> None:
+    row = rows[partition_id]
+    row.partition = msgspec.structs.replace(row.partition, state=state)
+
+
+def _generations(rows: dict[int, RebuiltPartition]) -> list[tuple[set[int], set[int]]]:
+    """Parents and children that hang together, so that they are sealed and opened together."""
+    found: list[tuple[set[int], set[int]]] = []
+    for child, row in sorted(rows.items()):
+        if not row.partition.parents:
+            continue
+        parents: set[int] = set(row.partition.parents)
+        children = {child}
+        apart = []
+        for other in found:
+            if other[0] & parents:
+                parents |= other[0]
+                children |= other[1]
+            else:
+                apart.append(other)
+        found = [*apart, (parents, children)]
+    return found
+
+
+def _covered(subject: RebuiltSubject) -> bool:
+    route = Route(
+        subject=subject.name,  # type: ignore[arg-type]
+        version=1,  # type: ignore[arg-type]
+        order_strategy=subject.order_strategy,
+        partitions=tuple(one.partition for one in subject.partitions),
+    )
+    try:
+        route_table(route)
+    except InvalidRequestError:
+        return False
+    return True
+
+
+def _creation_goes_on(subject: RebuiltSubject, found: Sequence[PartitionStatus]) -> bool:
+    """Of a subject that nobody could use yet some partitions were never hosted: plan them again."""
+    ranges = split_ranges(subject.partitions_wanted)
+    here = {(one.partition.range_start, one.partition.range_end) for one in subject.partitions}
+    used = any(one.next_offset or one.groups for one in found)
+    if used or len(here) != len(found) or not here < set(ranges):
+        return False
+    subject.opened = False
+    subject.partitions_named = subject.partitions_wanted
+    for row in subject.partitions:
+        row.partition = msgspec.structs.replace(row.partition, state=PartitionState.PLANNED)
+    template = subject.partitions[0].partition
+    for queue, (start, end) in enumerate(ranges):
+        if (start, end) not in here:
+            missing = msgspec.structs.replace(
+                template,
+                partition_id=0,
+                name=f"{subject.name}.p{queue}",
+                queue=queue,
+                range_start=start,
+                range_end=end,
+            )
+            subject.partitions.append(RebuiltPartition(partition=missing))
+    return True
