@@ -1,0 +1,333 @@
+"""Measures what keeping the order costs: hand-over, fail-over, resize, a large join, heartbeats; prints JSON.
+
+    handover_p99_ms       a partition changes hands politely: last message of the old owner to first of the new one
+    failover_p99_ms       an owner is killed: from the kill to the first message of the new owner, ttl_ms inside
+    resize_moved_p99_ms   a partition is split under load: send to handled, of its keys
+    resize_other_p99_ratio   the same of all other keys, against the time before the split
+    join_900_s            ten consumers join at once: until all of 900 partitions are pulled
+    heartbeat_core_share  a thousand consumers beat: how much of a core the metaserver takes, with SQLite
+
+`--quick`: fewer rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+import uvloop
+from machine import machine
+from main_path import Cluster, line_of
+
+from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.control import CreateSubject, Heartbeat, Join
+from keylane.protocol.errors import NotEnoughBrokersError
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.protocol.routing import OrderStrategy, logical_partition
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+TTL_MS = 2_000
+KEYS = [b"key-%d" % number for number in range(200)]
+SESSIONS = 1_000
+JOIN_PARTITIONS = 900
+STEADY_SECONDS = 1.0
+SAMPLE_SECONDS = 10.0
+
+
+def p99(values: Sequence[float]) -> float:
+    """The value that one in a hundred exceeds."""
+    ordered = sorted(values)
+    assert ordered, "nothing was measured"
+    return ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+
+
+class Traffic:
+    """A steady stream of messages, about 4,000 a second, and who handled them when."""
+
+    def __init__(self, meta: str, subject: str) -> None:
+        self.meta = meta
+        self.subject = subject
+        self.latencies: list[tuple[bytes, float, float]] = []
+        """Key, when it was sent, how long until it was handled, in seconds."""
+        self.owners: dict[int, list[tuple[int, float, float]]] = {}
+        """Of each partition: token, its first and its last message."""
+
+    async def handle(self, message: Message) -> None:
+        now = time.monotonic()
+        sent_at = float(message.value)
+        self.latencies.append((message.order_key, sent_at, now - sent_at))
+        spans = self.owners.setdefault(message.partition_id, [])
+        if spans and spans[-1][0] == message.fencing_token:
+            spans[-1] = (message.fencing_token, spans[-1][1], now)
+        else:
+            spans.append((message.fencing_token, now, now))
+
+    async def send(self, producer: Producer) -> None:
+        while True:
+            for key in KEYS:
+                producer.send(self.subject, b"%.6f" % time.monotonic(), key=key)
+            await asyncio.sleep(len(KEYS) / 4_000)
+
+    def consumer(self, *, ttl_ms: int = 10_000) -> Consumer:
+        """One more member of the group."""
+        return Consumer(
+            self.meta,
+            subject=self.subject,
+            group="bench",
+            handler=self.handle,
+            settings=ConsumerSettings(ttl_ms=ttl_ms),
+        )
+
+    def changes_ms(self, since: float, until: float) -> list[float]:
+        """Milliseconds from the last message of one owner to the first of the next, of changes in this time."""
+        return [
+            (after[1] - before[2]) * 1_000
+            for spans in self.owners.values()
+            for before, after in itertools.pairwise(spans)
+            if since <= after[1] < until
+        ]
+
+
+async def create(meta: MetaClient, subject: str, partitions: int) -> None:
+    """A strict subject."""
+    body = CreateSubject(
+        subject=subject, partitions=partitions, order_strategy=OrderStrategy.STRICT
+    )
+    while True:
+        try:
+            await meta.create_subject(body)
+        except NotEnoughBrokersError:
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+async def handover(cluster: Cluster, meta: MetaClient, rounds: int) -> list[float]:
+    """Consumers join and leave politely."""
+    await create(meta, "handover", 16)
+    traffic = Traffic(cluster.meta, "handover")
+    found: list[float] = []
+    async with (
+        Producer(cluster.meta, strategy="strict") as producer,
+        traffic.consumer(),
+        traffic.consumer(),
+    ):
+        sending = asyncio.create_task(traffic.send(producer))
+        await asyncio.sleep(STEADY_SECONDS)
+        since = time.monotonic()
+        for _ in range(rounds):
+            async with traffic.consumer():
+                await asyncio.sleep(STEADY_SECONDS)
+            await asyncio.sleep(STEADY_SECONDS)
+        found = traffic.changes_ms(since, time.monotonic())
+        sending.cancel()
+    return found
+
+
+async def failover(cluster: Cluster, meta: MetaClient, rounds: int) -> list[float]:
+    """A consumer in a process of its own is killed."""
+    await create(meta, "failover", 16)
+    traffic = Traffic(cluster.meta, "failover")
+    found: list[float] = []
+    async with (
+        Producer(cluster.meta, strategy="strict") as producer,
+        traffic.consumer(ttl_ms=TTL_MS),
+    ):
+        sending = asyncio.create_task(traffic.send(producer))
+        for _ in range(rounds):
+            victim = subprocess.Popen(
+                [sys.executable, __file__, "--victim", cluster.meta],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            await asyncio.to_thread(line_of, victim)
+            await asyncio.sleep(STEADY_SECONDS)
+            killed = time.monotonic()
+            victim.kill()
+            victim.wait()
+            await asyncio.sleep(TTL_MS / 1_000 + 2)
+            # What the victim handled is not known here: count from its end.
+            found += [
+                (spans[-1][1] - killed) * 1_000
+                for spans in traffic.owners.values()
+                if spans[-1][1] > killed
+            ]
+        sending.cancel()
+    return found
+
+
+async def be_victim(meta: str) -> None:
+    """A consumer that works until it is killed."""
+    async with Consumer(
+        meta,
+        subject="failover",
+        group="bench",
+        handler=Traffic(meta, "failover").handle,
+        settings=ConsumerSettings(ttl_ms=TTL_MS),
+    ) as consumer:
+        print(json.dumps({"ready": True}), flush=True)
+        await consumer.wait()
+
+
+async def resize(
+    cluster: Cluster, meta: MetaClient, rounds: int
+) -> tuple[list[float], list[float], list[float]]:
+    """One of four partitions is split and merged again; latencies of moved keys, of others, of all before, in ms."""
+    await create(meta, "resize", 4)
+    traffic = Traffic(cluster.meta, "resize")
+    moved: list[float] = []
+    others: list[float] = []
+    before: list[float] = []
+    async with (
+        Producer(cluster.meta, strategy="strict") as producer,
+        traffic.consumer(),
+        traffic.consumer(),
+    ):
+        sending = asyncio.create_task(traffic.send(producer))
+        await asyncio.sleep(STEADY_SECONDS)
+        ids = [(await meta.subject("resize")).route.open_partitions()[0].partition_id]
+        for number in range(2 * rounds):
+            since = time.monotonic()
+            await asyncio.sleep(STEADY_SECONDS)
+            begun = time.monotonic()
+            kind = OperationKind.MERGE if number % 2 else OperationKind.SPLIT
+            ask = Reshape(kind=kind, partition_ids=tuple(ids))
+            (view,) = (await meta.reshape(ask)).operations
+            await asyncio.sleep(STEADY_SECONDS)
+            (view, *_) = (await meta.operations("resize")).operations
+            assert view.state is OperationState.DONE, view
+            ids = [child.partition_id for child in view.children]
+            await asyncio.sleep(STEADY_SECONDS)
+            for key, sent_at, seconds in traffic.latencies:
+                if since <= sent_at < begun:
+                    before.append(seconds * 1_000)
+                elif begun <= sent_at < begun + STEADY_SECONDS:
+                    here = logical_partition(key) < 256
+                    (moved if here else others).append(seconds * 1_000)
+            traffic.latencies.clear()
+        sending.cancel()
+    return moved, others, before
+
+
+async def join(cluster: Cluster, meta: MetaClient) -> float:
+    """Ten consumers join a group of 900 partitions at once; seconds until each is pulled."""
+    await create(meta, "join", JOIN_PARTITIONS)
+    traffic = Traffic(cluster.meta, "join")
+    consumers = [traffic.consumer(ttl_ms=30_000) for _ in range(10)]
+    async with AsyncExitStack() as stack:
+        began = time.monotonic()
+        await asyncio.gather(*(stack.enter_async_context(one) for one in consumers))
+        while True:
+            held = [held for one in consumers for held in one.assignment]
+            pulling = {one.partition_id for one in held if one.waiting_for == "messages"}
+            if len(pulling) == len(held) == JOIN_PARTITIONS:
+                return time.monotonic() - began
+            await asyncio.sleep(0.01)
+
+
+async def heartbeats(cluster: Cluster, network: HttpNetwork, meta: MetaClient) -> float:
+    """The share of a core that a metaserver takes for a thousand consumers on 1,024 partitions."""
+    await create(meta, "beats", 1_024)
+    client = MetaClient(network, [cluster.meta], timeout_ms=30_000)
+
+    async def beat(session: str, wait_ms: int) -> None:
+        version = -1
+        while True:
+            body = Heartbeat(session=session, known_version=version, wait_ms=wait_ms)
+            version = (await client.heartbeat(body)).version
+
+    tasks = []
+    at_once = asyncio.Semaphore(50)
+
+    async def begin() -> None:
+        session = secrets.token_hex(16)
+        async with at_once:
+            one = await client.join(Join(subject="beats", group="bench", session=session))
+        tasks.append(asyncio.create_task(beat(session, one.heartbeat_ms)))
+
+    await asyncio.gather(*(begin() for _ in range(SESSIONS)))
+    await asyncio.sleep(SAMPLE_SECONDS)
+    began, used = time.monotonic(), cpu_seconds(cluster.meta_process.pid)
+    await asyncio.sleep(SAMPLE_SECONDS)
+    share = (cpu_seconds(cluster.meta_process.pid) - used) / (time.monotonic() - began)
+    for task in tasks:
+        assert not task.done(), task
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return share
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(cluster: Cluster, rounds: int) -> dict[str, float]:
+    """All figures, one after another."""
+    network = HttpNetwork()
+    meta = MetaClient(network, [cluster.meta], timeout_ms=30_000)
+
+    def say(what: str, *found: float) -> None:
+        print(what, *(round(one, 3) for one in found), file=sys.stderr, flush=True)
+
+    try:
+        say("hand-over, then what was found and the next")
+        changes = await handover(cluster, meta, rounds)
+        say("fail-over", p99(changes))
+        fails = await failover(cluster, meta, max(1, rounds // 3))
+        say("resize", p99(fails))
+        moved, others, before = await resize(cluster, meta, rounds)
+        say("join", p99(moved), p99(others), p99(before))
+        joined = await join(cluster, meta)
+        say("heartbeats", joined)
+        share = await heartbeats(cluster, network, meta)
+    finally:
+        await network.close()
+    return {
+        "handovers": len(changes),
+        "handover_p99_ms": p99(changes),
+        "failovers": len(fails),
+        "failover_p99_ms": p99(fails),
+        "ttl_ms": TTL_MS,
+        "resize_moved_p99_ms": p99(moved),
+        "resize_other_p99_ratio": p99(others) / p99(before),
+        "join_900_s": joined,
+        "heartbeat_core_share": share,
+    }
+
+
+def main() -> None:
+    """Run, print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--victim", metavar="META", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if options.victim:
+            runner.run(be_victim(options.victim))
+            return
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            cluster = Cluster(Path(folder), stack)
+            found = runner.run(measure(cluster, 2 if options.quick else 10))
+    rounded = {key: round(value, 3) for key, value in found.items()}
+    print(json.dumps({"machine": machine(), **rounded}, indent=2))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    main()
