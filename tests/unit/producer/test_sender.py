@@ -25,6 +25,10 @@ class ScriptedNetwork:
         self.stored: dict[int, list[bytes]] = {}
         self.sealed: set[int] = set()
         self.unreachable: set[str] = set()
+        self.late: asyncio.Event | None = None
+        """Refusals wait for it."""
+        self.asked = 0
+        """Batches that came to a sealed partition."""
         self.route = self.route_to(1, version=1)
 
     def route_to(self, partition_id: int, *, version: int) -> Route:
@@ -78,6 +82,9 @@ class ScriptedChannel:
         if self.closed:
             raise NotSentError
         if request.partition_id in self.network.sealed:
+            self.network.asked += 1
+            if self.network.late is not None:
+                await self.network.late.wait()
             raise StaleRouteError
         header = check_batch(payload)
         cut = columns(payload, header)
@@ -114,6 +121,45 @@ async def test_older_messages_go_first_after_a_route_change():
 
     assert network.stored == {1: [b"0"], 2: [b"1", b"2", b"3", b"4"]}
     assert (receipt.partition_id, receipt.offset, receipt.reordered) == (2, 3, False)
+
+
+async def test_a_new_route_that_comes_before_the_refusal_lets_nothing_newer_by():
+    """While a sealed partition has not answered what it was sent, newer messages of its range wait."""
+    network = ScriptedNetwork()
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        await producer.send("s", b"0", key=b"k")
+        sender = producer._senders["s"]
+        network.late = asyncio.Event()
+        network.sealed.add(1)
+        producer.send("s", b"1", key=b"k")
+        await eventually(lambda: network.asked)
+        network.route = network.route_to(2, version=2)
+        await eventually(lambda: len(sender.executors) == 2)
+        producer.send("s", b"2", key=b"k")
+        await asyncio.sleep(0.02)
+        assert 2 not in network.stored
+        network.late.set()
+        await producer.send("s", b"3", key=b"k")
+        await eventually(lambda: len(sender.executors) == 1)
+
+    assert network.stored == {1: [b"0"], 2: [b"1", b"2", b"3"]}
+
+
+async def test_a_sealed_partition_is_asked_once():
+    """Until the newer route is here, what a sealed partition refused waits and is not sent there again."""
+    network = ScriptedNetwork()
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.sealed.add(1)
+        tickets = [producer.send("s", b"%d" % number, key=b"k") for number in (1, 2)]
+        await eventually(lambda: network.asked)
+        await asyncio.sleep(0.05)
+        assert network.asked <= 2
+        network.route = network.route_to(2, version=2)
+        for ticket in tickets:
+            await ticket
+
+    assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
 
 
 async def test_an_older_route_is_not_taken():
