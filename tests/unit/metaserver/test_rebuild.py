@@ -1,0 +1,295 @@
+"""What the brokers keep is enough to make the database anew; what contradicts itself is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from keylane.metaserver.dialect import prepare_sqlite
+from keylane.metaserver.migrate import migrate
+from keylane.metaserver.rebuild import TOKENS_BETWEEN, RebuiltSubject, Source, plan_rebuild
+from keylane.metaserver.store_operations import read_operation
+from keylane.metaserver.store_rebuild import store_rebuilt
+from keylane.metaserver.store_subjects import planned_subjects, read_route
+from keylane.metaserver.store_verify import read_sql_view
+from keylane.metaserver.verify import verify
+from keylane.metaserver.verify_views import BrokerAnswer, Views
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.control import (
+    GroupStatus,
+    HostPartition,
+    PartitionStatus,
+    PartitionStatusList,
+)
+from keylane.protocol.errors import ConfigError, InvalidRequestError
+from keylane.protocol.operations import OperationState, StepAction
+from keylane.protocol.routing import OrderStrategy, Partition, PartitionState
+
+OPEN, SEALED = PartitionState.OPEN, PartitionState.SEALED
+PLANNED, EXPIRED = PartitionState.PLANNED, PartitionState.EXPIRED
+VERSION = 1_000_000
+
+
+def status(
+    number: int,
+    start: int,
+    end: int,
+    *,
+    parents: tuple[int, ...] = (),
+    sealed: bool = False,
+    messages: int = 10,
+    token: int = 0,
+    cursor: int = 0,
+    strategy: OrderStrategy | None = OrderStrategy.STRICT,
+    group: str = "g1",
+) -> PartitionStatus:
+    partition = Partition(
+        partition_id=number,
+        name=f"s.p{number - 1}",
+        queue=number - 1,
+        range_start=start,
+        range_end=end,
+        broker_group=group,
+        state=OPEN,
+        parents=parents,
+    )
+    progress = GroupStatus(group="g", token=token, cursor=cursor, acked_above=0, lag=0)
+    return PartitionStatus(
+        partition_id=number,
+        subject="s",
+        name=partition.name,
+        state=SEALED if sealed else OPEN,
+        first_offset=0,
+        next_offset=messages,
+        groups=(progress,) if token else (),
+        facts=HostPartition(
+            subject="s", partition=partition, order_strategy=strategy, partitions_wanted=2
+        ),
+    )
+
+
+def source(*found: PartitionStatus, group: str = "g1", broker_id: str = "") -> Source:
+    hosted = PartitionStatusList(
+        broker_group=group, partitions=list(found), broker_id=broker_id or f"id-{group}"
+    )
+    return Source(address=f"{group}:1", hosted=hosted)
+
+
+def rebuilt(*found: PartitionStatus) -> RebuiltSubject:
+    (subject,) = plan_rebuild([source(*found)]).subjects
+    return subject
+
+
+def states(subject: RebuiltSubject) -> dict[int, PartitionState]:
+    return {one.partition.partition_id: one.partition.state for one in subject.partitions}
+
+
+HALVES = (status(1, 0, 512), status(2, 512, 1024))
+
+
+@pytest.fixture
+def engine() -> Iterator[sa.Engine]:
+    engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool)
+    prepare_sqlite(engine, SystemClock())
+    with engine.begin() as connection:
+        migrate(connection)
+    yield engine
+    engine.dispose()
+
+
+def test_subject_with_its_settings() -> None:
+    """Strategy, size, ranges, names and queues are those the brokers were told."""
+    subject = rebuilt(*HALVES)
+    assert (subject.name, subject.order_strategy) == ("s", OrderStrategy.STRICT)
+    assert (subject.partitions_wanted, subject.partitions_named) == (2, 2)
+    assert states(subject) == {1: OPEN, 2: OPEN}
+    assert subject.operation is None
+
+
+def test_tokens_are_above_every_fence() -> None:
+    """The next token of a group is far above the highest fence of any partition."""
+    subject = rebuilt(status(1, 0, 512, token=5), status(2, 512, 1024, token=41))
+    (group,) = subject.groups
+    assert group.last_token == 41 + TOKENS_BETWEEN
+    assert group.tokens == {1: 5, 2: 41}
+
+
+def test_resized_subject_keeps_its_lineage() -> None:
+    """Sealed parents keep their end, their drained groups, and what continues them is open."""
+    subject = rebuilt(
+        status(1, 0, 512, sealed=True, token=1, cursor=10),
+        status(2, 512, 1024),
+        status(3, 0, 256, parents=(1,)),
+        status(4, 256, 512, parents=(1,)),
+    )
+    assert states(subject) == {1: SEALED, 2: OPEN, 3: OPEN, 4: OPEN}
+    assert subject.partitions[0].end_offset == 10
+    assert subject.groups[0].drained == {1}
+    assert subject.partitions_named == 4
+
+
+def test_not_drained_before_the_end() -> None:
+    """A group that has not acked a sealed partition to its end goes on there first."""
+    subject = rebuilt(
+        status(1, 0, 1024, sealed=True, token=1, cursor=9), status(2, 0, 1024, parents=(1,))
+    )
+    assert subject.groups[0].drained == set()
+
+
+def test_operation_before_the_first_seal_is_forgotten() -> None:
+    """Children that were hosted and never opened are out of the route; their parents go on."""
+    subject = rebuilt(
+        *HALVES,
+        status(3, 0, 256, parents=(1,), messages=0),
+        status(4, 256, 512, parents=(1,), messages=0),
+    )
+    assert states(subject) == {1: OPEN, 2: OPEN, 3: EXPIRED, 4: EXPIRED}
+    assert subject.operation is None
+    assert subject.partitions_named == 4
+
+
+def test_operation_after_the_first_seal_goes_on() -> None:
+    """With one of two parents sealed the operation is journaled where it was."""
+    subject = rebuilt(
+        status(1, 0, 512, sealed=True),
+        status(2, 512, 1024),
+        status(3, 0, 1024, parents=(1, 2), messages=0),
+    )
+    assert states(subject) == {1: OPEN, 2: OPEN, 3: PLANNED}
+    assert subject.operation is not None
+    assert subject.operation.state is OperationState.SEAL
+    assert subject.operation.steps == {
+        1: (StepAction.SEAL, True),
+        2: (StepAction.SEAL, False),
+        3: (StepAction.HOST, True),
+    }
+
+
+def test_operation_after_the_last_seal_is_done() -> None:
+    """With every parent sealed the children are open."""
+    subject = rebuilt(
+        status(1, 0, 512, sealed=True),
+        status(2, 512, 1024, sealed=True),
+        status(3, 0, 1024, parents=(1, 2), messages=0),
+    )
+    assert states(subject) == {1: SEALED, 2: SEALED, 3: OPEN}
+    assert subject.operation is None
+
+
+def test_source_that_was_given_up_is_still_fenced() -> None:
+    """A parent that is open while its child has messages was evacuated without its help; it is still to seal."""
+    subject = rebuilt(status(1, 0, 1024), status(2, 0, 1024, parents=(1,)))
+    assert states(subject) == {1: SEALED, 2: OPEN}
+    assert subject.partitions[0].forsaken
+    assert subject.operation is not None
+    assert subject.operation.state is OperationState.FENCE
+
+
+def test_creation_that_was_cut_short_goes_on() -> None:
+    """A subject of which only a part was hosted, and which nobody used, is planned again."""
+    subject = rebuilt(status(1, 0, 512, messages=0))
+    assert not subject.opened
+    assert [
+        (one.partition.partition_id, one.partition.state, one.partition.range_start)
+        for one in subject.partitions
+    ] == [(1, PLANNED, 0), (0, PLANNED, 512)]
+
+
+CONTRADICTIONS = {
+    "a hole": [source(status(1, 0, 512))],
+    "a missing parent": [source(status(1, 0, 1024, parents=(9,)))],
+    "two folders of one group": [source(*HALVES), source(broker_id="other")],
+    "one folder twice": [source(*HALVES, broker_id="x"), source(group="g2", broker_id="x")],
+    "one partition twice": [
+        source(*HALVES),
+        source(status(1, 0, 512, group="g2"), group="g2"),
+    ],
+    "a partition of another group": [source(status(1, 0, 1024, group="g2"))],
+    "two strategies": [source(HALVES[0], status(2, 512, 1024, strategy=OrderStrategy.BEST_TRIED))],
+    "no strategy": [source(status(1, 0, 1024, strategy=None))],
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_contradictions_are_refused(case: str) -> None:
+    """Nothing is guessed: what does not fit is refused."""
+    with pytest.raises(InvalidRequestError):
+        plan_rebuild(CONTRADICTIONS[case])
+
+
+def test_all_problems_at_once() -> None:
+    """Every missing parent is named."""
+    with pytest.raises(InvalidRequestError, match=r"partition 7, .*partition 8, "):
+        plan_rebuild([source(status(9, 0, 1024, parents=(7, 8)))])
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        HALVES,
+        (
+            status(1, 0, 512, sealed=True, token=3, cursor=10),
+            status(2, 512, 1024, token=4, cursor=2),
+            status(3, 0, 256, parents=(1,)),
+            status(4, 256, 512, parents=(1,), token=5),
+        ),
+    ],
+)
+def test_what_is_stored_passes_every_check(engine: sa.Engine, found) -> None:
+    """The database and the brokers it was made from agree in all twelve checks."""
+    origin = source(*found)
+    with engine.begin() as connection:
+        store_rebuilt(connection, plan_rebuild([origin]), route_version=VERSION)
+        view = read_sql_view(connection)
+        route = read_route(connection, "s")
+    assert route.version == VERSION
+    answer = BrokerAnswer(broker_group="g1", address=origin.address, hosted=origin.hosted)
+    verified = verify(Views(before=view, answers=[answer], after=view))
+    assert [one.violations for one in verified.checks if one.violations] == []
+
+
+def test_new_partitions_get_new_numbers(engine: sa.Engine) -> None:
+    """The next partition's id is above all that the brokers have."""
+    with engine.begin() as connection:
+        found = [status(41, 0, 512), status(42, 512, 1024)]
+        store_rebuilt(connection, plan_rebuild([source(*found)]), route_version=VERSION)
+        statement = (
+            "INSERT INTO partitions (subject_id, name, queue, range_start, range_end, broker_group,"
+            " state) VALUES (1, 'x', 0, 0, 1, 'g1', 'planned') RETURNING partition_id"
+        )
+        assert connection.execute(sa.text(statement)).scalar_one() == 43
+
+
+def test_operation_is_stored_as_its_driver_needs_it(engine: sa.Engine) -> None:
+    """What goes on has its steps: what is left is to seal the other parent."""
+    with engine.begin() as connection:
+        found = (
+            status(1, 0, 512, sealed=True),
+            status(2, 512, 1024),
+            status(3, 0, 1024, parents=(1, 2), messages=0),
+        )
+        store_rebuilt(connection, plan_rebuild([source(*found)]), route_version=VERSION)
+        operation = read_operation(connection, 1)
+    assert operation.state is OperationState.SEAL
+    assert [one.partition_id for one in operation.todo] == [2]
+
+
+def test_planned_creation_is_found_again(engine: sa.Engine) -> None:
+    """The creation that was cut short is one that a metaserver goes on with."""
+    with engine.begin() as connection:
+        cluster = plan_rebuild([source(status(1, 0, 512, messages=0))])
+        store_rebuilt(connection, cluster, route_version=VERSION)
+        assert [one.name for one in planned_subjects(connection)] == ["s"]
+
+
+def test_database_that_is_not_empty_is_refused(engine: sa.Engine) -> None:
+    """A second rebuild changes nothing."""
+    cluster = plan_rebuild([source(*HALVES)])
+    with engine.begin() as connection:
+        store_rebuilt(connection, cluster, route_version=VERSION)
+    with pytest.raises(ConfigError, match="not empty"), engine.begin() as connection:
+        store_rebuilt(connection, cluster, route_version=VERSION + 1)
+    with engine.begin() as connection:
+        assert read_route(connection, "s").version == VERSION

@@ -1,0 +1,362 @@
+"""Each of the twelve checks finds what it is for, and nothing else does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from keylane.metaserver.verify import CHECKS, IDLE_MS_MAX, VIOLATIONS_MAX, verify
+from keylane.metaserver.verify_views import (
+    BrokerAnswer,
+    BrokerRow,
+    GroupRow,
+    OperationRow,
+    PartitionView,
+    SqlView,
+    SubjectView,
+    Views,
+)
+from keylane.protocol.control import (
+    GroupStatus,
+    HostPartition,
+    PartitionStatus,
+    PartitionStatusList,
+)
+from keylane.protocol.operations import OperationState, StepAction
+from keylane.protocol.routing import OrderStrategy, Partition, PartitionState
+
+OPEN, SEALED = PartitionState.OPEN, PartitionState.SEALED
+BEST = OrderStrategy.BEST_TRIED
+END = 10
+"""Of the sealed parent."""
+
+
+def part(number: int, start: int, end: int, group: str, **more) -> Partition:
+    facts = {
+        "partition_id": number,
+        "name": f"s.p{number - 1}",
+        "queue": number - 1,
+        "range_start": start,
+        "range_end": end,
+        "broker_group": group,
+        "state": OPEN,
+        "address": f"{group}:1",
+    }
+    return Partition(**(facts | more))
+
+
+PARTS = (
+    part(1, 0, 512, "g1", state=SEALED),
+    part(2, 512, 1024, "g2"),
+    part(3, 0, 256, "g1", parents=(1,)),
+    part(4, 256, 512, "g2", parents=(1,)),
+)
+"""A subject of two partitions, the first of which was split."""
+
+
+class World:
+    """A healthy cluster, to be spoilt in one place."""
+
+    def __init__(self) -> None:
+        self.subject = SubjectView(
+            subject_id=1,
+            name="s",
+            order_strategy=BEST,
+            partitions_wanted=2,
+            partitions_named=4,
+            route_version=3,
+        )
+        self.rows = {
+            one.partition_id: PartitionView(
+                subject_id=1, partition=one, end_offset=END if one.state is SEALED else None
+            )
+            for one in PARTS
+        }
+        self.group = GroupRow(
+            group_id=1,
+            subject_id=1,
+            name="g",
+            last_token=7,
+            route_version=3,
+            tokens={1: 1, 2: 2, 3: 6, 4: 7},
+            drained={1},
+        )
+        self.operations: list[OperationRow] = []
+        self.refused: list[BrokerRow] = []
+        self.hosted: dict[str, list[PartitionStatus]] = {"g1": [], "g2": []}
+        for one in PARTS:
+            group = GroupStatus(
+                group="g",
+                token=self.group.tokens[one.partition_id],
+                cursor=END if one.state is SEALED else 4,
+                acked_above=1 if one.state is OPEN else 0,
+                lag=0,
+            )
+            self.hosted[one.broker_group].append(
+                PartitionStatus(
+                    partition_id=one.partition_id,
+                    subject="s",
+                    name=one.name,
+                    state=one.state,
+                    first_offset=0,
+                    next_offset=END,
+                    groups=(group,),
+                    facts=HostPartition(
+                        subject="s",
+                        partition=msgspec.structs.replace(one, address=None, state=OPEN),
+                        order_strategy=BEST,
+                        partitions_wanted=2,
+                    ),
+                )
+            )
+        self.ids = {"g1": "id1", "g2": "id2"}
+        self.answered_ids = dict(self.ids)
+        self.silent: set[str] = set()
+
+    def row(self, number: int, **changes) -> None:
+        """Change a partition's row: its own fields, or those of what clients see."""
+        one = self.rows[number]
+        mine = {key: changes.pop(key) for key in ("end_offset", "forsaken") if key in changes}
+        partition = msgspec.structs.replace(one.partition, **changes)
+        self.rows[number] = replace(one, partition=partition, **mine)
+
+    def status(self, number: int, **changes) -> None:
+        """Change what a broker says of a partition."""
+        for found in self.hosted.values():
+            for place, one in enumerate(found):
+                if one.partition_id == number:
+                    found[place] = msgspec.structs.replace(one, **changes)
+
+    def at_group(self, number: int, **changes) -> None:
+        """Change what a broker says of the group on a partition."""
+        for found in self.hosted.values():
+            for one in found:
+                if one.partition_id == number:
+                    group = msgspec.structs.replace(one.groups[0], **changes)
+                    self.status(number, groups=(group,))
+                    return
+
+    def views(self) -> Views:
+        sql = SqlView(
+            subjects={1: self.subject},
+            partitions=self.rows,
+            groups=[self.group],
+            operations=self.operations,
+            brokers=[
+                BrokerRow(broker_group=name, broker_id=self.ids[name], address=f"{name}:1")
+                for name in self.hosted
+            ],
+            refused=self.refused,
+        )
+        answers = [
+            BrokerAnswer(
+                broker_group=name,
+                address=f"{name}:1",
+                hosted=None
+                if name in self.silent
+                else PartitionStatusList(
+                    broker_group=name, partitions=found, broker_id=self.answered_ids[name]
+                ),
+                problem="no answer" if name in self.silent else "",
+            )
+            for name, found in self.hosted.items()
+        ]
+        return Views(before=sql, answers=answers, after=sql)
+
+
+def operation(**changes) -> OperationRow:
+    facts = {
+        "operation_id": 1,
+        "subject_id": 1,
+        "state": OperationState.SEAL,
+        "running": True,
+        "idle_ms": -1_000,
+    }
+    return OperationRow(**(facts | changes))
+
+
+def hole(world: World) -> None:
+    world.subject = replace(world.subject, partitions_named=4)
+    world.row(2, range_start=600)
+    facts = world.hosted["g2"][0].facts
+    narrow = msgspec.structs.replace(facts.partition, range_start=600)
+    world.status(2, facts=msgspec.structs.replace(facts, partition=narrow))
+
+
+def overlap(world: World) -> None:
+    world.row(2, range_start=400)
+    facts = world.hosted["g2"][0].facts
+    wide = msgspec.structs.replace(facts.partition, range_start=400)
+    world.status(2, facts=msgspec.structs.replace(facts, partition=wide))
+
+
+def unknown_parent(world: World) -> None:
+    world.row(4, parents=(1, 99))
+    facts = world.hosted["g2"][1].facts
+    lineage = msgspec.structs.replace(facts.partition, parents=(1, 99))
+    world.status(4, facts=msgspec.structs.replace(facts, partition=lineage))
+
+
+def not_hosted(world: World) -> None:
+    world.hosted["g2"] = world.hosted["g2"][:1]
+
+
+def other_strategy(world: World) -> None:
+    facts = world.hosted["g1"][1].facts
+    other = msgspec.structs.replace(facts, order_strategy=OrderStrategy.STRICT)
+    world.status(3, facts=other)
+
+
+def other_range(world: World) -> None:
+    facts = world.hosted["g1"][1].facts
+    other = msgspec.structs.replace(facts.partition, range_end=255)
+    world.status(3, facts=msgspec.structs.replace(facts, partition=other))
+
+
+def foreign(world: World) -> None:
+    strange = msgspec.structs.replace(world.hosted["g1"][0], partition_id=99, groups=())
+    world.hosted["g1"].append(strange)
+
+
+def copied_partition(world: World) -> None:
+    world.hosted["g2"].append(world.hosted["g1"][0])
+
+
+def copied_folder(world: World) -> None:
+    world.refused.append(BrokerRow(broker_group="g1", broker_id="id1", address="g1:2"))
+
+
+def exchanged_folder(world: World) -> None:
+    world.answered_ids["g1"] = "another"
+
+
+def one_folder_twice(world: World) -> None:
+    world.ids["g2"] = world.answered_ids["g2"] = "id1"
+
+
+def open_and_sealed(world: World) -> None:
+    world.status(2, state=SEALED)
+
+
+def planned_by_nobody(world: World) -> None:
+    world.subject = replace(world.subject, partitions_named=5)
+    world.rows[5] = PartitionView(subject_id=1, partition=PLANNED)
+
+
+PLANNED = part(5, 0, 10, "g1", state=PartitionState.PLANNED)
+SPOILT = [
+    ("route-covers-once", hole),
+    ("route-covers-once", overlap),
+    ("parents-overlap", unknown_parent),
+    ("hosted-as-known", not_hosted),
+    ("hosted-as-known", other_strategy),
+    ("hosted-as-known", other_range),
+    ("hosted-as-known", lambda world: world.silent.add("g2")),
+    ("nothing-foreign", foreign),
+    ("nothing-foreign", copied_partition),
+    ("seals-agree", open_and_sealed),
+    ("seals-agree", lambda world: world.row(1, end_offset=END - 1)),
+    ("seals-agree", lambda world: world.row(1, end_offset=None)),
+    ("seals-agree", lambda world: world.status(1, state=OPEN)),
+    ("one-broker-a-group", copied_folder),
+    ("one-broker-a-group", exchanged_folder),
+    ("one-broker-a-group", one_folder_twice),
+    ("tokens-above-fences", lambda world: world.at_group(3, token=8)),
+    ("tokens-above-fences", lambda world: world.at_group(3, group="nobody")),
+    (
+        "tokens-above-fences",
+        lambda world: setattr(world, "group", replace(world.group, last_token=6)),
+    ),
+    ("cursors-in-range", lambda world: world.at_group(2, cursor=END + 1)),
+    ("cursors-in-range", lambda world: world.at_group(2, acked_above=END)),
+    ("cursors-in-range", lambda world: world.status(2, first_offset=END + 1)),
+    ("drained-to-the-end", lambda world: world.at_group(1, cursor=END - 1)),
+    (
+        "drained-to-the-end",
+        lambda world: setattr(world, "group", replace(world.group, drained={1, 2})),
+    ),
+    (
+        "versions-rise",
+        lambda world: setattr(world, "group", replace(world.group, route_version=4)),
+    ),
+    (
+        "versions-rise",
+        lambda world: setattr(world, "subject", replace(world.subject, partitions_named=3)),
+    ),
+    ("operations-move", lambda world: world.operations.append(operation(idle_ms=IDLE_MS_MAX + 1))),
+    ("operations-move", lambda world: world.operations.append(operation(problem="g2 is silent"))),
+    ("operations-move", lambda world: world.operations.append(operation(running=False))),
+    ("operations-move", planned_by_nobody),
+]
+
+
+def broken(world: World) -> dict[str, list[str]]:
+    return {one.name: one.violations for one in verify(world.views()).checks if one.violations}
+
+
+def test_a_healthy_cluster_passes() -> None:
+    """All twelve hold, also for a subject that was resized and drained."""
+    found = verify(World().views())
+    assert broken(World()) == {}
+    assert found.ok
+    assert [one.code for one in found.checks] == [f"V{number:02}" for number in range(1, 13)]
+    assert len({one.name for one in found.checks}) == 12
+
+
+@pytest.mark.parametrize(("name", "spoil"), SPOILT)
+def test_a_fault_is_found_under_its_name(name: str, spoil) -> None:
+    """One fault is reported by the check that is for it, and by no other."""
+    world = World()
+    spoil(world)
+    assert list(broken(world)) == [name]
+
+
+def test_an_open_parent_of_an_open_child() -> None:
+    """A child that is open beside its parent, and a route with two open ones, are two faults."""
+    world = World()
+    world.row(1, state=OPEN, end_offset=None)
+    world.status(1, state=OPEN)
+    world.group = replace(world.group, drained=())
+    assert list(broken(world)) == ["route-covers-once", "children-after-parents"]
+    assert len(broken(world)["children-after-parents"]) == 2
+
+
+def test_every_check_has_a_fault_here() -> None:
+    """No check goes untested."""
+    assert {name for name, _ in SPOILT} | {"children-after-parents"} == {one.name for one in CHECKS}
+
+
+def test_what_goes_on_meanwhile_is_no_fault() -> None:
+    """A seal, a grant and a drain between the two looks at SQL are not reported."""
+    before, after = World(), World()
+    sealing = {2: StepAction.SEAL}
+    before.operations.append(operation(steps=sealing))
+    before.status(2, state=SEALED)
+    before.at_group(3, token=9)
+    after.group = replace(after.group, last_token=9, tokens=dict(after.group.tokens) | {3: 9})
+    views = Views(
+        before=before.views().before, answers=before.views().answers, after=after.views().after
+    )
+    assert verify(views).ok
+
+
+def test_forsaken_parent_is_no_fault() -> None:
+    """A source that was given up by the operator may be open and its end unknown until it is back."""
+    world = World()
+    world.row(1, end_offset=None, forsaken=True)
+    world.status(1, state=OPEN)
+    world.group = replace(world.group, drained=())
+    assert broken(world) == {}
+
+
+def test_many_violations_are_cut() -> None:
+    """A broken cluster is told in a bounded answer that says how many there are."""
+    world = World()
+    one = world.hosted["g1"][0]
+    world.hosted["g1"] += [
+        msgspec.structs.replace(one, partition_id=number, groups=()) for number in range(100, 400)
+    ]
+    (found,) = [check for check in verify(world.views()).checks if check.violations]
+    assert (len(found.violations), found.violations_total) == (VIOLATIONS_MAX, 300)
