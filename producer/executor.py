@@ -43,7 +43,7 @@ class Executor:
     """
     One message group's queue and its sender task.
 
-    `on_leave(executor, parcels, step)` takes over, in order, all parcels that cannot stay (NEW_ROUTE or
+    `spare(executor)` lists the available others; `on_leave(executor, parcels, step)` takes over, in order, all parcels that cannot stay (NEW_ROUTE or
     ELSEWHERE); `on_available()` hears that `available` changed; `on_empty(executor)` that nothing is left in one
     that is `leaving`.
     """
@@ -59,6 +59,7 @@ class Executor:
         settings: ProducerSettings,
         clock: Clock,
         dice: random.Random,
+        spare: Callable[[Executor], list[Executor]],
         on_leave: Callable[[Executor, list[Parcel], Step], None],
         account: Account,
         on_available: Callable[[], None],
@@ -80,6 +81,7 @@ class Executor:
         self._settings = settings
         self._clock = clock
         self._dice = dice
+        self._spare = spare
         self._on_leave = on_leave
         self._account = account
         self._on_available = on_available
@@ -279,6 +281,8 @@ class Executor:
             tries_max=self._settings.tries_max,
             home_tries=self._settings.home_tries,
         )
+        if step is Step.ELSEWHERE and not self._spare(self):
+            step = Step.AGAIN
         if step is Step.AGAIN:
             if isinstance(error, SequenceGapError) and head.tries > 1:
                 # The oldest itself is ahead of what the broker remembers: nothing older is missing here.
@@ -286,6 +290,9 @@ class Executor:
             return False
         if step is Step.GIVE_UP:
             self._in_flight.popleft()
+            for parcel in self._in_flight:
+                # Under a new epoch the broker does not know it again: it may be stored twice, so that is declared.
+                parcel.reordered = parcel.reordered or parcel.doubtful
             self._new_epoch()
             head.give_up(error)
             self._account.settled(head, error)

@@ -89,6 +89,7 @@ class Parcel:
             self.origins = []
         self.origins.append(parcel.origins[index] if parcel.origins else (parcel, index))
         self.doubtful = self.doubtful or parcel.doubtful
+        self.reordered = self.reordered or parcel.reordered
         properties = parcel.properties[index] if parcel.properties else b""
         self.add(parcel.keys[index], parcel.values[index], properties, parcel.times[index])
 

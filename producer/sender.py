@@ -193,6 +193,7 @@ class SubjectSender:
             settings=self._settings,
             clock=self._clock,
             dice=self._dice,
+            spare=self._others,
             on_leave=self._leave,
             account=self._account,
             on_available=self._availability_changed,
@@ -232,13 +233,15 @@ class SubjectSender:
         """The executors that may take messages of others, by partition id."""
         return [one for one in self.executors if one.available and not (one.sealed or one.leaving)]
 
+    def _others(self, executor: Executor) -> list[Executor]:
+        """Where parcels of `executor` may go under BEST_TRIED."""
+        return [one for one in self._spare() if one is not executor]
+
     def _leave(self, executor: Executor, parcels: list[Parcel], step: Step) -> None:
         if step is Step.ELSEWHERE:
-            spare = [one for one in self._spare() if one is not executor]
-            target = self._dice.choice(spare) if spare else executor
             for parcel in parcels:
-                parcel.reordered = parcel.reordered or target is not executor
-            target.take_over(parcels)
+                parcel.reordered = True
+            self._dice.choice(self._others(executor)).take_over(parcels)
             return
         # Newer messages of its range wait behind these until a newer route is here.
         self._hold = [*parcels, *self._hold]
