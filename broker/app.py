@@ -17,6 +17,7 @@ from ..rpc.client import MetaClient
 from ..rpc.http_network import HttpNetwork
 from ..rpc.network import Network
 from ..rpc.server import Server
+from .cleaning import Cleaning
 from .control import BrokerControl
 from .registration import Registration
 from .service import BrokerService
@@ -94,6 +95,9 @@ async def running_broker(
                 writable=not store.commit.reason,
             )
 
+        cleaning = Cleaning(
+            store, files, settings, clock=clock, run_commit=run_commit, run_read=_in_pool(readers)
+        )
         registration = Registration(MetaClient(network, settings.meta), report, dice=dice)
         control = BrokerControl(
             store,
@@ -101,13 +105,15 @@ async def running_broker(
             broker_id=identity.broker_id,
             clock=clock,
             registration=lambda: registration.problem,
+            retention=lambda: cleaning.problem,
         )
         server = Server(control.routes(), data_handler=service.handle)
         await server.start(settings.host, settings.port)
         stack.push_async_callback(server.stop)
         stack.callback(service.close)
-        task = asyncio.create_task(registration.run(), name="registration")
-        stack.push_async_callback(_end, task)
+        for name, loop in (("registration", registration.run()), ("retention", cleaning.run())):
+            task = asyncio.create_task(loop, name=name)
+            stack.push_async_callback(_end, task)
         yield RunningBroker(address=server.address, identity=identity, store=store)
 
 

@@ -85,7 +85,7 @@ class CarryOver:
         )
 
     def _write_again(self, partition: HostedPartition) -> list[asyncio.Future[None]]:
-        self._commit.check_room(0)
+        self._commit.check_room(0, though_held=True)
         image = image_of(partition)
         if len(image) <= STATE_BYTES_MAX:
             return [self._submit(partition, _state_record(partition, image))]

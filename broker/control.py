@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..protocol.clock import Clock
-from ..protocol.control import Health, HostPartition, PartitionStatus, PartitionStatusList
+from ..protocol.control import (
+    FoundOffset,
+    Health,
+    HostPartition,
+    PartitionStatus,
+    PartitionStatusList,
+    TimeBound,
+)
 from ..protocol.errors import InvalidRequestError, WrongBrokerError
 from ..rpc.server import ControlRoute, Params
 from .store import Store
 
 
 class BrokerControl:
-    """Answers control calls out of a store; `registration` says what is wrong with it, "" for nothing."""
+    """Answers control calls out of a store; `registration` and `retention` say what is wrong there, "" for nothing."""
 
     def __init__(
         self,
@@ -22,12 +29,14 @@ class BrokerControl:
         broker_id: str,
         clock: Clock,
         registration: Callable[[], str],
+        retention: Callable[[], str] = lambda: "",
     ) -> None:
         self._store = store
         self._broker_group = broker_group
         self._broker_id = broker_id
         self._clock = clock
         self._registration = registration
+        self._retention = retention
 
     def routes(self) -> list[ControlRoute]:
         """The table for the server."""
@@ -35,6 +44,7 @@ class BrokerControl:
             ControlRoute("POST", "/v1/partitions", HostPartition, self.host),
             ControlRoute("GET", "/v1/partitions", None, self.list),
             ControlRoute("GET", "/v1/partitions/{id}", None, self.describe),
+            ControlRoute("GET", "/v1/partitions/{id}/offset", None, self.offset),
             ControlRoute("POST", "/v1/partitions/{id}/seal", None, self.seal),
             ControlRoute("GET", "/v1/health", None, self.health),
         ]
@@ -67,6 +77,21 @@ class BrokerControl:
         partition = self._store.state.partition(_partition_id(params))
         return partition.status(now_ms=self._clock.boot_ms(), group=params.get("group"))
 
+    async def offset(self, _body: object, params: Params) -> FoundOffset:
+        """The offset of the message stored around a time."""
+        partition = self._store.state.partition(_partition_id(params))
+        text, bound = params.get("at_ms", ""), params.get("bound", TimeBound.LOWER)
+        if bound not in set(TimeBound):
+            raise InvalidRequestError(f"the bound is lower or upper, not {bound[:40]!r}")
+        if not (text.isascii() and text.isdecimal() and len(text) < 19):
+            raise InvalidRequestError(f"at_ms is milliseconds since 1970, not {text[:40]!r}")
+        found = await self._store.offset_at(partition, int(text), TimeBound(bound))
+        return FoundOffset(
+            offset=found,
+            first_offset=partition.first_offset,
+            next_offset=partition.readable_offset,
+        )
+
     async def seal(self, _body: object, params: Params) -> PartitionStatus:
         """Take no more messages for a partition, durably; again changes nothing."""
         partition, durable = self._store.seal(_partition_id(params))
@@ -91,6 +116,7 @@ class BrokerControl:
                 "cut_bytes": self._store.recovered.cut_bytes,
                 "flush": self._store.level,
                 "snapshot_position": self._store.snapshotter.position,
+                "retention": self._retention() or "nothing is kept too long",
                 "damage": list(self._store.state.problems),
                 "commits": self._store.commit.commits,
             },

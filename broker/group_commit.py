@@ -164,12 +164,12 @@ class GroupCommit:
             return False
 
     def hold(self, reason: str) -> None:
-        """Take no writes for this reason from now on; "" to take them again."""
+        """Take no messages for this reason from now on; "" to take them again.  What consumers do goes on."""
         self._held = reason
 
-    def check_room(self, length: int) -> None:
+    def check_room(self, length: int, *, though_held: bool = False) -> None:
         """
-        Let a record of `length` bytes be decided on.
+        Let a record of `length` bytes be decided on; `though_held` if it helps to make room.
 
         Raises:
             BrokerReadOnlyError: a write failed before, or the disk was full a moment ago.
@@ -177,7 +177,7 @@ class GroupCommit:
         """
         if self._failure is not None or self._held or self._full_until_ms:
             reason = self.reason
-            if reason:
+            if reason and not (though_held and reason is self._held):
                 raise BrokerReadOnlyError(f"the broker takes no writes: {reason}")
         if self._queued_bytes + length > self._queued_bytes_max and self._queued_bytes:
             raise OverloadedError(

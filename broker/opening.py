@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from ..protocol.clock import Clock
 from ..protocol.record import Header
 from .dispatch import Dispatch
+from .first_offsets import correct_first_offsets
 from .replay import Replay
 from .state import BrokerState
 from .storage.commit_log import segment_bases
 from .storage.consume_queue import ConsumeQueues
 from .storage.files import Files
 from .storage.recovery import Hole, Recovered, recover_log
-from .storage.snapshot import Snapshots
+from .storage.snapshot import Loaded, Snapshots
 
 log = logging.getLogger("keylane.broker")
 
@@ -64,12 +65,17 @@ def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
         state.orphans.update(loaded.extra.orphans)
         state.problems += loaded.extra.problems
     first = min(segment_bases(files), default=0)
+    if loaded.position < first:
+        # Older than retention: the log says all of it, from its first segment on.
+        state, loaded = BrokerState(clock.boot_ms), Loaded()
     start = min(queues.recover(loaded.position, first_position=first), loaded.position)
     replay = Replay(state, start=loaded.position)
     dispatch = Dispatch(queues, start=start)
     recovered = recover_log(files, _Both(replay, dispatch), start=start, durable=loaded.position)
     dispatch.flush()
     replay.finish()
+    if first:
+        correct_first_offsets(state, queues, first_position=first)
     for problem in state.problems:
         log.error("%s", problem)
     return Opened(state=state, snapshots=snapshots, position=loaded.position, recovered=recovered)

@@ -50,6 +50,14 @@ class Group:
             and self.lock.expires_at_ms <= now_ms
         )
 
+    def skip_to(self, first_offset: int) -> bool:
+        """Take what retention has removed for acked; True if that was anything."""
+        if self.acked.cursor >= first_offset:
+            return False
+        self.acked.add(self.acked.cursor, first_offset)
+        self.version += 1
+        return True
+
     def cursor_body(self) -> CursorBody:
         """The record of its progress now."""
         return CursorBody(self.name, self.lock.fence, self.acked.cursor, self.acked.ranges)
@@ -265,4 +273,5 @@ def _same_facts(one: HostPartition, other: HostPartition) -> bool:
     said = {one.order_strategy, other.order_strategy} - {None}
     counts = {one.partitions_wanted, other.partitions_wanted} - {0}
     same = (one.subject, one.partition) == (other.subject, other.partition)
-    return same and len(said) <= 1 and len(counts) <= 1
+    kept = {one.retention, other.retention} - {None}
+    return same and len(said) <= 1 and len(counts) <= 1 and len(kept) <= 1

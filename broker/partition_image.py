@@ -5,7 +5,7 @@
      producers: [[id, epoch, next_sequence, [[sequence, count, base_offset], …]], …],
      groups: [[name, fence, session, cursor, [[start, end], …]], …],
      lost: [[start, end, position], …], fences_lost,
-     order_strategy, partitions_wanted]                                        msgpack; later fields come last
+     order_strategy, partitions_wanted, retention]                                   msgpack; later fields come last
 
 Invariants
     `partition_of(image_of(p))` is `p` as a restart would find it: without pull locks, which live in memory only.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..protocol.control import HostPartition
+from ..protocol.control import HostPartition, Retention
 from ..protocol.errors import CorruptLogError
 from ..protocol.offsets import AckedOffsets
 from ..protocol.routing import OrderStrategy, Partition, PartitionState
@@ -41,6 +41,7 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
     fences_lost: bool = False
     order_strategy: OrderStrategy | None = None
     partitions_wanted: int = 0
+    retention: Retention | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -72,6 +73,7 @@ def image_of(one: HostedPartition, *, groups: bool = True) -> bytes:
             one.fences_lost,
             one.facts.order_strategy,
             one.facts.partitions_wanted,
+            one.facts.retention,
         )
     )
 
@@ -109,6 +111,7 @@ def partition_of(partition_id: int, image: bytes | memoryview) -> HostedPartitio
         ),
         order_strategy=found.order_strategy,
         partitions_wanted=found.partitions_wanted,
+        retention=found.retention,
     )
     partition = HostedPartition(facts)
     partition.first_offset = found.first_offset

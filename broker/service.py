@@ -86,6 +86,7 @@ class BrokerService:
             durable = self._store.raise_fence(partition, group, token=token, session=session)
         else:
             durable = self._store.commit.flushed()
+        group.skip_to(partition.first_offset)
         take(group.lock, ttl_ms=request.ttl_ms, now_ms=self._clock.boot_ms())
         answer = Acquired(
             request.correlation_id,
@@ -141,7 +142,7 @@ class BrokerService:
             raise OverloadedError(f"more than {ACK_RANGES_MAX} ranges in one ack")
         if ranges:
             decide_ack(group.acked, ranges, next_offset=partition.readable_offset)
-            self._store.commit.check_room(0)
+            self._store.commit.check_room(0, though_held=True)
             if apply_ack(group.acked, ranges):
                 group.version += 1
         cursor = group.acked.cursor

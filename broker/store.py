@@ -13,8 +13,13 @@ from functools import partial
 
 from ..protocol.batch import check_batch, check_lengths
 from ..protocol.clock import Clock
-from ..protocol.control import HostPartition
-from ..protocol.errors import CorruptBatchError, InvalidRequestError
+from ..protocol.control import HostPartition, TimeBound
+from ..protocol.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
 from ..protocol.ids import check_name
 from ..protocol.limits import LOGICAL_PARTITIONS
 from ..protocol.record import HEADER_BYTES
@@ -29,7 +34,7 @@ from .snapshotter import Snapshotter
 from .state import BrokerState
 from .storage.batch_reader import BatchReader
 from .storage.commit_log import CommitLog
-from .storage.consume_queue import ConsumeQueues
+from .storage.consume_queue import ConsumeQueues, offset_at
 from .storage.files import Files
 from .storage.index_kinds import open_index
 from .storage.recovery import Recovered
@@ -66,7 +71,7 @@ class Store:
         self.level = LEVELS[settings.flush]
         """How durable what is answered is: "fsync", or "async" for a moment later."""
         self._clock = clock
-        self._queues = queues
+        self.queues = queues
         self._reader = BatchReader(log, queues)
         self._run_commit = run_commit
         self._run_read = run_read
@@ -263,7 +268,7 @@ class Store:
         self, partition: HostedPartition, group: Group, *, token: int, session: str
     ) -> asyncio.Future[None]:
         """Raise a group's fence after `decide_acquire` said so; the group is kept from now on."""
-        self.commit.check_room(OWN_RECORD_BYTES)
+        self.commit.check_room(OWN_RECORD_BYTES, though_held=True)
         self.state.touch(partition)
         before = copy(group.lock) if group.name in partition.groups else None
         body = FenceBody(group.name, token, session)
@@ -316,10 +321,36 @@ class Store:
         if pieces:
             return b"".join(pieces), upto
         end = partition.readable_end(offset)
-        data, upto = await self._run_read(
-            self._reader.read, partition.partition_id, offset, end, bytes_max
-        )
+        try:
+            data, upto = await self._run_read(
+                self._reader.read, partition.partition_id, offset, end, bytes_max
+            )
+        except StorageError:
+            if offset >= partition.first_offset:
+                raise
+            # Retention has removed it meanwhile.
+            raise OffsetOutOfRangeError(
+                offset=offset,
+                first_offset=partition.first_offset,
+                next_offset=partition.readable_offset,
+            ) from None
         return data, upto
+
+    async def offset_at(
+        self, partition: HostedPartition, at_ms: int, bound: TimeBound
+    ) -> int | None:
+        """
+        LOWER: the first message stored at this time or later; UPPER: the last one at it or earlier; None: none.
+
+        Raises:
+            CorruptLogError: the index is damaged there.
+        """
+        first, end = partition.first_offset, partition.readable_offset
+        number = partition.partition_id
+        found = offset_at(await self._run_read(self.queues.by_time, number, at_ms, bound), bound)
+        if bound is TimeBound.UPPER and found is not None and found >= end:
+            found = end - 1  # what came meanwhile
+        return found if found is not None and first <= found < end else None
 
     async def close(self) -> None:
         """Finish what is queued, write a snapshot that stands for all of the log, close files."""
@@ -329,7 +360,7 @@ class Store:
         await self._run_commit(self._close)
 
     def _close(self) -> None:
-        self._queues.close()
+        self.queues.close()
         self.log.close()
 
 

@@ -233,6 +233,13 @@ class GroupList(Struct, frozen=True, kw_only=True):
 
 
 # ── partitions on a broker ────────────────────────────────────────────────────────────────────────────
+class Retention(enum.StrEnum):
+    """What an old message waits for: that every consumer group has ACKED it, or nothing: TIME alone counts."""
+
+    ACKED = "acked"
+    TIME = "time"
+
+
 class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     Host this partition from now on; again with the same facts changes nothing.
@@ -246,6 +253,8 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The subject's; None: not said."""
     partitions_wanted: Count = 0
     """How many partitions the subject was created with; 0: not said."""
+    retention: Retention | None = None
+    """What old messages of the subject wait for; None: not said, as ACKED."""
 
 
 class GroupStatus(Struct, frozen=True, kw_only=True):

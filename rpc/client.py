@@ -12,6 +12,7 @@ from ..protocol.control import (
     BrokerWelcome,
     CreateSubject,
     Done,
+    FoundOffset,
     Grants,
     GroupList,
     GroupView,
@@ -26,6 +27,7 @@ from ..protocol.control import (
     ReleaseGrant,
     SubjectList,
     SubjectView,
+    TimeBound,
 )
 from ..protocol.errors import NotSentError
 from ..protocol.frames import Answer, Request
@@ -208,6 +210,11 @@ class BrokerClient:
     async def partition(self, partition_id: int) -> PartitionStatus:
         """One partition with its groups."""
         return await self._control("GET", f"/v1/partitions/{partition_id}", PartitionStatus)
+
+    async def offset_at(self, partition_id: int, at_ms: int, bound: TimeBound) -> FoundOffset:
+        """The offset of the message stored around a time, None if there is none."""
+        path = f"/v1/partitions/{partition_id}/offset?at_ms={at_ms}&bound={bound}"
+        return await self._control("GET", path, FoundOffset)
 
     async def seal(self, partition_id: int) -> PartitionStatus:
         """Have a partition take no more messages; `next_offset` is its end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
@@ -115,4 +115,9 @@ class RocksIndex(IndexAgainstAList):
 TestFileIndex = FileIndex.TestCase
 TestFileIndex.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestRocksIndex = RocksIndex.TestCase
-TestRocksIndex.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+TestRocksIndex.settings = settings(
+    max_examples=15,
+    stateful_step_count=20,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a real database shrinks too slowly
+)

@@ -239,7 +239,7 @@ async def test_a_faulty_index_never_acks(desk):
     def broken(_units: object) -> None:
         raise ZeroDivisionError
 
-    store._queues.dispatch = broken
+    store.queues.dispatch = broken
     with pytest.raises(FlushFailedError):
         await desk.append(batch())
     with pytest.raises(BrokerReadOnlyError):

@@ -11,7 +11,7 @@ from keylane.broker.partition import HostedPartition, Lost
 from keylane.broker.partition_image import image_of, partition_of
 from keylane.broker.partition_table import PartitionTable
 from keylane.broker.records import CursorBody, FenceBody
-from keylane.protocol.control import HostPartition
+from keylane.protocol.control import HostPartition, Retention
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState
 from sim.store import facts
 
@@ -56,6 +56,7 @@ def test_an_image_has_every_fact():
     """Whatever is told of a partition is in its image, also what has been added to the facts since."""
     values = {
         OrderStrategy | None: OrderStrategy.STRICT,
+        Retention | None: Retention.TIME,
     }
     given = {}
     for field in msgspec.structs.fields(HostPartition):
