@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from keylane.protocol.errors import StorageError
+from keylane.protocol.operations import OperationKind, Reshape
+from sim.clients import SUBJECT
 from sim.disk import Crashed
 from sim.hosts import BrokerHost, Host, MetaHost
 
@@ -169,6 +171,27 @@ class Faults:
         for host in world.metas:
             self._later(0.2 + 2 * self._dice.random(), self.restart, host)
 
+    def _meta_step(self) -> None:
+        """It dies right after a step of an operation on partitions."""
+        host = self._some(list(self._world.metas))
+        if isinstance(host, MetaHost):
+            host.crash_after_steps = self._dice.randint(1, 4)
+            self._later(3.0, self.restart, host)
+
+    # ── partitions ────────────────────────────────────────────────────────────────────────────────────
+    def _resize(self) -> None:
+        count = self._dice.randint(1, 6)
+        self._world.operate(Reshape(kind=OperationKind.RESIZE, subject=SUBJECT, partitions=count))
+
+    def _split(self) -> None:
+        self._world.operate_on(1, OperationKind.SPLIT)
+
+    def _merge(self) -> None:
+        self._world.operate_on(2, OperationKind.MERGE)
+
+    def _move(self) -> None:
+        self._world.operate_on(1, OperationKind.MOVE, self._dice.choice(("g0", "g1")))
+
     # ── network and clocks ────────────────────────────────────────────────────────────────────────────
     def _cut(self, left: list[Host], right: list[Host]) -> None:
         net = self._world.internet
@@ -229,7 +252,7 @@ class Faults:
                 broker.disk.crash_at = None
                 self._change_disk(broker)
         for meta in world.metas:
-            meta.crash_after_commits = None
+            meta.crash_after_commits = meta.crash_after_steps = None
         for consumer in world.consumers:
             consumer.calm = True
         for host in world.hosts:

@@ -19,8 +19,10 @@ from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.calls import control_calls, control_routes
 from keylane.metaserver.catalogue import Catalogue
 from keylane.metaserver.members import Members
+from keylane.metaserver.reshaper import Reshaper
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.store_time import adopt_boot
+from keylane.metaserver.verifier import Verifier
 from keylane.protocol.control import BrokerHeartbeat, Health
 from keylane.protocol.frames import Ack, Acked, Acquire, Acquired, Answer, Pull, Release, Request
 from keylane.rpc.client import MetaClient
@@ -88,6 +90,7 @@ class MetaHost(Host):
         self._shelf = shelf
         self._slow_s = slow_s
         self.crash_after_commits: int | None = None
+        self.crash_after_steps: int | None = None
 
     def start(self) -> None:
         process = self.new_process()
@@ -105,15 +108,37 @@ class MetaHost(Host):
         )
         catalogue = Catalogue(database, SimNetwork(self.internet, self.process), META_SETTINGS)
         members = Members(database, META_SETTINGS)
+        network = SimNetwork(self.internet, self.process)
+        reshaper = Reshaper(
+            database,
+            network,
+            META_SETTINGS,
+            catalogue=catalogue,
+            members=members,
+            driver=f"{self.name}.{self.starts}",
+            dice=self.dice,
+            after_step=self._stepped,
+        )
 
         async def health() -> Health:
             await catalogue.brokers()
             return Health(program="metaserver", ready=True)
 
-        routes = control_routes(control_calls(catalogue, members, health))
+        calls = control_calls(catalogue, members, health, reshaper, Verifier(database, network))
+        routes = control_routes(calls)
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
-        attendant = Attendant(database, members, catalogue, META_SETTINGS)
+        attendant = Attendant(database, members, catalogue, META_SETTINGS, reshaper)
         self.spawn(attendant.run(), self.process.context.copy())
+
+    def _stepped(self, step: str) -> None:
+        """An operation has finished a step; some of them are the last thing this process does."""
+        if self.crash_after_steps is None:
+            return
+        self.crash_after_steps -= 1
+        if self.crash_after_steps <= 0:
+            self.crash_after_steps = None
+            self.end(machine_down=False)
+            raise Crashed(step)
 
     def _committed(self) -> None:
         if self.crash_after_commits is None:
@@ -162,7 +187,12 @@ class BrokerHost(Host):
         identity = claim_folder(disk, broker_group=self.group, dice=self.dice)
         settings = settings_of(group=self.group, meta=tuple(self._meta), **self._settings)
         store = self.store = Store.open(
-            disk, settings, clock=machine, run_commit=self._blocking, run_read=self._blocking
+            disk,
+            settings,
+            clock=machine,
+            run_commit=self._blocking,
+            run_read=self._blocking,
+            run_snapshot=self._blocking,
         )
         service = BrokerService(store, clock=machine)
         network = SimNetwork(self.internet, self.process)

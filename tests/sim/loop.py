@@ -104,6 +104,14 @@ class SimLoop(asyncio.BaseEventLoop):
     def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
         pass
 
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """In place: there are no threads here."""
+        future = self.create_future()
+        future.set_result(func(*args))
+        return future
+
     # ── what the simulation asks ──────────────────────────────────────────────────────────────────────
     def post(self, process: Process, callback: Callable[..., Any], *args: Any) -> None:
         """Have a process run `callback` in its turn; nothing if it is dead."""

@@ -12,6 +12,7 @@ FAULTS = (
     "broker_moves", "meta_crash", "meta_commit", "meta_power", "meta_pause",
     "cut_consumer_meta", "cut_consumer_broker", "cut_broker_meta", "cut_producer", "one_way",
     "reset", "loss", "late", "twice", "wall_jump", "drift",
+    "resize", "move", "split", "merge", "meta_step",
 )  # fmt: skip
 
 
@@ -81,5 +82,6 @@ def draw(dice: random.Random) -> Swarm:
         broker={
             "segment_bytes": dice.choice((4_096, 1 << 16, 1 << 20)),
             "cache_bytes": dice.choice((0, 4_096, 1 << 20)),
+            "snapshot_bytes": dice.choice((4_096, 1 << 15, 1 << 28)),
         },
     )

@@ -12,6 +12,7 @@ FOUND_SOMETHING = {
     30: "a consumer that keeps its token did not follow its broker to a new address",
     67: "a lapsed lease was taken up again under a token that had been given back",
     88: "under one token, messages were handled again that had been handled before",
+    139: "BEST_TRIED without another partition sent again under a new epoch, and was stored twice",
     145: "a cursor was told that had met a full disk and was not durable",
     445: "a message given up after a try without an answer was told as not done, and was stored",
     38: "a STRICT producer gave a message up when a broker's disk failed",

@@ -7,13 +7,16 @@ import gc
 import hashlib
 import logging
 import random
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from history.checker import Findings, check_history
 from history.events import Event, Stored
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import KeylaneError
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.client import MetaClient
 from sim.clients import SUBJECT, ConsumerHost, ProducerHost
@@ -29,6 +32,7 @@ from sim.swarm import Swarm, draw
 DRAIN_S = 90.0
 """After everything is healed, so much virtual time is enough to settle and handle all there is."""
 LOOK_S = 0.25
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -67,6 +71,9 @@ class World:
         self.producers: list[ProducerHost] = []
         self.consumers: list[ConsumerHost] = []
         self._build()
+        self._operator = Process("operator")
+        self._operator_meta = MetaClient(SimNetwork(self.internet, self._operator), self._meta)
+        self._operations: list[asyncio.Task[None]] = []
         self.faults = Faults(self)
 
     @property
@@ -164,8 +171,7 @@ class World:
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────────
     async def _create(self) -> None:
-        operator = Process("operator")
-        meta = MetaClient(SimNetwork(self.internet, operator), self._meta)
+        meta = self._operator_meta
         strategy = OrderStrategy.STRICT if self.swarm.strict else OrderStrategy.BEST_TRIED
         ask = CreateSubject(
             subject=SUBJECT, partitions=self.swarm.partitions, order_strategy=strategy
@@ -177,6 +183,49 @@ class World:
             except KeylaneError:
                 await asyncio.sleep(0.2)
 
+    def operate(self, ask: Reshape) -> None:
+        """Ask for an operation on partitions, once; whatever the answer is."""
+        self._operator_does(self._reshape(ask))
+
+    def operate_on(self, count: int, kind: OperationKind, broker_group: str = "") -> None:
+        """Ask for an operation on so many open partitions that lie side by side."""
+        self._operator_does(self._reshape_some(count, kind, broker_group))
+
+    def _operator_does(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work, context=self._operator.context.copy())
+        self._operations.append(task)
+
+    async def _reshape_some(self, count: int, kind: OperationKind, broker_group: str) -> None:
+        try:
+            found = (await self._operator_meta.route(SUBJECT)).open_partitions()
+        except KeylaneError:
+            return
+        start = self.dice.randrange(max(1, len(found) - count + 1))
+        ids = tuple(one.partition_id for one in found[start : start + count])
+        await self._reshape(Reshape(kind=kind, partition_ids=ids, broker_group=broker_group))
+
+    async def _reshape(self, ask: Reshape) -> None:
+        self.trace(f"operation {ask!r}")
+        try:
+            answer = await self._operator_meta.reshape(ask)
+            self.trace(f"begun {answer!r}")
+        except KeylaneError as error:
+            self.trace(f"not begun: {error!r}")
+
+    async def _verify(self) -> None:
+        """The cluster's own look at itself, once all is quiet."""
+        seen = await self._operator_meta.verify()
+        for check in seen.checks:
+            for violation in check.violations:
+                self.loop.faults.append(f"{check.code} {check.name}: {violation}")
+
+    async def _operations_done(self) -> bool:
+        try:
+            running = (await self._operator_meta.operations(SUBJECT)).operations
+        except KeylaneError:
+            return False
+        return all(one.state is OperationState.DONE for one in running)
+
     async def live(self) -> float:
         """The whole story; how much virtual time draining took, or -1 if it did not end."""
         for meta in self.metas:
@@ -184,10 +233,7 @@ class World:
         for broker in self.brokers:
             broker.start()
         await asyncio.sleep(0.7)
-        creating = asyncio.get_running_loop().create_task(
-            self._create(), context=self._operator().context
-        )
-        await creating
+        await self._in_operator(self._create())
         for consumer in self.consumers:
             consumer.start()
         for producer in self.producers:
@@ -200,14 +246,16 @@ class World:
         await asyncio.sleep(1.0)
         self.faults.heal()
         healed_at = self.loop.now
-        while not self._drained():
+        while not (self._drained() and await self._in_operator(self._operations_done())):
             if self.loop.now > healed_at + DRAIN_S:
                 return -1.0
             await asyncio.sleep(LOOK_S)
-        return self.loop.now - healed_at
+        drained_s = self.loop.now - healed_at
+        await self._in_operator(self._verify())
+        return drained_s
 
-    def _operator(self) -> Process:
-        return Process("operator")
+    async def _in_operator(self, work: Coroutine[Any, Any, T]) -> T:
+        return await self.loop.create_task(work, context=self._operator.context.copy())
 
     def _drained(self) -> bool:
         if any(one.busy or one.waiting for one in self.producers):
