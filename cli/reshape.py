@@ -6,7 +6,6 @@ The metaserver does the work, whether the command watches or not: an interrupted
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -216,6 +215,8 @@ def _reshape(
 
 async def _watch(client: MetaClient, view: OperationView, output: OutputFormat) -> OperationView:
     """Follow an operation until its route has changed, saying each new state and problem once."""
+    import asyncio
+
     from ..protocol.errors import UnreachableError
     from ..protocol.operations import OperationState
 
