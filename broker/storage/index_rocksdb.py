@@ -165,7 +165,8 @@ class RocksConsumeQueues:
                 kept_position = unit_at(units, partition_id, kept).position
             self._delete(batch, partition_id, first, kept)
             self._tables.put_first(batch, partition_id, kept, kept_position)
-            changed.append((partition_id, kept))
+            if kept > first:
+                changed.append((partition_id, kept))
         self._tables.write(batch)
         return changed, following
 
