@@ -1,6 +1,6 @@
 """The way to the database: opened, brought up to date, and asked in short transactions.  I/O: SQL.
 
-    work(connection, …) ──▶ write   durable when it returns; on SQLite one at a time
+    work(connection, …) ──▶ write   durable when it returns; on SQLite those that wait share a transaction
                         ──▶ renew   survives the end of the process, on SQLite not that of the machine
                         ──▶ read    sees one state
 
@@ -10,7 +10,6 @@ Losing a renewal with the machine is harmless: after a new boot every session ge
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from ..protocol.clock import Clock
 from ..protocol.errors import ConfigError, DataFolderError, DiskFullError, StorageError
 from .dialect import prepare_sqlite
+from .group_write import GroupWriter
 from .migrate import migrate
 from .store_time import adopt_boot
 
@@ -60,35 +60,65 @@ class Database(Protocol):
         ...
 
 
-class SqlDatabase:
-    """SQLite in a file, or PostgreSQL.  See `Database` for the contract."""
+class PostgresDatabase:
+    """PostgreSQL: every work has a connection of its own.  See `Database` for the contract."""
 
-    def __init__(
-        self, write: AsyncEngine, renew: AsyncEngine, read: AsyncEngine, *, one_writer: bool
-    ) -> None:
-        self._write = write
-        self._renew = renew
-        self._read = read
-        self._turn = asyncio.Semaphore(1 if one_writer else CONNECTIONS)
+    name = "postgresql"
 
-    @property
-    def name(self) -> str:
-        """Of the kind of database: sqlite or postgresql."""
-        return self._write.dialect.name
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write`."""
-        async with self._turn:
-            return await _run(self._write, work, *args, **kwargs)
+        return await _run(self._engine, work, *args, **kwargs)
+
+    renew = write
+    """Nothing is saved here: after a crash of the server its clock goes on, and a lost renewal would count."""
+
+    async def read(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.read`."""
+        return await _run(self._engine, work, *args, **kwargs)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._engine.dispose()
+
+
+class SqliteDatabase:
+    """SQLite in a file, with one writer.  See `Database` for the contract."""
+
+    name = "sqlite"
+
+    def __init__(self, write: AsyncEngine, renew: AsyncEngine, read: AsyncEngine) -> None:
+        self._write = write
+        self._renew = renew
+        self._read = read
+        self._writer = GroupWriter(self._run_one)
+
+    async def _run_one(self, work: Callable[[Connection], T], durable: bool) -> T:
+        return await _run(self._write if durable else self._renew, work)
+
+    async def write(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.write`."""
+        done: T = await self._writer.submit(
+            lambda connection: work(connection, *args, **kwargs), durable=True
+        )
+        return done
 
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.renew`."""
-        async with self._turn:
-            return await _run(self._renew, work, *args, **kwargs)
+        done: T = await self._writer.submit(
+            lambda connection: work(connection, *args, **kwargs), durable=False
+        )
+        return done
 
     async def read(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -97,9 +127,13 @@ class SqlDatabase:
         return await _run(self._read, work, *args, **kwargs)
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, after what is under way."""
+        await self._writer.close()
         for engine in (self._write, self._renew, self._read):
             await engine.dispose()
+
+
+SqlDatabase = SqliteDatabase | PostgresDatabase
 
 
 async def _run(
@@ -184,8 +218,9 @@ def _embedded(folder: Path) -> URL:
 
 def _engines(url: URL, clock: Clock) -> SqlDatabase:
     if url.get_backend_name() == "postgresql":
-        engine = create_async_engine(url, pool_size=CONNECTIONS, pool_pre_ping=True)
-        return SqlDatabase(engine, engine, engine, one_writer=False)
+        return PostgresDatabase(
+            create_async_engine(url, pool_size=CONNECTIONS, max_overflow=0, pool_pre_ping=True)
+        )
     write = create_async_engine(url, pool_size=1, max_overflow=0)
     renew = create_async_engine(url, pool_size=1, max_overflow=0)
     read = create_async_engine(
@@ -194,4 +229,4 @@ def _engines(url: URL, clock: Clock) -> SqlDatabase:
     prepare_sqlite(write.sync_engine, clock)
     prepare_sqlite(renew.sync_engine, clock, durable=False)
     prepare_sqlite(read.sync_engine, clock)
-    return SqlDatabase(write, renew, read, one_writer=True)
+    return SqliteDatabase(write, renew, read)

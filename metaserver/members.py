@@ -47,6 +47,8 @@ from .wakeups import Turns, Wakeups
 log = logging.getLogger("keylane.metaserver")
 DRAINED_MAX = 4_096
 """Partitions in one list of a heartbeat."""
+SETTLE_REST_MS_MAX = 250
+"""A group of a thousand takes tens of milliseconds to settle: while many join, some of them wait for each other."""
 RENEWED_AT_ONCE_MAX = 1_000
 GRANTS_CACHED_MAX = 20_000
 
@@ -58,7 +60,7 @@ class Members:
         self._database = database
         self._settings = settings
         self._wakeups: Wakeups[SessionId] = Wakeups()
-        self._settling: Turns[int, None] = Turns(self._settle_now)
+        self._settling: Turns[int, None] = Turns(self._settle_now, rest_ms_max=SETTLE_REST_MS_MAX)
         self._renewing: Turns[None, dict[str, SessionRow]] = Turns(self._renew_now)
         self._to_renew: set[SessionId] = set()
         self._cached: dict[SessionId, Grants] = {}

@@ -50,7 +50,8 @@ def granted_partitions(connection: Connection, session: str) -> list[tuple[Parti
         .order_by(partitions.c.partition_id)
     ).all()
     ids = [row.partition_id for row in rows]
-    found = _complete(rows, subject_parents(connection, partitions.c.partition_id.in_(ids)))
+    known = subject_parents(connection, partitions.c.partition_id.in_(ids)) if ids else {}
+    found = _complete(rows, known)
     return [(one, row.token) for one, row in zip(found, rows, strict=True)]
 
 

@@ -74,7 +74,8 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         raise InvalidRequestError("this session has joined another group", session=ask.session)
     if found is not None and found.alive:
         return _session_row(found)
-    end_sessions(connection, [SessionId(ask.session)])
+    if found is not None:  # it has died: its leases are free before it comes back
+        end_sessions(connection, [SessionId(ask.session)])
     count = sa.select(sa.func.count()).where(sessions.c.group_id == group_id)
     if connection.execute(count).scalar_one() >= sessions_max:
         raise OverloadedError("too many consumers in this group", limit=sessions_max)

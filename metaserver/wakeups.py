@@ -74,12 +74,21 @@ class Wakeups(Generic[K]):
 
 
 class Turns(Generic[K, T]):
-    """Runs work for a key, one at a time; calls that come during a run share the next one and its result."""
+    """
+    Runs work for a key, one at a time; calls that come during a run share the next one and its result.
 
-    def __init__(self, work: Callable[[K], Awaitable[T]]) -> None:
+    Args:
+        work: what to run.
+        rest_ms_max: between two runs there is a rest as long as the first of them took, up to this: where
+            runs are long, more calls share one, and they never take more than half of the time.
+    """
+
+    def __init__(self, work: Callable[[K], Awaitable[T]], *, rest_ms_max: int = 0) -> None:
         self._work = work
+        self._rest_ms_max = rest_ms_max
         self._next: dict[K, asyncio.Task[T]] = {}
         self._last: dict[K, asyncio.Task[T]] = {}
+        self._took: dict[K, float] = {}
 
     async def run(self, key: K) -> T:
         """What a run answered that began after this call."""
@@ -93,13 +102,20 @@ class Turns(Generic[K, T]):
     async def _turn(self, key: K, before: asyncio.Task[T] | None) -> T:
         if before is not None:
             await asyncio.wait([before])
+            await asyncio.sleep(min(self._took.get(key, 0), self._rest_ms_max / 1000))
         else:
             await asyncio.sleep(0)  # let the calls of the same moment join this run
         del self._next[key]
-        return await self._work(key)
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        try:
+            return await self._work(key)
+        finally:
+            self._took[key] = clock() - start
 
     def _forget(self, key: K, task: asyncio.Task[T]) -> None:
         if self._last.get(key) is task:
             del self._last[key]
+            self._took.pop(key, None)
         if not task.cancelled():
             task.exception()  # seen by every caller; not once more by the event loop

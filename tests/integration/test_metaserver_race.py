@@ -25,13 +25,13 @@ from keylane.protocol.control import CreateSubject, Join, ReleaseGrant
 from keylane.protocol.errors import TokenUnknownError
 
 PROCESSES = 2
-ROUNDS = 20
+ROUNDS = 15
 PARTITIONS = 5
 
 
 def open_engine(folder: Path) -> sa.Engine:
     engine = sa.create_engine(f"sqlite:///{folder / 'meta.db'}")
-    prepare_sqlite(engine, SystemClock())
+    prepare_sqlite(engine, SystemClock(), durable=False)
     return engine
 
 

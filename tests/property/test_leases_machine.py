@@ -384,5 +384,5 @@ def test_leases_against_the_model() -> None:
     """Tokens strictly rise, no partition has two unexpired grants, nothing expired is renewed, parents drain first."""
     run_state_machine_as_test(
         LeaseMachine,
-        settings=settings(max_examples=100, stateful_step_count=40, deadline=None),
+        settings=settings(max_examples=60, stateful_step_count=40, deadline=None),
     )

@@ -1,0 +1,107 @@
+"""Works that wait for SQLite's one writer share a transaction, and still stand each for itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from keylane.metaserver.database import SqlDatabase, open_database
+from keylane.metaserver.schema import facts
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.errors import StorageError, SubjectUnknownError
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[SqlDatabase]:
+    async with open_database(
+        folder=tmp_path, url=None, clock=SystemClock(), boot="b", broker_ttl_ms=1_000
+    ) as opened:
+        yield opened
+
+
+def store(connection: sa.Connection, name: str, *, fault: Exception | None = None) -> str:
+    """Store a fact, then fail if told to."""
+    connection.execute(sa.insert(facts).values(name=name, value=name))
+    if fault is not None:
+        raise fault
+    return name
+
+
+def stored(connection: sa.Connection) -> set[str]:
+    return set(connection.execute(sa.select(facts.c.name)).scalars()) - {"boot"}
+
+
+async def test_each_has_its_answer(database: SqlDatabase) -> None:
+    """A thousand works, durable or not, are all done, each with its own answer."""
+    works = [database.write, database.renew]
+    names = [f"fact-{index}" for index in range(1000)]
+    answers = await asyncio.gather(
+        *(works[index % 2](store, name) for index, name in enumerate(names))
+    )
+    assert answers == names
+    assert await database.read(stored) == set(names)
+
+
+async def test_they_share_transactions(database: SqlDatabase) -> None:
+    """What comes while a transaction is under way waits, and goes into the next one together."""
+    commits = 0
+
+    def count(_connection: object) -> None:
+        nonlocal commits
+        commits += 1
+
+    sa.event.listen(database._write.sync_engine, "commit", count)  # type: ignore[union-attr]
+    await asyncio.gather(*(database.write(store, f"fact-{index}") for index in range(100)))
+    assert commits <= 3
+
+
+async def test_a_failed_work_takes_nothing_from_the_others(database: SqlDatabase) -> None:
+    """A refusal, and a fault of ours, undo their own work and nobody else's."""
+    answers = await asyncio.gather(
+        database.write(store, "a"),
+        database.write(store, "b", fault=SubjectUnknownError(subject="b")),
+        database.write(store, "c", fault=ZeroDivisionError("ours")),
+        database.write(store, "d"),
+        return_exceptions=True,
+    )
+    assert [type(one) for one in answers] == [str, SubjectUnknownError, ZeroDivisionError, str]
+    assert await database.read(stored) == {"a", "d"}
+    with pytest.raises(SubjectUnknownError):
+        await database.write(store, "e", fault=SubjectUnknownError(subject="e"))
+    assert await database.read(stored) == {"a", "d"}
+
+
+async def test_a_failed_statement_takes_nothing_from_the_others(database: SqlDatabase) -> None:
+    """When the database itself refuses one work, the others of its transaction are done alone."""
+    answers = await asyncio.gather(
+        database.write(store, "a"),
+        database.write(store, "b"),
+        database.write(store, "a"),
+        database.write(store, "c"),
+        return_exceptions=True,
+    )
+    assert [type(one) for one in answers] == [str, str, StorageError, str]
+    assert await database.read(stored) == {"a", "b", "c"}
+
+
+async def test_who_gives_up_before_the_turn_does_nothing(database: SqlDatabase) -> None:
+    """A caller that is gone before its work began leaves no trace; the others are served."""
+    tasks = [asyncio.create_task(database.write(store, f"fact-{index}")) for index in range(3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(answers[1], asyncio.CancelledError)
+    assert await database.read(stored) == {"fact-0", "fact-2"}
+
+
+async def test_closing_waits_for_what_is_under_way(tmp_path: Path) -> None:
+    """Works that were begun are answered before the database closes."""
+    options = {"url": None, "clock": SystemClock(), "boot": "b", "broker_ttl_ms": 1_000}
+    async with open_database(folder=tmp_path, **options) as database:  # type: ignore[arg-type]
+        tasks = [asyncio.create_task(database.write(store, f"fact-{i}")) for i in range(300)]
+        await asyncio.sleep(0)
+    assert len(await asyncio.gather(*tasks)) == 300
