@@ -1,0 +1,80 @@
+"""`keylane subject` resize, split, merge, move, evacuate, operations, history, as commands."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from cluster import Cluster
+
+
+async def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "keylane.cli", "subject", *words, "--meta", cluster.meta]
+    return await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, check=False
+    )
+
+
+async def answer(cluster: Cluster, *words: str) -> Any:
+    done = await keylane(cluster, *words, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+async def test_a_plan_is_shown_then_done_then_drawn(shared_cluster: Cluster):
+    """A dry run changes nothing; the command ends with the operation done; history draws who continues whom."""
+    await shared_cluster.create("drawn", partitions=1)
+    planned = await answer(shared_cluster, "resize", "drawn", "--partitions", "2", "--dry-run")
+    assert [one["operation_id"] for one in planned] == [0]
+    assert len((await answer(shared_cluster, "history", "drawn"))["partitions"]) == 1
+
+    done = await keylane(shared_cluster, "resize", "drawn", "--partitions", "2")
+    assert done.returncode == 0, done.stderr
+    assert "drawn: done, 3 of 3 steps" in done.stdout
+    again = await keylane(shared_cluster, "resize", "drawn", "--partitions", "2")
+    assert again.stdout == "nothing to do\n"
+
+    whole, left, right = (await answer(shared_cluster, "history", "drawn"))["partitions"]
+    ids = [str(one["partition"]["partition_id"]) for one in (left, right)]
+    (merged,) = await answer(shared_cluster, "merge", *ids)
+    (child,) = merged["children"]
+    groups = {"g1", "g2"} - {child["broker_group"]}
+    (moved,) = await answer(
+        shared_cluster, "move", str(child["partition_id"]), "--to", groups.pop()
+    )
+    shown = await answer(shared_cluster, "operations", "drawn")
+    assert [one["kind"] for one in shown] == ["move", "merge", "resize"]
+
+    names = [whole["partition"]["name"], *("drawn.p1", "drawn.p2", "drawn.p3", "drawn.p4")]
+    drawn = (await keylane(shared_cluster, "history", "drawn")).stdout.splitlines()
+    assert drawn[0] == "drawn: route version 4"
+    assert [line.strip("├└─│ ").split(" ")[0].rstrip(",") for line in drawn[1:]] == [
+        *names[:2],
+        *names[3:],
+        names[2],
+        names[3],
+    ]
+    assert moved["state"] == "done"
+    assert drawn[-2].endswith(": sealed at 0")
+    assert sum(line.endswith(": open") for line in drawn) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("resize", "nowhere", "--partitions", "2"), "SubjectUnknownError"),
+        (("split", "1000000"), "PartitionUnknownError"),
+        (("merge", "1000000", "1000001"), "PartitionUnknownError"),
+        (("evacuate", "nowhere"), "BrokerGroupUnknownError"),
+    ],
+)
+async def test_what_cannot_be_ends_with_its_error(
+    shared_cluster: Cluster, words: tuple[str, ...], error: str
+):
+    """Exit status 1, and the error by name."""
+    done = await keylane(shared_cluster, *words)
+    assert done.returncode == 1
+    assert error in done.stderr
