@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ..protocol.errors import AddressError, InternalError, OutcomeUnknownError
+from ..protocol.errors import AddressError, InternalError
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -49,8 +49,7 @@ class Program:
         Wait for the ready line.
 
         Raises:
-            InternalError: the program ended; its last words are in the message.
-            OutcomeUnknownError: no ready line in time.
+            InternalError: no ready line in time, or the program ended; its last words are in the message.
         """
         line = await self.line(timeout_s)
         try:
@@ -68,7 +67,7 @@ class Program:
         except TimeoutError:
             # Ends the thread as well, which waits for the same line.
             self._started.kill()
-            raise OutcomeUnknownError(
+            raise InternalError(
                 f"{self.name} said nothing for {timeout_s:.0f} s{self.last_words()}"
             ) from None
         if not line:

@@ -85,7 +85,8 @@ class Lines:
         quarter = min(4 * handled // self._rows, 4)
         if quarter > self._told:
             self._told = quarter
-            self.say(f"sent {sent:,}, handled {handled:,} of {self._rows:,}")
+            # Messages handled again after a fail-over do not make it more than the job.
+            self.say(f"sent {sent:,}, handled {min(handled, self._rows):,} of {self._rows:,}")
 
     def close(self) -> None:
         """See Screen."""

@@ -20,7 +20,6 @@ from ..producer import Producer
 from ..protocol.clock import SystemClock
 from ..protocol.errors import (
     InternalError,
-    OutcomeUnknownError,
     QueueFullError,
 )
 from ..protocol.routing import OrderStrategy
@@ -104,7 +103,7 @@ class Story:
             async with asyncio.timeout(STEP_TIMEOUT_S):
                 await work
         except TimeoutError:
-            raise OutcomeUnknownError(f"{what}: not there after {STEP_TIMEOUT_S:.0f} s") from None
+            raise InternalError(f"{what}: not there after {STEP_TIMEOUT_S:.0f} s") from None
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────────
     async def _send(self, path: Path) -> None:
