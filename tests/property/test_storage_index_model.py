@@ -82,7 +82,8 @@ class IndexAgainstAList(RuleBasedStateMachine):
         """What was written is there again; a truncation forgets exactly what lies behind it."""
         self.queues.close()
         self.queues = self.open()
-        position = data.draw(st.integers(0, self.model.position))
+        starts = {unit.position for units in self.model.units.values() for unit in units}
+        position = data.draw(st.sampled_from(sorted({0, *starts, self.model.position})))
         known = self.queues.recover(position)
         assert known <= position
         if known:
