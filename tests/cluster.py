@@ -74,19 +74,26 @@ class Program:
 
 
 class Cluster:
-    """One metaserver on SQLite and `brokers` broker groups g1, g2, …"""
+    """One metaserver on SQLite, or several on what the settings name, and `brokers` broker groups g1, g2, …"""
 
-    def __init__(self, folder: Path, brokers: int = 2, *, meta_settings: str = "") -> None:
+    def __init__(
+        self, folder: Path, brokers: int = 2, *, meta_settings: str = "", metas: int = 1
+    ) -> None:
         config = folder / "metaserver.toml"
         config.write_text(meta_settings)
-        self.meta_program = Program(
-            "keylane.metaserver", "--data", str(folder / "meta"), "--config", str(config)
-        ).ready()
+        self.metas = [
+            Program(
+                *("keylane.metaserver", "--config", str(config)),
+                *("--data", str(folder / f"meta-{number}")),
+            ).ready()
+            for number in range(metas)
+        ]
+        self.meta_program = self.metas[0]
         self.brokers = [
             Program(
                 "keylane.broker",
                 *("--group", f"g{number}", "--data", str(folder / f"broker-{number}")),
-                *("--meta", self.meta),
+                *("--meta", ",".join(self.addresses)),
             )
             for number in range(1, brokers + 1)
         ]
@@ -97,8 +104,13 @@ class Cluster:
     def meta(self) -> str:
         return self.meta_program.address
 
+    @property
+    def addresses(self) -> list[str]:
+        """Of all metaservers."""
+        return [one.address for one in self.metas]
+
     def stop(self) -> None:
-        for program in (*self.brokers, self.meta_program):
+        for program in (*self.brokers, *self.metas):
             program.stop()
 
     async def create(self, subject: str, *, partitions: int = 4, strategy: str = "strict") -> Route:

@@ -25,7 +25,7 @@ class Load:
 
     def __init__(
         self,
-        meta: str,
+        meta: str | list[str],
         subject: str,
         *,
         groups: Iterable[str] = ("audit",),

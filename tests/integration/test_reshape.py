@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from load import Load
+from postgres import Postgres
 
 
 @contextlib.asynccontextmanager
@@ -157,6 +159,37 @@ async def test_a_metaserver_killed_after_any_step_is_finished_by_the_next(
         await load.finish()
     load.check()
     await cluster.check_history("steps", load.sent)
+
+
+@pytest.mark.crash
+async def test_another_metaserver_finishes_what_a_killed_one_began(
+    tmp_path: Path, postgres: Postgres
+):
+    """Two metaservers on one PostgreSQL: the one that drives is killed for good, the other goes on."""
+    settings = f"operation_lease_ms = 2000\ndatabase_url = {json.dumps(postgres.url())}\n"
+    cluster = Cluster(tmp_path, 2, meta_settings=settings, metas=2)
+    network = HttpNetwork()
+    first, second = (MetaClient(network, [one]) for one in cluster.addresses)
+    try:
+        await cluster.create("passed", partitions=2)
+        async with Load(cluster.addresses, "passed", keys=50) as load:
+            await load.progress(300)
+            cluster.meta_program.kill()
+            cluster.meta_program.environment = {"KEYLANE_DIE_AFTER": "sealing"}
+            cluster.meta_program.restart()
+            with contextlib.suppress(UnreachableError):
+                await when_brokers_are_known(first, resize("passed", 5))
+            await eventually(lambda: cluster.meta_program.process.poll() is not None)
+            (view,) = (await second.operations("passed")).operations
+            await done_operation(second, view)
+            await load.progress(300)
+            await load.finish()
+        load.check()
+        cluster.meta_program = cluster.metas[1]
+        await cluster.check_history("passed", load.sent)
+    finally:
+        await network.close()
+        cluster.stop()
 
 
 @pytest.mark.crash
