@@ -45,10 +45,18 @@ def meta_rebuild(
     ],
     data: DataOption = None,
     database_url: UrlOption = None,
+    complete: Annotated[
+        bool,
+        typer.Option(
+            "--complete",
+            help="These are all brokers: go on with the creation of subjects of which some "
+            "partitions are on none, and which nobody has used.",
+        ),
+    ] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Fill an empty database with what the brokers keep: routes, groups, tokens.  Then start the metaserver."""
-    run(output, rebuild(_settings(data, database_url), output, brokers=broker))
+    run(output, rebuild(_settings(data, database_url), output, brokers=broker, complete=complete))
 
 
 @meta_app.command("migrate")
@@ -74,7 +82,9 @@ def _checked(given: dict[str, Any]) -> MetaserverSettings:
     return read_settings(given)
 
 
-async def rebuild(given: dict[str, Any], form: OutputFormat, *, brokers: list[str]) -> None:
+async def rebuild(
+    given: dict[str, Any], form: OutputFormat, *, brokers: list[str], complete: bool
+) -> None:
     """Rebuild a database and show what is in it now.  Raises KeylaneError."""
     from ..metaserver.rebuilder import rebuild_database
     from ..rpc.http_network import HttpNetwork
@@ -82,7 +92,7 @@ async def rebuild(given: dict[str, Any], form: OutputFormat, *, brokers: list[st
     addresses = [one for text in brokers for one in parse_addresses(text)]
     network = HttpNetwork()
     try:
-        cluster = await rebuild_database(_checked(given), network, addresses)
+        cluster = await rebuild_database(_checked(given), network, addresses, complete=complete)
     finally:
         await network.close()
     found: list[dict[str, Any]] = [

@@ -94,9 +94,13 @@ class RebuiltCluster:
     subjects: Sequence[RebuiltSubject]
 
 
-def plan_rebuild(sources: Sequence[Source]) -> RebuiltCluster:
+def plan_rebuild(sources: Sequence[Source], *, complete: bool = False) -> RebuiltCluster:
     """
     The rows of a database that fits these brokers.
+
+    Args:
+        complete: these are all brokers there are; so the creation of a subject that nobody has used, and that
+            has partitions on no broker, was cut short, and goes on.
 
     Raises:
         InvalidRequestError: what they say contradicts itself, or brokers are missing; all problems at once.
@@ -115,7 +119,7 @@ def plan_rebuild(sources: Sequence[Source]) -> RebuiltCluster:
     if not problems:
         for name, found in sorted(of_subject.items()):
             try:
-                subjects.append(_subject(name, found))
+                subjects.append(_subject(name, found, complete=complete))
             except InvalidRequestError as error:
                 problems.append(f"subject {name!r}: {error.message}")
     if problems:
@@ -160,7 +164,7 @@ def _contradictions(sources: Sequence[Source]) -> Iterable[str]:
             homes[one.partition_id] = source.address
 
 
-def _subject(name: str, found: Sequence[PartitionStatus]) -> RebuiltSubject:
+def _subject(name: str, found: Sequence[PartitionStatus], *, complete: bool) -> RebuiltSubject:
     facts = {one.partition_id: _facts(one) for one in found}
     strategies = {one.order_strategy for one in facts.values()} - {None}
     if len(strategies) != 1:
@@ -186,7 +190,7 @@ def _subject(name: str, found: Sequence[PartitionStatus]) -> RebuiltSubject:
     }
     subject.partitions = list(rows.values())
     subject.operation = _operation(found, rows)
-    if not _covered(subject) and not _creation_goes_on(subject, found):
+    if not _covered(subject) and not (complete and _creation_goes_on(subject, found)):
         raise InvalidRequestError(
             "its open partitions do not cover every logical partition once: name every broker"
         )

@@ -16,7 +16,11 @@ from .store_rebuild import check_empty, store_rebuilt
 
 
 async def rebuild_database(
-    settings: MetaserverSettings, network: Network, brokers: Sequence[str]
+    settings: MetaserverSettings,
+    network: Network,
+    brokers: Sequence[str],
+    *,
+    complete: bool = False,
 ) -> RebuiltCluster:
     """
     Fill an empty database with what these brokers keep.
@@ -27,6 +31,7 @@ async def rebuild_database(
 
     Args:
         brokers: the address of every one, host:port.
+        complete: see `plan_rebuild`.
 
     Raises:
         ConfigError: the database is not empty.
@@ -51,6 +56,6 @@ async def rebuild_database(
             Source(address=address, hosted=hosted)
             for address, hosted in zip(wanted, answers, strict=True)
         ]
-        cluster = plan_rebuild(sources)
+        cluster = plan_rebuild(sources, complete=complete)
         await database.write(store_rebuilt, cluster, route_version=clock.wall_ms())
         return cluster

@@ -188,8 +188,12 @@ def test_source_that_was_given_up_is_still_fenced() -> None:
 
 
 def test_creation_that_was_cut_short_goes_on() -> None:
-    """A subject of which only a part was hosted, and which nobody used, is planned again."""
-    subject = rebuilt(status(1, 0, 512, messages=0))
+    """A subject of which only a part was hosted, and which nobody used, is planned again,
+    if these are all brokers."""
+    with pytest.raises(InvalidRequestError):
+        plan_rebuild([source(status(1, 0, 512))], complete=True)
+    origin = source(status(1, 0, 512, messages=0))
+    (subject,) = plan_rebuild([origin], complete=True).subjects
     assert not subject.opened
     assert [
         (one.partition.partition_id, one.partition.state, one.partition.range_start)
@@ -199,6 +203,7 @@ def test_creation_that_was_cut_short_goes_on() -> None:
 
 CONTRADICTIONS = {
     "a hole": [source(status(1, 0, 512))],
+    "a hole in a subject not used": [source(status(1, 0, 512, messages=0))],
     "a missing parent": [source(status(1, 0, 1024, parents=(9,)))],
     "two folders of one group": [source(*HALVES), source(broker_id="other")],
     "one folder twice": [source(*HALVES, broker_id="x"), source(group="g2", broker_id="x")],
@@ -279,7 +284,7 @@ def test_operation_is_stored_as_its_driver_needs_it(engine: sa.Engine) -> None:
 def test_planned_creation_is_found_again(engine: sa.Engine) -> None:
     """The creation that was cut short is one that a metaserver goes on with."""
     with engine.begin() as connection:
-        cluster = plan_rebuild([source(status(1, 0, 512, messages=0))])
+        cluster = plan_rebuild([source(status(1, 0, 512, messages=0))], complete=True)
         store_rebuilt(connection, cluster, route_version=VERSION)
         assert [one.name for one in planned_subjects(connection)] == ["s"]
 

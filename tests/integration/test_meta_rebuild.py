@@ -1,0 +1,248 @@
+"""`keylane meta`: a metaserver's database is lost and made anew from the brokers, while clients wait."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, eventually
+from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.control import PartitionStatus
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.protocol.routing import PartitionState, Route
+from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.http_network import HttpNetwork
+from postgres import Postgres
+
+KEYS = 40
+SETTINGS = ConsumerSettings(ttl_ms=1_500)
+
+
+class Lost:
+    """A cluster whose metaserver's database can be thrown away."""
+
+    def __init__(self, folder: Path, postgres: Postgres | None) -> None:
+        self.folder = folder
+        self._postgres = postgres
+        self.url = None if postgres is None else postgres.url()
+        settings = "" if self.url is None else f'database_url = "{self.url}"'
+        self.cluster = Cluster(folder, meta_settings=settings)
+
+    @property
+    def where(self) -> list[str]:
+        """The options that name the database."""
+        if self.url is not None:
+            return ["--database-url", self.url]
+        return ["--data", str(self.folder / "meta")]
+
+    def lose(self) -> None:
+        """Kill the metaserver and delete its database."""
+        self.cluster.meta_program.kill()
+        if self._postgres is None:
+            shutil.rmtree(self.folder / "meta")
+        else:
+            assert self.url is not None
+            name = self.url.split("?")[0].rsplit("/", 1)[1]
+            for statement in ("DROP SCHEMA public CASCADE", "CREATE SCHEMA public"):
+                self._postgres.execute(statement, database=name)
+
+    def keylane(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the command line."""
+        return subprocess.run(
+            [sys.executable, "-m", "keylane.cli", *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def rebuild(self, *more: str) -> subprocess.CompletedProcess[str]:
+        brokers = [f"--broker={one.address}" for one in self.cluster.brokers]
+        return self.keylane("meta", "rebuild", *self.where, *brokers, "--output=json", *more)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def lost(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lost]:
+    on_server = request.param == "postgresql"
+    found = Lost(tmp_path, request.getfixturevalue("postgres") if on_server else None)
+    try:
+        yield found
+    finally:
+        found.cluster.stop()
+
+
+async def resize(meta: MetaClient, subject: str, partitions: int) -> None:
+    await meta.reshape(Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=partitions))
+    for _ in range(500):
+        (latest, *_) = (await meta.operations(subject)).operations
+        if latest.state is OperationState.DONE:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(latest)
+
+
+def lasting(route: Route) -> list[tuple[object, ...]]:
+    """What of a route must not change."""
+    return [
+        (
+            one.partition_id,
+            one.name,
+            one.queue,
+            one.range_start,
+            one.range_end,
+            one.broker_group,
+            one.state,
+            one.parents,
+        )
+        for one in route.partitions
+    ]
+
+
+async def at_brokers(cluster: Cluster) -> dict[int, PartitionStatus]:
+    network = HttpNetwork()
+    try:
+        lists = [await BrokerClient(network, one.address).partitions() for one in cluster.brokers]
+    finally:
+        await network.close()
+    return {one.partition_id: one for found in lists for one in found.partitions}
+
+
+def assert_order(handled: list[Message], sent: dict[bytes, list[bytes]]) -> None:
+    """Per key everything came, in the order of sending; what was not acked may have come again."""
+    seen: dict[bytes, list[bytes]] = {}
+    for message in handled:
+        values = seen.setdefault(message.order_key, [])
+        if message.value not in values:
+            values.append(message.value)
+    assert seen == sent
+
+
+async def test_clients_go_on_over_a_rebuilt_database(lost: Lost) -> None:
+    """Same routes, cursors and tokens not lower, order kept, by producers and consumers that never ended."""
+    cluster = lost.cluster
+    await cluster.create("flights", partitions=3, strategy="strict")
+    await cluster.create("quiet", partitions=2, strategy="best_tried")
+    network = HttpNetwork()
+    meta = MetaClient(network, [cluster.meta])
+    sent: dict[bytes, list[bytes]] = {}
+    handled: list[Message] = []
+    numbers = iter(range(1 << 30))
+
+    async with (
+        Producer(cluster.meta) as producer,
+        Consumer(
+            cluster.meta, subject="flights", group="g", handler=handled.append, settings=SETTINGS
+        ),
+        Consumer(
+            cluster.meta, subject="flights", group="g", handler=handled.append, settings=SETTINGS
+        ),
+    ):
+
+        def send(count: int) -> None:
+            for number in (next(numbers) for _ in range(count)):
+                key, value = b"k%d" % (number % KEYS), b"%d" % number
+                sent.setdefault(key, []).append(value)
+                producer.send("flights", value, key=key)
+
+        send(1_000)
+        await eventually(lambda: len(handled) >= 1_000)
+        await resize(meta, "flights", 4)
+        send(1_000)
+        await eventually(lambda: len(handled) >= 2_000)
+        route_before = await meta.route("flights")
+        owners_before = (await meta.group("flights", "g")).owners
+        cursors_before = await at_brokers(cluster)
+
+        lost.lose()
+        send(500)
+        done = await asyncio.to_thread(lost.rebuild)
+        assert done.returncode == 0, done.stderr
+        told = {one["subject"]: one for one in json.loads(done.stdout)}
+        assert told["quiet"]["order_strategy"] == "best_tried"
+        assert told["flights"]["partitions"] == len(cursors_before) - 2
+        cluster.meta_program.restart()
+        send(500)
+        await eventually(lambda: len({one.value for one in handled}) >= 3_000, seconds=40)
+
+        route = await meta.route("flights")
+        owners = (await meta.group("flights", "g")).owners
+    assert_order(handled, sent)
+    assert lasting(route) == lasting(route_before)
+    assert route.version > route_before.version
+    before = {one.partition.partition_id: one.token for one in owners_before}
+    for one in owners:
+        if one.partition.state is PartitionState.OPEN:
+            assert one.token > max(before.values())
+    for partition_id, after in (await at_brokers(cluster)).items():
+        old = {one.group: one for one in cursors_before[partition_id].groups}
+        assert after.facts == cursors_before[partition_id].facts
+        for group in after.groups:
+            if group.group in old:
+                assert group.cursor >= old[group.group].cursor
+                assert group.token >= old[group.group].token
+
+    verified = lost.keylane("meta", "verify", "--meta", cluster.meta, "--output=json")
+    assert verified.returncode == 0, verified.stdout
+    await network.close()
+
+
+async def test_rebuild_refuses(lost: Lost) -> None:
+    """A database with subjects is left alone; a broker left out, or silent, is named and nothing is written."""
+    cluster = lost.cluster
+    await cluster.create("s", partitions=2)
+    again = lost.rebuild()
+    assert again.returncode == 1
+    assert "not empty" in json.loads(again.stderr)["message"]
+
+    lost.lose()
+    one = f"--broker={cluster.brokers[0].address}"
+    partly = lost.keylane("meta", "rebuild", *lost.where, one)
+    assert partly.returncode == 1
+    assert "name every broker" in partly.stderr
+    silent = lost.rebuild("--broker=127.0.0.1:1")
+    assert silent.returncode == 1
+    assert lost.rebuild().returncode == 0
+    cluster.meta_program.restart()
+    network = HttpNetwork()
+    try:
+        assert len((await MetaClient(network, [cluster.meta]).route("s")).partitions) == 2
+    finally:
+        await network.close()
+
+
+def test_verify_shows_every_check(lost: Lost) -> None:
+    """Twelve lines, all ok; with a broker gone its check fails, and so does the command."""
+    cluster = lost.cluster
+    asyncio.run(cluster.create("s", partitions=2))
+    shown = lost.keylane("meta", "verify", "--meta", cluster.meta)
+    assert shown.returncode == 0, shown.stderr
+    assert sum(f"V{number:02} " in shown.stdout for number in range(1, 13)) == 12
+    for broker in cluster.brokers:
+        broker.kill()
+    found = lost.keylane("meta", "verify", "--meta", cluster.meta, "--output=json")
+    for broker in cluster.brokers:
+        broker.restart()
+    assert found.returncode == 1
+    checks = json.loads(found.stdout)["checks"]
+    assert [one["name"] for one in checks if one["violations"]] == ["hosted-as-known"]
+
+
+def test_migrate_makes_the_schema(tmp_path: Path) -> None:
+    """`meta migrate` brings a new database to the newest revision, and says so."""
+    done = subprocess.run(
+        [sys.executable, "-m", "keylane.cli", "meta", "migrate", "--data", str(tmp_path / "new")],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "sqlite: the schema is at revision" in done.stdout
+    assert (tmp_path / "new" / "meta.db").exists()
