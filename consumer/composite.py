@@ -70,9 +70,9 @@ class CompositePullClient:
             if grant.token <= self._let_go.get(partition_id, 0):
                 self._give_back(grant)  # the metaserver has not heard it yet
             elif grant.partition.address is not None:
-                client = self._make(grant, deadline_ms)
-                if client is not None:
-                    self._clients[partition_id] = client
+                made = self._make(grant, deadline_ms)
+                if made is not None:
+                    self._clients[partition_id] = made
 
     def end(self, client: PullClient) -> None:
         """Hand a partition over, in a task of its own."""
