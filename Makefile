@@ -15,7 +15,7 @@ MUTANTS ?=
 FIRST ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim test check lint types unit format bench bench-order lock wheel clean
+.PHONY: help setup demo sim test check lint types unit format bench bench-store bench-order lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -65,6 +65,9 @@ sim: $(STAMP) ## simulate the whole system (SEEDS=300 FIRST=0, SEED=k replays on
 
 bench: $(STAMP) ## measure the main path, print JSON
 	@$(BIN)/python benchmarks/main_path.py $(ARGS)
+
+bench-store: $(STAMP) ## measure the broker's store under both indexes, beside the raw disk, print JSON (ARGS=--quick)
+	@$(BIN)/python benchmarks/store.py $(ARGS)
 
 bench-order: $(STAMP) ## measure hand-over, fail-over, resize, joins and heartbeats, print JSON
 	@$(BIN)/python benchmarks/order.py $(ARGS)
