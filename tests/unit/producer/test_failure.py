@@ -5,6 +5,8 @@ import pytest
 from keylane.producer.failure import Step, decide_after_failure
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
+    DiskFullError,
+    FlushFailedError,
     InvalidRequestError,
     NotSentError,
     OutcomeUnknownError,
@@ -23,6 +25,8 @@ PASSING = [
     BrokerReadOnlyError,
     OverloadedError,
     SequenceGapError,
+    DiskFullError,
+    FlushFailedError,
 ]
 
 

@@ -7,7 +7,7 @@ import pytest
 from keylane.producer.parcel import Parcel
 from keylane.producer.ticket import Ticket
 from keylane.protocol.batch import check_batch, columns
-from keylane.protocol.errors import NoPartitionError
+from keylane.protocol.errors import Fate, NoPartitionError, NotSentError
 from keylane.protocol.message import Receipt, pack_properties
 
 
@@ -101,3 +101,26 @@ async def test_a_cancelled_waiter_leaves_the_others():
     assert (await waiters[1]).offset == 2
     with pytest.raises(asyncio.CancelledError):
         await waiters[0]
+
+
+async def test_a_doubtful_parcel_is_given_up_as_unknown():
+    """After a try without an answer no later refusal proves that nothing was stored."""
+    origin = filled(2)
+    origin.doubtful = True
+    moved = new_parcel()
+    moved.adopt(origin, 0)
+    moved.adopt(origin, 1)
+    moved.give_up(NotSentError("nobody there"))
+    for index in range(2):
+        with pytest.raises(NotSentError) as caught:
+            origin.receipt(index)
+        assert caught.value.fate is Fate.UNKNOWN
+
+
+async def test_a_declared_parcel_stays_declared_in_others():
+    """A message that left its partition is told as reordered, however often it is packed anew."""
+    origin = filled(1)
+    origin.reordered = True
+    moved = new_parcel()
+    moved.adopt(origin, 0)
+    assert moved.reordered
