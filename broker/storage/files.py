@@ -48,6 +48,10 @@ class AppendFile(Protocol):
         """Cut the file, durably."""
         ...
 
+    def rewind(self, size: int) -> None:
+        """Go on writing over what is there, from `size` on."""
+        ...
+
     def close(self) -> None:
         """Let go of the file; says nothing about durability."""
         ...
@@ -180,6 +184,10 @@ class RealAppendFile:
             raise FlushFailedError(
                 f"truncate {self._path}: {error.strerror}", operation="truncate", path=self._path
             ) from error
+
+    def rewind(self, size: int) -> None:
+        """See `AppendFile.rewind`."""
+        self.size = size
 
     def close(self) -> None:
         """See `AppendFile.close`."""

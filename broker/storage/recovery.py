@@ -37,7 +37,7 @@ from ...protocol.record import (
     read_record,
 )
 from .commit_log import BARRIER, FOLDER, segment_bases, segment_path
-from .files import Files, replace_file
+from .files import AppendFile, Files, replace_file
 from .trail import Trace, durable_end, traces_between, trail_bases
 
 log = logging.getLogger("keylane.broker")
@@ -79,6 +79,8 @@ class Recovered:
     end: int
     cut_bytes: int = 0
     holes: list[Hole] = field(default_factory=list)
+    unproven: int = 0
+    """What lies from this position on may be in the page cache only."""
 
 
 def recover_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> Recovered:
@@ -105,11 +107,24 @@ def recover_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int 
                 "cut %d bytes of an unfinished write at position %d", found.cut_bytes, found.end
             )
             file.truncate(found.end - last)
-        else:
-            file.fdatasync()
+        _write_again(files, file, base=last, start=found.unproven, end=found.end)
+        file.fdatasync()
     finally:
         file.close()
     return found
+
+
+def _write_again(files: Files, file: AppendFile, *, base: int, start: int, end: int) -> None:
+    """
+    Write the end of the segment over itself.  A sync that failed before has left these bytes in the page cache, marked
+    as if they were on the disk: another sync alone would not bring them there.
+    """
+    at = max(start, base)
+    while at < end:
+        data = files.pread(segment_path(base), at - base, min(READ_BYTES, end - at))
+        file.rewind(at - base)
+        file.append([data])
+        at += len(data)
 
 
 def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> Recovered:
@@ -126,6 +141,8 @@ class _Scan:
         self._bases = segment_bases(files)
         self._trails = trail_bases(files)
         self._at = start if start or not self._bases else self._bases[0]
+        self._barrier = 0
+        """Position of the newest record with BARRIER: what lies before it was durable."""
         self._durable = max([durable, *(durable_end(files, one) for one in self._trails[-1:])])
         self._holes: list[Hole] = []
 
@@ -159,7 +176,13 @@ class _Scan:
         return self._recovered(cut_bytes=max(0, end - self._at))
 
     def _recovered(self, *, cut_bytes: int) -> Recovered:
-        return Recovered(bases=self._bases, end=self._at, cut_bytes=cut_bytes, holes=self._holes)
+        return Recovered(
+            bases=self._bases,
+            end=self._at,
+            cut_bytes=cut_bytes,
+            holes=self._holes,
+            unproven=max(self._durable, self._barrier),
+        )
 
     def _read(self, base: int, end: int) -> str | None:
         """Visit whole records up to `end`; what stopped it, None at the end."""
@@ -177,6 +200,8 @@ class _Scan:
                 if header.position != self._at + start:
                     header = Wrong(f"a record of position {header.position}")
                     break
+                if header.flags & BARRIER:
+                    self._barrier = header.position
                 self._visitor.record(header, view[start + HEADER_BYTES : start + header.length])
                 start += header.length
             self._at += start

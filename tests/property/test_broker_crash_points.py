@@ -20,6 +20,8 @@ from sim.disk import Crashed, SimDisk
 from sim.store import SESSION, Desk, batch, open_store
 
 BATCHES = 24
+SMALL = {"segment_bytes": 4096, "snapshot_bytes": 4096}
+"""Several segments and snapshots within a few batches."""
 OTHER = "b" * 16
 
 
@@ -70,7 +72,7 @@ def run_until_crash(disk: SimDisk, known: Known) -> bool:
 
     async def go() -> None:
         clock = ManualClock()
-        await workload(Desk(open_store(disk, clock=clock, segment_bytes=4096), clock), known)
+        await workload(Desk(open_store(disk, clock=clock, **SMALL), clock), known)
 
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda _loop, _context: None)
@@ -89,7 +91,7 @@ def run_until_crash(disk: SimDisk, known: Known) -> bool:
 
 async def check(disk: SimDisk, known: Known) -> None:
     clock = ManualClock()
-    desk = Desk(open_store(disk, clock=clock, segment_bytes=4096), clock)
+    desk = Desk(open_store(disk, clock=clock, **SMALL), clock)
     if not known.hosted:
         await desk.host()
     partition = desk.store.state.partition(1)
@@ -145,7 +147,7 @@ def test_a_crash_during_recovery():
         for again in range(1, 8):
             disk.crash_at = again
             try:
-                open_store(disk, segment_bytes=4096)
+                open_store(disk, **SMALL)
             except Crashed:
                 disk = disk.after_crash(random.Random(again))
         disk.crash_at = None
@@ -165,7 +167,7 @@ def test_what_a_restarted_process_answers_survives_the_machine():
 
         async def resend(disk: SimDisk, known: Known) -> None:
             clock = ManualClock()
-            desk = Desk(open_store(disk, clock=clock, segment_bytes=4096), clock)
+            desk = Desk(open_store(disk, clock=clock, **SMALL), clock)
             stored = desk.store.state.partition(1).next_offset
             for number in range(stored // 3):
                 answer = await desk.append(data_of(number))

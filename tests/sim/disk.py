@@ -35,7 +35,12 @@ class _Content:
         self.written: list[tuple[int, bytes]] = []
 
     def sync(self) -> None:
-        self.synced = bytes(self.data)
+        """Only what was written since the last sync goes to the platter: a failed sync has lost it from there."""
+        platter = bytearray(self.synced)
+        for start, data in self.written:
+            platter.extend(bytes(max(0, start + len(data) - len(platter))))
+            platter[start : start + len(data)] = data
+        self.synced = bytes(platter[: len(self.data)])
         self.written.clear()
 
     def crashed(self, dice: random.Random) -> bytes:
@@ -65,7 +70,7 @@ class SimAppendFile:
         if room is not None:
             data = data[: max(room, 0)]
             self._disk.room = room - len(data)
-        self._content.data[self.size :] = data
+        self._content.data[self.size : self.size + len(data)] = data
         self._content.written.append((self.size, data))
         self.size += len(data)
         self._disk.step("write")
@@ -92,6 +97,9 @@ class SimAppendFile:
         del self._content.data[size:]
         self.size = size
         self._content.sync()
+
+    def rewind(self, size: int) -> None:
+        self.size = size
 
     def close(self) -> None:
         pass
