@@ -122,7 +122,8 @@ class Cluster:
         try:
             until = time.monotonic() + 10
             while True:
-                reported = (await meta.health()).details.get("brokers_available", wanted)
+                brokers = (await meta.health()).details.get("brokers", [])
+                reported = sum(bool(one["available"]) for one in brokers)
                 try:
                     if reported >= wanted:
                         view: SubjectView = await meta.create_subject(body)

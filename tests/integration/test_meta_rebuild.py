@@ -41,13 +41,13 @@ class Lost:
         """The options that name the database."""
         if self.url is not None:
             return ["--database-url", self.url]
-        return ["--data", str(self.folder / "meta")]
+        return ["--data", str(self.folder / "meta-0")]
 
     def lose(self) -> None:
         """Kill the metaserver and delete its database."""
         self.cluster.meta_program.kill()
         if self._postgres is None:
-            shutil.rmtree(self.folder / "meta")
+            shutil.rmtree(self.folder / "meta-0")
         else:
             assert self.url is not None
             name = self.url.split("?")[0].rsplit("/", 1)[1]
