@@ -1,23 +1,31 @@
-"""A command's own connection to the metaserver, and to the brokers it is told of."""
+"""
+A command's own connection to the metaserver, and to the brokers it is told of.
+
+The network library is loaded when a connection is made: the help needs none.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
-from ..protocol.control import PartitionStatus
 from ..protocol.errors import KeylaneError
-from ..protocol.routing import Partition
-from ..rpc.client import BrokerClient, MetaClient
-from ..rpc.http_network import HttpNetwork
-from ..rpc.network import Network
 from .options import parse_addresses
+
+if TYPE_CHECKING:
+    from ..protocol.control import PartitionStatus
+    from ..protocol.routing import Partition
+    from ..rpc.client import MetaClient
+    from ..rpc.network import Network
 
 
 @asynccontextmanager
 async def connect(meta: str) -> AsyncIterator[tuple[MetaClient, Network]]:
     """A client of the metaserver at `meta`, and its network.  Raises InvalidRequestError."""
+    from ..rpc.client import MetaClient
+    from ..rpc.http_network import HttpNetwork
+
     addresses = parse_addresses(meta)
     network = HttpNetwork()
     try:
@@ -28,6 +36,8 @@ async def connect(meta: str) -> AsyncIterator[tuple[MetaClient, Network]]:
 
 async def partition_status(network: Network, partition: Partition) -> PartitionStatus | str:
     """The partition as its broker has it, or why the broker cannot be asked now."""
+    from ..rpc.client import BrokerClient
+
     if partition.address is None:
         return "its broker group is not available"
     try:
@@ -38,6 +48,8 @@ async def partition_status(network: Network, partition: Partition) -> PartitionS
 
 async def available_brokers(client: MetaClient, count: int) -> None:
     """Return when the metaserver knows of `count` available broker groups."""
+    import asyncio
+
     while True:
         brokers = (await client.health()).details.get("brokers", [])
         if sum(bool(broker["available"]) for broker in brokers) >= count:

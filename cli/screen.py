@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Coroutine, Iterable, Sequence
@@ -71,6 +70,8 @@ def run(form: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
     Run a command to its end.  A KeylaneError is shown, with exit status 1; a reader of our output that has
     left ends the command quietly.
     """
+    import asyncio
+
     import uvloop
 
     try:
