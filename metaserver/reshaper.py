@@ -117,8 +117,9 @@ class Reshaper:
         ids = [operation_id for operation_id, _ in begun if operation_id]
         if ids:
             self._after_step("planned")
-        for operation_id in ids:
+        for operation_id in ids[:DRIVEN_AT_ONCE_MAX]:
             self._drive_soon(operation_id)
+        # The rest is resumed, here or elsewhere, when the lease of this call has passed.
         idle = [planned.view(ask) for operation_id, planned in begun if not operation_id]
         return OperationList(operations=[*await self._database.read(operation_views, ids), *idle])
 
