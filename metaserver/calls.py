@@ -63,6 +63,16 @@ def control_calls(
 ) -> list[Call]:
     """Every call, in the order of `protocol/control.py`; without a reshaper partitions cannot be changed."""
 
+    return [
+        *_subject_calls(catalogue),
+        *_consumer_calls(members),
+        Call("GET", "/v1/health", None, Health, lambda _body, _: health(), "Is it ready."),
+        *(_operation_calls(reshaper) if reshaper is not None else ()),
+        *(_verify_calls(verifier) if verifier is not None else ()),
+    ]
+
+
+def _subject_calls(catalogue: Catalogue) -> list[Call]:
     async def route(_body: None, params: Params) -> Route:
         return await catalogue.route(
             params["subject"],
@@ -113,6 +123,11 @@ def control_calls(
             "The route; waits up to wait_ms for one that differs from known_version.",
             ("known_version", "wait_ms", "order_strategy"),
         ),
+    ]
+
+
+def _consumer_calls(members: Members) -> list[Call]:
+    return [
         Call(
             "POST",
             "/v1/consumers/join",
@@ -161,9 +176,6 @@ def control_calls(
             lambda _body, params: members.groups(params["subject"]),
             "The consumer groups of a subject.",
         ),
-        Call("GET", "/v1/health", None, Health, lambda _body, _: health(), "Is it ready."),
-        *(_operation_calls(reshaper) if reshaper is not None else ()),
-        *(_verify_calls(verifier) if verifier is not None else ()),
     ]
 
 
