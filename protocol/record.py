@@ -186,6 +186,31 @@ def read_record(data: bytes | memoryview, start: int = 0) -> Header | Short | Wr
     return header
 
 
+def is_batch(
+    data: bytes,
+    start: int,
+    *,
+    length: int,
+    count: int,
+    partition_id: int,
+    base_offset: int,
+    position: int,
+) -> bool:
+    """Is the undamaged batch that these say at `start`?  As `read_record`, without making a Header of it."""
+    if not 0 <= start <= len(data) - length or length < HEADER_BYTES:
+        return False
+    fields = _LAYOUT.unpack_from(data, start)
+    view = memoryview(data)
+    return (
+        fields[0] == MAGIC
+        and fields[2:5] == (length, VERSION, Kind.MESSAGES)
+        and fields[8:11] == (count, partition_id, base_offset)
+        and fields[11] == position
+        and crc32c.crc32c(view[start + 8 : start + HEADER_BYTES]) == fields[1]
+        and crc32c.crc32c(view[start + HEADER_BYTES : start + length]) == fields[7]
+    )
+
+
 def stamp(record: bytearray, *, base_offset: int, position: int, appended_at_ms: int) -> None:
     """Write what the broker decides into the first HEADER_BYTES of `record` and renew the header's checksum."""
     _STAMP.pack_into(record, _STAMP_AT, base_offset, position)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...protocol.errors import CorruptLogError
-from ...protocol.record import Header, read_record
+from ...protocol.record import Header, is_batch
 from .commit_log import CommitLog
 from .consume_queue import ConsumeQueues, Unit
 
@@ -38,9 +38,10 @@ class BatchReader:
             )
         parts: list[bytes] = []
         upto = offset
-        for run in self._runs(units):
+        runs = list(self._runs(units))
+        ranges = [(run[0].position, run[-1].end_position - run[0].position) for run in runs]
+        for run, data in zip(runs, self._log.read_each(ranges), strict=True):
             start = run[0].position
-            data = self._log.read(start, run[-1].end_position - start)
             for unit in run:
                 if not _holds(data, unit.position - start, partition_id, unit):
                     parts.append(data[: unit.position - start])
@@ -77,10 +78,13 @@ def unit_of(header: Header) -> Unit:
 
 
 def _holds(data: bytes, start: int, partition_id: int, unit: Unit) -> bool:
-    header = read_record(data, start)
     # Not the time: the index keeps it from falling.
-    return (
-        isinstance(header, Header)
-        and header.partition_id == partition_id
-        and unit_of(header)[:4] == unit[:4]
+    return is_batch(
+        data,
+        start,
+        length=unit.length,
+        count=unit.message_count,
+        partition_id=partition_id,
+        base_offset=unit.base_offset,
+        position=unit.position,
     )

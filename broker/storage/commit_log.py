@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from ...protocol.errors import CorruptLogError, DiskFullError, FlushFailedError, StorageError
@@ -232,10 +232,35 @@ class CommitLog:
         Raises:
             CorruptLogError: the segment is missing.
         """
+        return self.read_each([(position, length)])[0]
+
+    def read_each(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """
+        The bytes of each (position, length); each must lie in one segment, and behind the one before it.
+
+        Raises:
+            CorruptLogError: a segment is missing.
+        """
+        found: list[bytes] = []
+        while len(found) < len(ranges):
+            first = len(found)
+            base, limit = self._segment_of(ranges[first][0])
+            last = bisect_left(ranges, limit, first + 1, key=_start)
+            here = [(start - base, length) for start, length in ranges[first:last]]
+            found += self._read_segment(base, here)
+        return found
+
+    def _segment_of(self, position: int) -> tuple[int, int]:
+        """Where the segment that holds `position` begins, and where no other one has begun yet."""
         bases = self._bases
-        base = bases[max(bisect_right(bases, position) - 1, 0)]
+        index = bisect_right(bases, position)
+        limit = bases[index] if index < len(bases) else max(self.end, position + 1)
+        return bases[max(index - 1, 0)], limit
+
+    def _read_segment(self, base: int, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        position = base + ranges[0][0]
         try:
-            return self._files.pread(segment_path(base), position - base, length)
+            return self._files.preads(segment_path(base), ranges)
         except StorageError as error:
             raise CorruptLogError(
                 f"the commit log cannot be read at position {position}: {error.message}",
@@ -267,3 +292,7 @@ class CommitLog:
         if self._active is not None:
             self._active.close()
             self._active = None
+
+
+def _start(one: tuple[int, int]) -> int:
+    return one[0]

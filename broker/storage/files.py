@@ -92,6 +92,10 @@ class Files(Protocol):
         """Up to `length` bytes from `position` on; fewer at the end of the file."""
         ...
 
+    def preads(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """As `pread` for each (position, length) of one file."""
+        ...
+
     def protect(self, path: str) -> None:
         """Let nobody write to a file any more; a file that is open for writing stays so."""
         ...
@@ -281,17 +285,24 @@ class RealFiles:
 
     def pread(self, path: str, position: int, length: int) -> bytes:
         """See `Files.pread`."""
+        return self.preads(path, ((position, length),))[0]
+
+    def preads(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """See `Files.preads`."""
+        found = []
         try:
             with self._descriptor(path) as descriptor:
-                data = os.pread(descriptor, length, position)
-                while len(data) < length:
-                    more = os.pread(descriptor, length - len(data), position + len(data))
-                    if not more:
-                        break
-                    data += more
+                for position, length in ranges:
+                    data = os.pread(descriptor, length, position)
+                    while len(data) < length:
+                        more = os.pread(descriptor, length - len(data), position + len(data))
+                        if not more:
+                            break
+                        data += more
+                    found.append(data)
         except OSError as error:
             raise _error("read", path, error) from error
-        return data
+        return found
 
     @contextmanager
     def _descriptor(self, path: str) -> Iterator[int]:

@@ -185,6 +185,9 @@ class SimDisk:
             raise StorageError(f"read {path}: No such file or directory", path=path)
         return bytes(found.data[position : position + length])
 
+    def preads(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.pread(path, position, length) for position, length in ranges]
+
     def protect(self, path: str) -> None:
         if path not in self.contents:
             raise StorageError(f"chmod {path}: No such file or directory", path=path)
