@@ -29,9 +29,9 @@ class Pair(NamedTuple):
 
 
 @pytest.fixture
-async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+async def pair(tmp_path: Path, database: dict[str, str]) -> AsyncIterator[Pair]:
     network = HttpNetwork()
-    settings = MetaserverSettings(data=tmp_path, port=0, poll_ms=100, repair_ms=100)
+    settings = MetaserverSettings(data=tmp_path, port=0, poll_ms=100, repair_ms=100, **database)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(network.close)
         running = [await stack.enter_async_context(running_metaserver(settings)) for _ in range(2)]

@@ -1,0 +1,194 @@
+"""Ownership and bad input: tokens of the future, dead sessions, clocks that run backwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from cluster import Cluster
+from keylane import Producer
+from keylane.broker.pull_lock import PullLock, check_holder, decide_acquire, raise_fence, take
+from keylane.metaserver.database import SqlDatabase, open_database
+from keylane.metaserver.schema import leases
+from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_leases import read_grants, settle_group
+from keylane.metaserver.store_sessions import join_group, renew_sessions
+from keylane.metaserver.store_subjects import open_subject, plan_subject
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.control import (
+    BrokerHeartbeat,
+    CreateSubject,
+    Heartbeat,
+    Join,
+    ReleaseGrant,
+)
+from keylane.protocol.errors import FencedError, SessionUnknownError, TokenUnknownError
+from keylane.protocol.frames import Ack, Acquire, Pull, Release
+from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+A, B = "a" * 16, "b" * 16
+DEAD, LIVE = "d" * 16, "e" * 16
+HOUR_MS = 3_600_000
+
+
+async def test_tokens_of_the_future(shared_cluster: Cluster) -> None:
+    """Neither the broker nor the metaserver takes a token that was never granted; nothing changes by it."""
+    route = await shared_cluster.create("future", partitions=1)
+    async with Producer(shared_cluster.meta) as producer:
+        await producer.send("future", b"one", key=b"k")
+    network = HttpNetwork()
+    meta = MetaClient(network, [shared_cluster.meta])
+    (partition,) = route.partitions
+    one = partition.partition_id
+    broker = BrokerClient(network, partition.address)
+    await meta.join(Join(subject="future", group="g", session=A))
+    (granted,) = (await meta.heartbeat(Heartbeat(session=A))).grants
+    token = granted.token
+    await broker.call(Acquire(0, one, "g", A, token, 30_000))
+    before = await broker.partition(one)
+    for future in (token + 1, 2**63 - 1):
+        for request in (
+            Pull(0, one, "g", A, future, 0, 1 << 20, 0),
+            Ack(0, one, "g", A, future, ((0, 1),)),
+            Release(0, one, "g", A, future),
+        ):
+            with pytest.raises(TokenUnknownError):
+                await broker.call(request)
+        with pytest.raises(TokenUnknownError):
+            await meta.release(ReleaseGrant(session=A, partition_id=one, token=future))
+    assert (await broker.partition(one)).groups == before.groups
+    assert (await meta.heartbeat(Heartbeat(session=A))).grants == (granted,)
+    await broker.call(Ack(0, one, "g", A, token, ((0, 1),)))
+    await broker.close()
+    await network.close()
+
+
+async def test_heartbeats_of_the_dead(shared_cluster: Cluster) -> None:
+    """A session whose ttl has passed cannot renew, report or release anything, and is not brought back by trying."""
+    await shared_cluster.create("dead", partitions=2)
+    network = HttpNetwork()
+    meta = MetaClient(network, [shared_cluster.meta])
+    await meta.join(Join(subject="dead", group="g", session=DEAD, ttl_ms=1_000))
+    held = (await meta.heartbeat(Heartbeat(session=DEAD))).grants
+    await meta.join(Join(subject="dead", group="g", session=LIVE, ttl_ms=30_000))
+    known = -1
+    until = time.monotonic() + 10
+    while True:
+        grants = await meta.heartbeat(Heartbeat(session=LIVE, known_version=known, wait_ms=1_000))
+        known = grants.version
+        if len(grants.grants) == 2:
+            break
+        assert time.monotonic() < until
+    ids = [one.partition.partition_id for one in held]
+    for ask in (
+        Heartbeat(session=DEAD),
+        Heartbeat(session=DEAD, known_version=10**9, wait_ms=1_000),
+        Heartbeat(session=DEAD, drained=tuple(ids)),
+        Heartbeat(session=DEAD, holding=()),
+    ):
+        with pytest.raises(SessionUnknownError):
+            await meta.heartbeat(ask)
+    for one in held:
+        with pytest.raises(SessionUnknownError):
+            await meta.release(
+                ReleaseGrant(session=DEAD, partition_id=one.partition.partition_id, token=one.token)
+            )
+    view = await meta.group("dead", "g")
+    assert view.sessions == 1
+    assert {one.session for one in view.owners} == {LIVE}
+    assert (await meta.heartbeat(Heartbeat(session=LIVE))).grants == grants.grants
+    await network.close()
+
+
+class Clock(SystemClock):
+    """A boot-time clock that says what the test wants."""
+
+    def __init__(self) -> None:
+        self.now_ms = 10 * HOUR_MS
+
+    def boot_ms(self) -> int:  # type: ignore[override]
+        return self.now_ms
+
+
+async def held_by(database: SqlDatabase) -> dict[int, tuple[str | None, int]]:
+    """Partition id → session and token."""
+
+    def read(connection: sa.Connection) -> dict[int, tuple[str | None, int]]:
+        rows = connection.execute(sa.select(leases))
+        return {row.partition_id: (row.session, row.token) for row in rows}
+
+    return await database.read(read)
+
+
+async def test_a_database_clock_that_runs_backwards(tmp_path: Path) -> None:
+    """An hour back: nobody's lease ends early, no token is given twice, and who was swept stays dead."""
+    clock = Clock()
+    async with open_database(
+        folder=tmp_path, url=None, clock=clock, boot="one", broker_ttl_ms=10_000
+    ) as database:
+        report = BrokerHeartbeat(broker_group="b", broker_id="x", address="b:1")
+        await database.write(report_broker, report, ttl_ms=10_000)
+        await database.write(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
+        await database.write(open_subject, "s")
+        ask = Join(subject="s", group="g", session=A, ttl_ms=5_000)
+        group_id = (await database.write(join_group, ask, sessions_max=9)).group_id
+        await database.write(settle_group, group_id)
+        first = await held_by(database)
+        assert {session for session, _ in first.values()} == {A}
+
+        clock.now_ms -= HOUR_MS
+        other = Join(subject="s", group="g", session=B, ttl_ms=5_000)
+        await database.write(join_group, other, sessions_max=9)
+        await database.write(settle_group, group_id)
+        assert await held_by(database) == first
+        assert set(await database.renew(renew_sessions, [A, B])) == {A, B}
+
+        clock.now_ms += 5_001
+        await database.write(settle_group, group_id)
+        assert {session for session, _ in (await held_by(database)).values()} == {None}
+        clock.now_ms -= HOUR_MS
+        assert await database.renew(renew_sessions, [A, B]) == {}
+        with pytest.raises(SessionUnknownError):
+            await database.read(read_grants, A)
+
+        again = Join(subject="s", group="g", session="c" * 16, ttl_ms=5_000)
+        await database.write(join_group, again, sessions_max=9)
+        await database.write(settle_group, group_id)
+        last = await held_by(database)
+        assert min(token for _, token in last.values()) > max(token for _, token in first.values())
+
+
+def test_a_broker_clock_that_runs_backwards() -> None:
+    """The lock may seem to live longer, the fence does not move: the older owner stays out, a newer gets in."""
+    lock = PullLock()
+    raise_fence(lock, token=4, session=A)
+    take(lock, ttl_ms=1_000, now_ms=HOUR_MS)
+    raise_fence(lock, token=5, session=B)
+    take(lock, ttl_ms=1_000, now_ms=0)
+    assert lock.holder(-HOUR_MS) == B
+    check_holder(lock, token=5, session=B)
+    with pytest.raises(FencedError):
+        check_holder(lock, token=4, session=A)
+    assert decide_acquire(lock, token=6, session=A, ttl_ms=1_000)
+
+
+async def test_two_operators_at_once(shared_cluster: Cluster) -> None:
+    """Two creations of one name with different settings: one stands, the other is refused, nothing is mixed."""
+    network = HttpNetwork()
+    meta = MetaClient(network, [shared_cluster.meta])
+    await shared_cluster.create("before", partitions=1)
+    asked = [CreateSubject(subject="both", partitions=count) for count in (2, 3)]
+    answers = await asyncio.gather(
+        *(meta.create_subject(one) for one in asked), return_exceptions=True
+    )
+    made = [one for one in answers if not isinstance(one, BaseException)]
+    refused = [one for one in answers if isinstance(one, BaseException)]
+    assert [type(one).__name__ for one in refused] == ["SubjectExistsError"]
+    assert (await meta.subject("both")).route.partitions == made[0].route.partitions
+    assert len(made[0].route.partitions) in {2, 3}
+    await network.close()
