@@ -256,9 +256,9 @@ def test_speed():
         records[f"second-{number}"] = [
             line._replace(token=2, at_ms=total + line.at_ms) for line in lines[half - 10 :]
         ]
-    began = time.perf_counter()
+    began = time.process_time()
     found = check_history(Source(keys, [0] * total), log, records)
     assert found.clean
     assert found.redelivered == 10 * partitions
-    # Measured at about 1 s alone; the margin is for a machine that does other things as well.
-    assert time.perf_counter() - began < 6
+    # Seconds of the processor, about 1.5 of them here: what else the machine does is not counted.
+    assert time.process_time() - began < 6
