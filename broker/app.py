@@ -22,7 +22,7 @@ from .control import BrokerControl
 from .registration import Registration
 from .service import BrokerService
 from .settings import BrokerSettings
-from .storage.files import RealFiles
+from .storage.fail_points import files_of
 from .storage.identity import Identity, claim_folder
 from .store import Store
 
@@ -57,7 +57,7 @@ async def running_broker(
     clock = clock or SystemClock()
     dice = dice or random.SystemRandom()
     async with contextlib.AsyncExitStack() as stack:
-        files = RealFiles(settings.data)
+        files = files_of(str(settings.data))
         writer = ThreadPoolExecutor(1, "commit")
         stack.callback(writer.shutdown)
         readers = ThreadPoolExecutor(settings.reader_threads, "read")

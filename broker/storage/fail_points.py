@@ -1,0 +1,140 @@
+"""Ends the process at a named point of its work on the disk, for tests of what a killed broker leaves behind.
+
+    KEYLANE_FAIL_AT=synced:3      killed when the third sync has been made
+    KEYLANE_FAIL_AT=write~:2      killed when half of the second write is there
+
+The points are before and after each operation that changes something.  Without the variable nothing of this is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ...protocol.errors import ConfigError
+from .files import AppendFile, Buffer, Files, RealAppendFile, RealFiles
+
+KILL = 9
+VARIABLE = "KEYLANE_FAIL_AT"
+POINTS = (
+    "create", "created", "write", "write~", "written", "sync", "synced", "truncate", "truncated",
+    "rename", "renamed", "remove", "removed", "sync-folder", "folder-synced", "make-folder",
+    "folder-made",
+)  # fmt: skip
+
+
+class FailPoint:
+    """Counts how often each point is passed, and kills the process at the chosen one."""
+
+    def __init__(self, text: str) -> None:
+        name, _, count = text.partition(":")
+        if name not in POINTS or not count.isdecimal() or not int(count):
+            raise ConfigError(
+                f"{VARIABLE}={text!r} is not point:count; the points are {', '.join(POINTS)}"
+            )
+        self.name = name
+        self._at = int(count)
+        self._passed: Counter[str] = Counter()
+
+    def passed(self, name: str) -> bool:
+        """Count a point; True if it is the one to end at."""
+        self._passed[name] += 1
+        return name == self.name and self._passed[name] == self._at
+
+    def reach(self, name: str) -> None:
+        """Pass a point, or end here."""
+        if self.passed(name):
+            os.kill(os.getpid(), KILL)
+
+
+class FailingAppendFile:
+    """An `AppendFile` with points."""
+
+    def __init__(self, file: RealAppendFile, point: FailPoint) -> None:
+        self._file = file
+        self._point = point
+        self.size = file.size
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        """See `AppendFile.append`."""
+        self._point.reach("write")
+        if self._point.passed("write~"):
+            whole = b"".join(buffers)
+            self._file.append([whole[: len(whole) // 2]])
+            os.kill(os.getpid(), KILL)
+        self._file.append(buffers)
+        self.size = self._file.size
+        self._point.reach("written")
+
+    def fdatasync(self) -> None:
+        """See `AppendFile.fdatasync`."""
+        self._point.reach("sync")
+        self._file.fdatasync()
+        self._point.reach("synced")
+
+    def truncate(self, size: int) -> None:
+        """See `AppendFile.truncate`."""
+        self._point.reach("truncate")
+        self._file.truncate(size)
+        self.size = size
+        self._point.reach("truncated")
+
+    def rewind(self, size: int) -> None:
+        """See `AppendFile.rewind`."""
+        self._file.rewind(size)
+        self.size = size
+
+    def close(self) -> None:
+        """See `AppendFile.close`."""
+        self._file.close()
+
+
+class FailingFiles(RealFiles):
+    """The real files, with points."""
+
+    def __init__(self, root: str, point: FailPoint) -> None:
+        super().__init__(root)
+        self._point = point
+
+    def make_folder(self, path: str) -> None:
+        """See `Files.make_folder`."""
+        self._point.reach("make-folder")
+        super().make_folder(path)
+        self._point.reach("folder-made")
+
+    def open_append(self, path: str) -> AppendFile:  # type: ignore[override]
+        """See `Files.open_append`."""
+        self._point.reach("create")
+        file = super().open_append(path)
+        self._point.reach("created")
+        return FailingAppendFile(file, self._point)
+
+    def rename(self, old: str, new: str) -> None:
+        """See `Files.rename`."""
+        self._point.reach("rename")
+        super().rename(old, new)
+        self._point.reach("renamed")
+
+    def remove(self, path: str) -> None:
+        """See `Files.remove`."""
+        self._point.reach("remove")
+        super().remove(path)
+        self._point.reach("removed")
+
+    def sync_folder(self, path: str = "") -> None:
+        """See `Files.sync_folder`."""
+        self._point.reach("sync-folder")
+        super().sync_folder(path)
+        self._point.reach("folder-synced")
+
+
+def files_of(root: str, environment: Mapping[str, str] | None = None) -> Files:
+    """
+    The folder `root` of this machine.
+
+    Raises:
+        ConfigError: the variable is set to what is no point.
+    """
+    chosen = (os.environ if environment is None else environment).get(VARIABLE)
+    return RealFiles(root) if chosen is None else FailingFiles(root, FailPoint(chosen))
