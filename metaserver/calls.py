@@ -62,7 +62,6 @@ def control_calls(
     verifier: Verifier | None = None,
 ) -> list[Call]:
     """Every call, in the order of `protocol/control.py`; without a reshaper partitions cannot be changed."""
-
     return [
         *_subject_calls(catalogue),
         *_consumer_calls(members),
