@@ -15,6 +15,9 @@ from sim.hosts import BrokerHost, Host, MetaHost
 if TYPE_CHECKING:
     from sim.world import World
 
+OPERATIONS = ("resize", "move", "split", "merge")
+"""Drawn more often than each fault: every one of them is a story of its own."""
+
 
 class Faults:
     """Brings faults upon a world and heals it; `done` counts them."""
@@ -35,7 +38,9 @@ class Faults:
         """One fault, drawn from those of the swarm."""
         if self._kinds:
             self.done += 1
-            name = self._dice.choice(list(self._kinds))
+            some = [name for name in OPERATIONS if name in self._kinds]
+            often = bool(some) and self._dice.random() < 0.2
+            name = self._dice.choice(some if often else list(self._kinds))
             self._world.trace(f"fault {name}")
             self._kinds[name]()
 

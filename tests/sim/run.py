@@ -107,6 +107,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="only this one, with its trace")
     parser.add_argument("--mutants", default="", help="1 for all, or names with commas between")
+    parser.add_argument("--limit", type=int, default=MUTANT_SEEDS_MAX, help="seeds for a mutant")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()
 
@@ -131,7 +132,7 @@ def main() -> int:
 
         names = sorted(MUTANTS) if args.mutants == "1" else args.mutants.split(",")
     caught = 0
-    for found in hunts(names, MUTANT_SEEDS_MAX, args.workers) if names else ():
+    for found in hunts(names, args.limit, args.workers) if names else ():
         caught += found["caught"]
         word = (
             f"caught by seed {found['seeds']}: {found['by']}" if found["caught"] else "NOT CAUGHT"

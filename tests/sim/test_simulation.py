@@ -25,14 +25,14 @@ def _told(outcome) -> str:
     return f"make sim SEED={outcome['seed']}\n" + "\n".join(lines[:8])
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 def test_seeds_end_without_an_anomaly():
     """Whatever fails and comes back, order, durability and exclusivity hold, and everything drains."""
     bad = [_told(one) for one in outcomes(0, SEEDS, WORKERS) if one["violations"]]
     assert not bad, "\n\n".join(bad)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1_200)
 def test_the_same_seed_is_the_same_run_in_another_process():
     """Alone or after others, in this process or that one: the same trace, to the last event."""
     seeds = [3, 12, 67, 145]
@@ -45,7 +45,7 @@ def test_the_same_seed_is_the_same_run_in_another_process():
     assert len(set(traces[0].values())) == len(seeds)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1_200)
 def test_what_was_found_once_stays_mended():
     """Each of these seeds showed a real fault; none does now."""
     with pool(WORKERS) as executor:
@@ -63,7 +63,7 @@ SAMPLE = (
 )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1_200)
 def test_a_sample_of_mutants_is_caught():
     """Bugs put in on purpose are found within a few seeds; `make sim MUTANTS=1` hunts all of them."""
     missed = [one["mutant"] for one in hunts(list(SAMPLE), 60, WORKERS) if not one["caught"]]

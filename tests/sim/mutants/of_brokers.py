@@ -166,6 +166,23 @@ def old_producer_epoch_accepted(patches: Patches) -> None:
     real = patches.set(partition_module, "decide_append", decide)
 
 
+def sealed_takes_appends(patches: Patches) -> None:
+    def decide(self: Any, header: Header) -> Any:
+        return partition_module.decide_append(self.producers.get(header.producer_id), header)
+
+    patches.set(HostedPartition, "decide_append", decide)
+
+
+def seal_not_durable(patches: Patches) -> None:
+    def seal(self: Any, partition_id: int) -> Any:
+        partition = self.state.partition(partition_id)
+        partition.sealed = partition.ended = True
+        self._wake(partition_id)
+        return partition, self.commit.flushed()
+
+    patches.set(Store, "seal", seal)
+
+
 def dedup_forgotten_at_restart(patches: Patches) -> None:
     def opened(cls: Any, *args: Any, **kwargs: Any) -> Any:
         store = real(cls, *args, **kwargs)
@@ -280,6 +297,8 @@ BREAKS: tuple[Breaks, ...] = (
     duplicates_stored,
     sequence_gap_accepted,
     old_producer_epoch_accepted,
+    sealed_takes_appends,
+    seal_not_durable,
     dedup_forgotten_at_restart,
     fences_forgotten_at_restart,
     readable_before_durable,

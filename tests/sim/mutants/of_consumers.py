@@ -65,16 +65,9 @@ def released_before_handlers_end(patches: Patches) -> None:
     patches.set(Consumer, "_hand_over", hand_over)
 
 
-def acks_not_flushed_at_hand_over(patches: Patches) -> None:
-    """What is handled and not acked when a partition goes is acked by nobody, and said to be drained."""
-
-    def done(self: Any, offset: int) -> None:
-        real(self, offset)
-        if self.stopping:
-            self._acks = AckQueue()
-
-    real = patches.set(PullClient, "done", done)
-    patches.set(AckQueue, "__bool__", lambda self: False)
+def drained_said_early(patches: Patches) -> None:
+    """A sealed partition is called drained before its messages are acked."""
+    patches.set(PullClient, "drained", property(lambda self: self._sealed_end is not None))
 
 
 def state_kept_over_grants(patches: Patches) -> None:
@@ -195,7 +188,7 @@ BREAKS: tuple[Breaks, ...] = (
     margin_on_the_wrong_side,
     deadline_by_the_calendar,
     released_before_handlers_end,
-    acks_not_flushed_at_hand_over,
+    drained_said_early,
     state_kept_over_grants,
     moved_broker_not_followed,
     lanes_ignore_keys,

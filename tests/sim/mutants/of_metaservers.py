@@ -10,7 +10,10 @@ import sqlalchemy as sa
 from keylane.metaserver import leases as leases_module
 from keylane.metaserver import members, store_brokers, store_leases
 from keylane.metaserver.dialect import now_ms
+from keylane.metaserver.reshaper import Reshaper
 from keylane.metaserver.schema import sessions
+from keylane.protocol.operations import OperationState
+from keylane.protocol.routing import PartitionState
 from sim import hosts
 from sim.database import _ClockOfNow
 from sim.mutants.mutant import Breaks, Patches
@@ -109,6 +112,31 @@ def another_boot_is_not_noticed(patches: Patches) -> None:
     patches.set(hosts, "adopt_boot", lambda connection, boot, *, broker_ttl_ms: False)
 
 
+def no_drain_rule(patches: Patches) -> None:
+    """A group reads children before it is through with their parents."""
+    patches.set(
+        store_leases,
+        "readable_partitions",
+        lambda partitions, drained: [
+            one
+            for one in partitions
+            if one.state in {PartitionState.OPEN, PartitionState.SEALED}
+            and one.partition_id not in drained
+        ],
+    )
+
+
+def child_opened_before_seal(patches: Patches) -> None:
+    """The route changes although the brokers of the parents were never told to seal."""
+
+    async def ask(self: Any, operation: Any, one: Any) -> Any:
+        if operation.state is OperationState.SEAL:
+            return one.partition_id, 0
+        return await real(self, operation, one)
+
+    real = patches.set(Reshaper, "_ask", ask)
+
+
 BREAKS: tuple[Breaks, ...] = (
     token_reused,
     granted_before_it_is_free,
@@ -122,4 +150,6 @@ BREAKS: tuple[Breaks, ...] = (
     moved_broker_is_not_told,
     changed_grants_are_not_told,
     another_boot_is_not_noticed,
+    no_drain_rule,
+    child_opened_before_seal,
 )

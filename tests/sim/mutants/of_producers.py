@@ -77,6 +77,21 @@ def detour_not_declared(patches: Patches) -> None:
     real = patches.set(SubjectSender, "_leave", leave)
 
 
+def newer_go_before_older(patches: Patches) -> None:
+    """What had to leave a sealed partition queues behind what was sent since."""
+
+    def leave(self: Any, executor: Any, parcels: Any, step: Any) -> None:
+        if step is Step.NEW_ROUTE:
+            waiting, self._hold = self._hold, []
+            real(self, executor, parcels, step)
+            self._hold = [*waiting, *self._hold]
+            self._hold.append(Parcel(self._loop.create_future()))
+        else:
+            real(self, executor, parcels, step)
+
+    real = patches.set(SubjectSender, "_leave", leave)
+
+
 def refused_batch_stays_out(patches: Patches) -> None:
     """A batch refused for a gap is told as stored."""
 
@@ -97,5 +112,6 @@ BREAKS: tuple[Breaks, ...] = (
     receipt_of_another_message,
     key_hashed_anew,
     detour_not_declared,
+    newer_go_before_older,
     refused_batch_stays_out,
 )
