@@ -6,19 +6,34 @@ is known, else one that points at the damage.  Reading it fails, loudly and with
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from ..protocol.record import HEADER_BYTES, Header, Kind
 from .storage.batch_reader import unit_of
-from .storage.consume_queue import ConsumeQueues, Unit
+from .storage.consume_queue import Unit
 from .storage.recovery import Hole
 
 DISPATCH_UNITS = 4096
 KNOWN_MAX = 200_000
 
 
+class Target(Protocol):
+    """What a dispatch needs of an index."""
+
+    def bounds(self, partition_id: int) -> tuple[int, int] | None:
+        """See `ConsumeQueues.bounds`."""
+        ...
+
+    def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
+        """See `ConsumeQueues.dispatch`."""
+        ...
+
+
 class Dispatch:
     """Gives the index the batches at and after position `start`; those it has already are left out."""
 
-    def __init__(self, queues: ConsumeQueues, *, start: int) -> None:
+    def __init__(self, queues: Target, *, start: int) -> None:
         self._queues = queues
         self._start = start
         self._units: list[tuple[int, Unit]] = []

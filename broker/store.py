@@ -36,7 +36,7 @@ from .storage.batch_reader import BatchReader
 from .storage.commit_log import CommitLog
 from .storage.consume_queue import ConsumeQueues, offset_at
 from .storage.files import Files
-from .storage.index_kinds import open_index
+from .storage.index_kinds import mark_others, open_index
 from .storage.recovery import Recovered
 from .storage.snapshot import Snapshots
 from .tail_cache import TailCache
@@ -125,6 +125,7 @@ class Store:
             DataFolderError: a newer broker wrote in this folder.
         """
         queues = open_index(files, settings.index)
+        mark_others(files, settings.index)
         opened = open_state(files, queues, clock=clock)
         recovered = opened.recovered
         log = CommitLog(

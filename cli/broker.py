@@ -11,6 +11,9 @@ from .options import OutputFormat, OutputOption
 
 broker_app = typer.Typer(no_args_is_help=True, help="Look at brokers and into their data folders.")
 
+index_app = typer.Typer(no_args_is_help=True, help="The index of a broker that does not run now.")
+broker_app.add_typer(index_app, name="index")
+
 FolderArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="Data folder of a broker that does not run now.")
 ]
@@ -54,3 +57,38 @@ def broker_health(
     from .screen import run
 
     run(output, show_health(address, output))
+
+
+KindOption = Annotated[str, typer.Option(help="Which index: file or rocksdb.")]
+
+
+@index_app.command("rebuild")
+def index_rebuild(
+    folder: FolderArgument,
+    index: KindOption = "file",
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Make the index anew from the log."""
+    from .broker_index import rebuild
+
+    rebuild(folder, index, output)
+
+
+@index_app.command("switch")
+def index_switch(
+    folder: FolderArgument,
+    to: Annotated[str, typer.Option(help="The index to have from now on: file or rocksdb.")],
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Convert one index into the other, which the broker is to be started with then (--index)."""
+    from .broker_index import switch
+
+    switch(folder, to, output)
+
+
+@index_app.command("verify")
+def index_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Compare every index there is with the log, and both with each other.  Exit status 1 if they differ."""
+    from .broker_index import verify
+
+    verify(folder, output)

@@ -27,7 +27,7 @@ TEXT_CHARS_MAX = 60
 
 
 @contextmanager
-def _folder(folder: Path, form: OutputFormat) -> Iterator[RealFiles]:
+def locked_folder(folder: Path, form: OutputFormat) -> Iterator[RealFiles]:
     """The folder, locked while it is looked at; an error is shown and ends the command."""
     files = RealFiles(folder)
     try:
@@ -43,7 +43,7 @@ def _folder(folder: Path, form: OutputFormat) -> Iterator[RealFiles]:
 
 def verify_folder(folder: Path, form: OutputFormat) -> None:
     """Check every checksum of a data folder; exit status 1 if anything is wrong."""
-    with _folder(folder, form) as files:
+    with locked_folder(folder, form) as files:
         found = inspect_folder(files)
     if form is OutputFormat.JSON:
         show_json(found)
@@ -100,7 +100,7 @@ def dump_folder(
             record = {"position": found.start, "damage": found.reason, "end": found.end}
             _print(record if form is OutputFormat.JSON else text)
 
-    with _folder(folder, form) as files:
+    with locked_folder(folder, form) as files:
         try:
             walk_log(files, visit, hole)
         except _Enough:

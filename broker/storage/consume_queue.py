@@ -42,6 +42,11 @@ class Unit(NamedTuple):
 class ConsumeQueues(Protocol):
     """The consume queues of all partitions of a broker.  One thread writes, many read; all calls block."""
 
+    @property
+    def position(self) -> int:
+        """The log position up to which everything is here."""
+        ...
+
     def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
         """
         Add the batches of one group commit: pairs of (partition id, unit), each partition's in order.

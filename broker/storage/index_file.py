@@ -60,6 +60,11 @@ class FileConsumeQueues:
         self._first_place: int | None = None
         """No block before this one is wanted, once the next checkpoint has said so."""
 
+    @property
+    def position(self) -> int:
+        """See `ConsumeQueues.position`."""
+        return self._position
+
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────
     def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
         """See `ConsumeQueues.dispatch`."""

@@ -1,12 +1,18 @@
-"""Which index a broker has: the name in its settings, and what it opens.  Disk, through `Files`."""
+"""Which index a broker has: the name in its settings, and what it opens.  Disk, through `Files`.
+
+index/         "file"                 rocksdb/       "rocksdb"
+unfinished-…   the index of this kind is being made and cannot be trusted: it is made again
+"""
 
 from __future__ import annotations
 
 from .consume_queue import ConsumeQueues
-from .files import Files
+from .files import Files, replace_file
+from .index_blocks import FOLDER as FILE_FOLDER
 from .index_file import FileConsumeQueues
 
 ROCKSDB_FOLDER = "rocksdb"
+_FOLDERS = {"file": FILE_FOLDER, "rocksdb": ROCKSDB_FOLDER}
 
 
 def open_index(files: Files, kind: str) -> ConsumeQueues:
@@ -16,10 +22,53 @@ def open_index(files: Files, kind: str) -> ConsumeQueues:
     Raises:
         StorageError: it cannot be opened.
     """
-    assert kind in {"file", "rocksdb"}
+    queues: ConsumeQueues
     if kind == "file":
-        return FileConsumeQueues(files)
-    from .index_rocksdb import RocksConsumeQueues
+        queues = FileConsumeQueues(files)
+    else:
+        from .index_rocksdb import RocksConsumeQueues
 
-    files.make_folder(ROCKSDB_FOLDER)
-    return RocksConsumeQueues(files.outside(ROCKSDB_FOLDER))
+        files.make_folder(ROCKSDB_FOLDER)
+        queues = RocksConsumeQueues(files.outside(ROCKSDB_FOLDER))
+    if files.size(_mark(kind)) is not None:
+        queues.truncate(0)
+        unmark(files, kind)
+    return queues
+
+
+def has_index(files: Files, kind: str) -> bool:
+    """Is there an index of this kind that can be trusted?"""
+    return bool(files.list(_FOLDERS[kind])) and files.size(_mark(kind)) is None
+
+
+def mark_others(files: Files, kind: str) -> None:
+    """Indexes of other kinds are left behind by the log from now on."""
+    for other in _FOLDERS:
+        if other != kind and has_index(files, other):
+            mark(files, other)
+
+
+def mark(files: Files, kind: str) -> None:
+    """The index of this kind is not to be trusted from now on."""
+    replace_file(files, _mark(kind), b"")
+
+
+def unmark(files: Files, kind: str) -> None:
+    """It is finished."""
+    if files.size(_mark(kind)) is not None:
+        files.remove(_mark(kind))
+        files.sync_folder()
+
+
+def remove_index(files: Files, kind: str) -> None:
+    """Remove the files of an index that is closed."""
+    mark(files, kind)
+    folder = _FOLDERS[kind]
+    for name in files.list(folder):
+        files.remove(f"{folder}/{name}")
+    files.sync_folder(folder)
+    unmark(files, kind)
+
+
+def _mark(kind: str) -> str:
+    return f"unfinished-{kind}"

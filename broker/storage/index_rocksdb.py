@@ -47,6 +47,12 @@ class RocksConsumeQueues:
         self._guard = threading.Lock()
         """Between dispatch and checkpoint, for the position."""
 
+    @property
+    def position(self) -> int:
+        """See `ConsumeQueues.position`."""
+        with told():
+            return self._tables.position()
+
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────
     def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
         """See `ConsumeQueues.dispatch`."""
