@@ -139,9 +139,13 @@ def _reachable(programs: Path, folder: Path, how: dict[str, Any]) -> Path:
     try:
         subprocess.run([programs / "postgres", "--version"], capture_output=True, check=True, **how)
     except PermissionError:
-        installed = folder / "installed"
-        shutil.copytree(programs.parent, installed, symlinks=True)
-        return installed / programs.name
+        _, install, package, *_ = (programs, *programs.parents)
+        place = folder / "installed" / package.name / install.name
+        shutil.copytree(install, place, symlinks=True)
+        libraries = package.with_name(package.name + ".libs")  # beside it, where wheels keep them
+        if libraries.exists():
+            shutil.copytree(libraries, folder / "installed" / libraries.name)
+        return place / programs.name
     return programs
 
 
