@@ -1,0 +1,172 @@
+"""Snapshots: whole or as good as not there, the newest whole one counts, and old ones go."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from keylane.broker.storage.snapshot import CHANGES_MAX, Extra, Snapshots, encode_chunk
+from keylane.protocol.errors import DataFolderError, StorageError
+from sim.disk import Crashed, SimDisk
+
+Images = dict[int, bytes]
+
+
+def put(snapshots: Snapshots, position: int, images: Images, *, whole: bool | None = None) -> None:
+    snapshots.write(
+        [encode_chunk(list(images.items()))] if images else [],
+        whole=snapshots.wants_whole() if whole is None else whole,
+        clean=False,
+        position=position,
+        extra=Extra({9: position}, ["p"]),
+    )
+
+
+def loaded(disk: SimDisk) -> tuple[int, Images]:
+    images: Images = {}
+    found = Snapshots(disk).load(images.__setitem__)
+    return found.position, images
+
+
+def names(disk: SimDisk) -> list[int]:
+    return [int(name[:10]) for name in disk.list("snapshot")]
+
+
+def test_changes_on_top_of_a_whole_one():
+    """The first is whole, the next ones hold changes, and together they are the newest state."""
+    disk = SimDisk()
+    snapshots = Snapshots(disk)
+    assert loaded(disk) == (0, {})
+    assert snapshots.wants_whole()
+    put(snapshots, 100, {1: b"one", 2: b"two"})
+    assert not snapshots.wants_whole()
+    put(snapshots, 200, {2: b"TWO"})
+    put(snapshots, 300, {})
+    assert loaded(disk) == (300, {1: b"one", 2: b"TWO"})
+    extra = Snapshots(disk).load(lambda _number, _image: None).extra
+    assert extra == Extra({9: 300}, ["p"])
+
+
+def test_old_ones_go():
+    """The newest whole one, the whole one before it and what follows each are kept, and nothing else."""
+    disk = SimDisk()
+    snapshots = Snapshots(disk)
+    for number in range(1, 9):
+        put(snapshots, number, {number: b"x"}, whole=number in {1, 3, 6})
+    assert names(disk) == [3, 4, 5, 6, 7, 8]
+
+
+def test_a_whole_one_is_due_after_many_changes():
+    """Changes that outgrow the whole one, or are too many files, ask for a new whole one."""
+    snapshots = Snapshots(SimDisk())
+    put(snapshots, 1, {1: bytes(1000)})
+    put(snapshots, 2, {1: bytes(2 << 20)})
+    assert snapshots.wants_whole()
+    put(snapshots, 3, {1: bytes(1000)})
+    for number in range(CHANGES_MAX):
+        assert not snapshots.wants_whole(), number
+        put(snapshots, 4 + number, {1: b""})
+    assert snapshots.wants_whole()
+
+
+@pytest.mark.parametrize("what", ["flip", "cut", "zero", "empty", "longer"])
+def test_damage_of_the_newest(what):
+    """Any damage to the newest one leaves the ones before it, wherever it is."""
+    dice = random.Random(what)
+    for _ in range(150):
+        disk = SimDisk()
+        snapshots = Snapshots(disk)
+        put(snapshots, 10, {1: b"one", 2: b"two"})
+        put(snapshots, 20, {1: b"ONE"})
+        put(snapshots, 30, {2: b"TWO", 3: bytes(50)}, whole=dice.random() < 0.5)
+        data = disk.contents["snapshot/0000000003.snap"].data
+        at = dice.randrange(len(data))
+        match what:
+            case "flip":
+                data[at] ^= 1 << dice.randrange(8)
+            case "cut":
+                del data[at:]
+            case "zero":
+                if not any(data[at : at + 16]):
+                    continue
+                data[at : at + 16] = bytes(len(data[at : at + 16]))
+            case "empty":
+                data.clear()
+            case "longer":
+                data += b"x"
+        assert loaded(disk) == (20, {1: b"ONE", 2: b"two"})
+        again = Snapshots(disk)
+        again.load(lambda _number, _image: None)
+        assert again.wants_whole()
+        put(again, 40, {1: b"1"})
+        assert loaded(disk) == (40, {1: b"1"})
+
+
+def test_all_damaged_or_deleted():
+    """Without a whole one there is none: the state is made from the log."""
+    disk = SimDisk()
+    snapshots = Snapshots(disk)
+    put(snapshots, 10, {1: b"one"})
+    put(snapshots, 20, {1: b"two"})
+    disk.contents["snapshot/0000000001.snap"].data[30] ^= 1
+    assert loaded(disk)[0] == 0
+
+
+def test_a_newer_format_refuses_the_start():
+    """A snapshot of a newer broker is not damage, and is not overwritten."""
+    disk = SimDisk()
+    put(Snapshots(disk), 10, {1: b"one"})
+    import struct
+
+    import crc32c
+
+    data = disk.contents["snapshot/0000000001.snap"].data
+    struct.pack_into("<I", data, 8, 2)
+    struct.pack_into("<I", data, 4, crc32c.crc32c(bytes(data[8:40])))
+    with pytest.raises(DataFolderError, match="format 2"):
+        loaded(disk)
+
+
+def test_other_files_are_left_alone():
+    """Names that are no snapshot's are neither read nor removed."""
+    disk = SimDisk()
+    snapshots = Snapshots(disk)
+    put(snapshots, 1, {1: b"x"}, whole=True)
+    disk.open_append("snapshot/notes.txt").append([b"mine"])
+    disk.open_append("snapshot/0000000001.snap.bak").append([b"mine"])
+    for number in range(2, 6):
+        put(snapshots, number, {1: b"x"}, whole=True)
+    assert loaded(disk) == (5, {1: b"x"})
+    assert {"notes.txt", "0000000001.snap.bak"} < set(disk.list("snapshot"))
+
+
+def test_a_crash_at_every_operation_of_a_snapshot():
+    """Whatever of it was there, the start finds this one or the one before."""
+    for crash_at in range(1, 20):
+        for seed in range(5):
+            disk = SimDisk()
+            snapshots = Snapshots(disk)
+            put(snapshots, 10, {1: b"one"})
+            disk.crash_at = disk.steps + crash_at
+            try:
+                put(snapshots, 20, {1: b"two"}, whole=True)
+            except Crashed:
+                found = loaded(disk.after_crash(random.Random(seed)))
+                assert found in [(10, {1: b"one"}), (20, {1: b"two"})]
+            else:
+                assert loaded(disk.after_crash(random.Random(seed))) == (20, {1: b"two"})
+
+
+def test_a_full_disk_keeps_the_one_before():
+    """A snapshot that cannot be written is not there, and the next one is."""
+    disk = SimDisk()
+    snapshots = Snapshots(disk)
+    put(snapshots, 10, {1: b"one"})
+    disk.room = 10
+    with pytest.raises(StorageError):
+        put(snapshots, 20, {1: b"two"})
+    assert loaded(disk) == (10, {1: b"one"})
+    disk.room = None
+    put(snapshots, 30, {1: b"three"})
+    assert loaded(disk) == (30, {1: b"three"})

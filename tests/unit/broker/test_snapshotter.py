@@ -1,0 +1,145 @@
+"""When snapshots are written, what is in them, and that a start from one is as good as from the whole log."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+
+import pytest
+
+from keylane.broker.partition_image import image_of
+from keylane.broker.storage.snapshot import Snapshots
+from keylane.protocol.errors import DiskFullError
+from sim.clock import ManualClock
+from sim.disk import SimDisk
+from sim.store import Desk, batch, open_store
+
+SMALL = {"segment_bytes": 8192, "snapshot_bytes": 4096}
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+@pytest.fixture
+async def desk(disk) -> Desk:
+    clock = ManualClock()
+    desk = Desk(open_store(disk, clock=clock, **SMALL), clock)
+    for number in (1, 2):
+        await desk.host(number)
+    return desk
+
+
+def images(store) -> dict[int, bytes]:
+    return {number: image_of(one) for number, one in store.state.partitions.items()}
+
+
+async def busy(desk: Desk, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        await desk.append(batch(sequence=2 * number))
+        await desk.append(batch(sequence=2 * number, partition_id=2), 2)
+        if number % 10 == 0:
+            await desk.acquire(number + 1)
+            await desk.ack(number + 1, (number, number + 1))
+
+
+def read_from(disk: SimDisk) -> list[int]:
+    """Positions at which a start reads the log."""
+    reads: list[int] = []
+    pread = disk.pread
+
+    def noted(path: str, position: int, length: int) -> bytes:
+        if path.endswith(".log"):
+            reads.append(int(path[4:24]) + position)
+        return pread(path, position, length)
+
+    disk.pread = noted  # type: ignore[method-assign]
+    open_store(disk, **SMALL)
+    return reads
+
+
+async def test_snapshots_come_with_the_log(desk, disk):
+    """Every so many bytes of log there is one, and a start reads only what follows it."""
+    await busy(desk, 0, 200)
+    await asyncio.sleep(0)
+    store = desk.store
+    assert len(disk.list("snapshot")) > 2
+    assert store.log.end - store.snapshotter.position < 3 * 4096
+    found = open_store(copy.deepcopy(disk), **SMALL)
+    assert images(found) == images(store)
+    assert found.snapshotter.position == store.snapshotter.position
+
+
+async def test_after_a_clean_stop_nothing_of_the_log_is_read(desk, disk):
+    """A clean stop writes a snapshot that stands for all of the log."""
+    await busy(desk, 0, 50)
+    expected = images(desk.store)
+    await desk.store.close()
+    disk.close()
+    assert read_from(copy.deepcopy(disk)) == []
+    assert images(open_store(disk, **SMALL)) == expected
+    assert Snapshots(disk).load(lambda _number, _image: None).clean
+
+
+@pytest.mark.parametrize("left", range(5))
+async def test_any_older_snapshot_will_do(desk, disk, left):
+    """From a stale snapshot, or none, the log makes the same state."""
+    await busy(desk, 0, 150)
+    expected = images(desk.store)
+    await desk.store.close()
+    names = disk.list("snapshot")
+    for name in names[left:]:
+        disk.remove(f"snapshot/{name}")
+    found = open_store(disk, **SMALL)
+    assert images(found) == expected
+    assert not found.state.problems
+
+
+async def test_what_is_lost_to_a_full_disk_is_in_no_snapshot(desk, disk):
+    """A snapshot made while a commit fails is dropped: what was taken back is not in it."""
+    await busy(desk, 0, 20)
+    await desk.store.snapshotter.write()
+    before = images(desk.store)
+    position = desk.store.snapshotter.position
+    disk.room = 100
+    append = asyncio.create_task(desk.append(batch(sequence=40)))
+    snapshot = asyncio.create_task(desk.store.snapshotter.write())
+    with pytest.raises(DiskFullError):
+        await append
+    assert not await snapshot
+    assert desk.store.snapshotter.problem
+    disk.room = None
+    assert images(open_store(copy.deepcopy(disk), **SMALL)) == before
+    assert desk.store.snapshotter.position == position
+    assert await desk.store.snapshotter.write()
+    assert not desk.store.snapshotter.problem
+
+
+async def test_what_changes_while_it_is_made_is_not_missed(desk, disk, monkeypatch):
+    """Appends that come between two slices are in the log behind it, and fold into either state."""
+    monkeypatch.setattr("keylane.broker.snapshotter.SLICE", 1)
+    for number in range(3, 40):
+        await desk.host(number)
+    task = asyncio.create_task(desk.store.snapshotter.write())
+    for number in range(30):
+        await desk.append(batch(sequence=2 * number))
+        partition_id = 3 + number
+        await desk.append(batch(partition_id=partition_id), partition_id)
+    assert await task
+    assert images(open_store(copy.deepcopy(disk), **SMALL)) == images(desk.store)
+
+
+async def test_a_fault_of_our_own_keeps_what_was_to_be_saved(desk, disk):
+    """If the index cannot make itself durable there is no snapshot, and the next one has everything."""
+    await busy(desk, 0, 5)
+
+    def broken(_position: int) -> None:
+        raise ZeroDivisionError
+
+    queues = desk.store.snapshotter._queues
+    queues.checkpoint, checkpoint = broken, queues.checkpoint
+    assert not await desk.store.snapshotter.write()
+    queues.checkpoint = checkpoint
+    assert await desk.store.snapshotter.write()
+    assert images(open_store(disk, **SMALL)) == images(desk.store)
