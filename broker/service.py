@@ -160,7 +160,7 @@ class BrokerService:
         """
         if group.version <= group.saved_version:
             return None
-        self._store.commit.check_room(0)
+        self._store.commit.check_room(0, though_held=True)
         return self._store.save_progress(partition, group)
 
     async def _release(self, request: Release, _payload: memoryview) -> Handled:

@@ -1,0 +1,211 @@
+"""Retention of a whole store: what goes, what stays, and what readers and consumers see of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from keylane.broker.cleaning import Cleaning
+from keylane.broker.service import BrokerService
+from keylane.protocol.control import Retention, TimeBound
+from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError
+from keylane.protocol.frames import Append
+from sim.clock import ManualClock
+from sim.disk import SimDisk
+from sim.store import Desk, batch, facts, in_place, open_store, settings_of
+
+SEGMENT = 4096
+HOUR = 3_600_000
+
+
+class House:
+    """A broker's store with segments an hour apart, and its retention."""
+
+    def __init__(self, **changes):
+        self.disk, self.clock = SimDisk(), ManualClock()
+        self.changes = {"segment_bytes": SEGMENT, "cache_bytes": 0} | changes
+        self.open()
+
+    def open(self):
+        self.store = open_store(self.disk, clock=self.clock, **self.changes)
+        self.desk = Desk(self.store, self.clock)
+        self.cleaning = Cleaning(
+            self.store, self.disk, settings_of(**self.changes),
+            clock=self.clock, run_commit=in_place, run_read=in_place,
+        )  # fmt: skip
+
+    async def fill(self, partitions=(1, 2), *, batches=60, retention=None):
+        for number in partitions:
+            told = facts(number)
+            _, durable = self.store.host(type(told)(
+                subject=told.subject, partition=told.partition, retention=retention
+            ))  # fmt: skip
+            await durable
+        for number in range(batches):
+            self.clock.advance(HOUR)
+            for one in partitions:
+                await self.desk.append(batch(partition_id=one, sequence=2 * number), one)
+
+    def first(self, partition_id=1):
+        return self.store.state.partition(partition_id).first_offset
+
+    async def agrees(self):
+        """First offsets are those of the first whole batch in the log, for every reader."""
+        for partition in self.store.state.partitions.values():
+            first = partition.first_offset
+            assert self.store.queues.bounds(partition.partition_id) == (
+                first, partition.next_offset,
+            )  # fmt: skip
+            offset = first
+            while offset < partition.next_offset:
+                _, offset = await self.store.read(partition, offset, bytes_max=1 << 20)
+            unit = self.store.queues.find(
+                partition.partition_id, first, end=first + 1, bytes_max=1
+            )[0]
+            assert unit.position >= self.store.log.first_position
+            if first:
+                with pytest.raises(OffsetOutOfRangeError):
+                    await self.desk.read(first - 1, partition_id=partition.partition_id)
+
+
+async def test_old_segments_go_and_first_offsets_rise():
+    """After 72 hours segments go, the first offset is the first message that is there, after a restart too."""
+    house = House()
+    await house.fill(batches=100)
+    bases = house.store.log.bases
+    gone = await house.cleaning.check()
+    assert 0 < gone < len(bases) - 1
+    assert house.store.log.bases == bases[gone:]
+    partition = house.store.state.partition(1)
+    unit = house.store.queues.by_time(1, 0, TimeBound.LOWER)
+    assert house.clock.wall_ms() - unit.appended_at_ms <= 80 * HOUR
+    await house.agrees()
+    assert partition.first_offset > 0
+    assert await house.cleaning.check() == 0
+    first = house.first()
+    await house.store.close()
+    house.open()
+    assert house.first() == first
+    await house.agrees()
+
+
+async def test_the_last_segment_stays():
+    """However old it is, the segment that is written to stays, and the broker goes on."""
+    house = House()
+    await house.fill(batches=50)
+    house.clock.advance(1000 * HOUR)
+    await house.desk.append(batch(sequence=100))
+    house.clock.advance(1000 * HOUR)
+    await house.cleaning.check()
+    assert len(house.store.log.bases) == 1
+    await house.agrees()
+    await house.desk.append(batch(sequence=102))
+
+
+async def test_a_group_that_lags_keeps_its_messages():
+    """What a consumer group has not acked stays and is told; when it has acked, it goes."""
+    house = House()
+    await house.fill(batches=100)
+    await house.desk.acquire(1)
+    await house.desk.ack(1, (0, 41))
+    await house.cleaning.check()
+    assert "acked" in house.cleaning.problem
+    assert 0 < house.first() <= 41
+    first = house.first()
+    await house.desk.ack(1, (41, 200))
+    await house.cleaning.check()
+    assert house.first() > first
+    assert house.cleaning.problem == ""
+    await house.agrees()
+
+
+async def test_time_alone_counts_where_the_subject_says_so():
+    """A group on such a subject is moved on to the first message that is left, durably."""
+    house = House()
+    await house.fill(batches=100, retention=Retention.TIME)
+    await house.desk.acquire(1)
+    await house.cleaning.check()
+    first = house.first()
+    assert first > 0
+    group = house.store.state.partition(1).groups["audit"]
+    assert group.acked.cursor == first
+    await house.store.close()
+    house.open()
+    assert (await house.desk.acquire(2, "b" * 16)).cursor == first
+    await house.agrees()
+
+
+async def test_a_new_group_begins_at_the_first_message_there_is():
+    """A group that comes after retention is not sent to messages that are gone."""
+    house = House()
+    await house.fill(batches=100)
+    await house.cleaning.check()
+    assert (await house.desk.acquire(1)).cursor == house.first() > 0
+    found, _ = await house.desk.pull(1, house.first())
+    assert found.upto > house.first()
+
+
+async def test_size():
+    """The log is kept below its size, a segment or two aside."""
+    house = House(retention_ms=0, retention_bytes=3 * SEGMENT)
+    await house.fill(batches=100)
+    await house.cleaning.check()
+    assert house.store.log.end - house.store.log.first_position <= 3 * SEGMENT + 8192
+    await house.agrees()
+
+
+async def test_a_full_disk_stops_messages_and_heals():
+    """At 90 % messages are refused, what consumers do is not; once there is room they are taken again."""
+    house = House()
+    await house.fill(batches=30)
+    await house.desk.acquire(1)
+    house.disk.total, house.disk.room = 1_000_000, 95_000
+    await house.cleaning.check()
+    with pytest.raises(BrokerReadOnlyError, match="90 %"):
+        await house.desk.append(batch(sequence=60))
+    assert house.first() == 0
+    await house.desk.ack(1, (0, 50))
+    await house.desk.acquire(2, "b" * 16)
+    await house.cleaning.check()
+    assert house.first() > 0
+    house.disk.room = 500_000
+    await house.cleaning.check()
+    await house.desk.append(batch(sequence=60))
+
+
+async def test_a_reader_that_is_overtaken_is_told():
+    """A read whose bytes go while it waits for its turn is out of range, not damage."""
+    house = House()
+    await house.fill(batches=100)
+    turn = asyncio.Event()
+
+    async def later(function, /, *args):
+        await turn.wait()
+        return function(*args)
+
+    house.store._run_read = later
+    reading = asyncio.create_task(house.desk.read(0))
+    await asyncio.sleep(0)
+    await house.cleaning.check()
+    assert house.first() > 0
+    turn.set()
+    with pytest.raises(OffsetOutOfRangeError):
+        await reading
+
+
+async def test_nothing_of_a_producer_is_forgotten():
+    """A batch sent again after its segment went, and the broker was restarted without a snapshot, is a duplicate."""
+    house = House()
+    await house.fill(batches=100)
+    await house.cleaning.check()
+    await house.store.close()
+    for name in house.disk.list("snapshot"):
+        house.disk.remove(f"snapshot/{name}")
+    house.open()
+    service = BrokerService(house.store, clock=house.clock)
+    answer, _ = await service.handle(Append(1, 1), memoryview(batch(sequence=198)))
+    assert answer.duplicate
+    answer, _ = await service.handle(Append(2, 1), memoryview(batch(sequence=200)))
+    assert answer.base_offset == 200
+    await house.agrees()

@@ -1,0 +1,81 @@
+"""Which segments retention lets go."""
+
+from __future__ import annotations
+
+from keylane.broker.retention import (
+    DiskUse,
+    Limits,
+    Segment,
+    allowed_position,
+    reason_to_hold,
+    wanted_position,
+)
+
+HOUR = 3_600_000
+LIMITS = Limits(retention_ms=72 * HOUR, retention_bytes=0)
+NOW = 1000 * HOUR
+EMPTY = DiskUse(free_bytes=99, total_bytes=100)
+
+
+def segments(*ages_h):
+    """Sealed segments of 100 bytes, the oldest first."""
+    return [
+        Segment(100 * n, 100 * n + 100, None if age is None else NOW - age * HOUR)
+        for n, age in enumerate(ages_h)
+    ]
+
+
+def wanted(found, *, limits=LIMITS, disk=EMPTY):
+    return wanted_position(found, limits, disk, end=100 * len(found) + 50, now_ms=NOW) // 100
+
+
+def disk(percent, *, total=10_000):
+    return DiskUse(free_bytes=total * (100 - percent) // 100, total_bytes=total)
+
+
+def test_age():
+    """What is 72 hours old goes, a millisecond younger stays, and nothing behind the first that stays."""
+    assert wanted(segments(73, 72, 71)) == 2
+    assert wanted(segments(71, 73)) == 0
+    assert wanted(segments(80, None, 80)) == 1
+    assert wanted(segments(80), limits=Limits(retention_ms=0, retention_bytes=0)) == 0
+    assert wanted([]) == 0
+
+
+def test_size():
+    """The oldest go until the whole log is within its size."""
+    limits = Limits(retention_ms=0, retention_bytes=250)
+    assert wanted(segments(0, 0, 0, 0), limits=limits) == 2
+    assert wanted(segments(0, 0), limits=limits) == 0
+
+
+def test_three_quarters_full():
+    """From 75 % on what has half its age goes, and no more once that is enough."""
+    found = segments(40, 37, 30)
+    assert wanted(found, disk=disk(74)) == 0
+    assert wanted(found, disk=disk(75)) == 1
+    assert wanted(found, disk=disk(76)) == 2
+    assert wanted(found, disk=disk(84)) == 2
+
+
+def test_85_percent_full():
+    """From 85 % on the oldest go whatever their age, until the disk is below that again."""
+    assert wanted(segments(1, 1, 1, 1), disk=disk(86, total=10_000)) == 2
+    assert wanted(segments(1, 1, 1, 1), disk=disk(99, total=10_000)) == 4
+    assert wanted(segments(1, 1), disk=disk(84)) == 0
+
+
+def test_90_percent_full():
+    """From 90 % on no messages are taken."""
+    assert reason_to_hold(disk(89)) == ""
+    assert "90 % full" in reason_to_hold(disk(90))
+
+
+def test_what_a_group_needs_stays():
+    """Nothing goes from the segment on that holds the first message a group has not acked."""
+    found = segments(80, 80, 80)
+    assert allowed_position(found, 300, None) == 300
+    assert allowed_position(found, 300, 300) == 300
+    assert allowed_position(found, 300, 299) == 200
+    assert allowed_position(found, 300, 100) == 100
+    assert allowed_position(found, 300, 99) == 0
