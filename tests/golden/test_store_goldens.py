@@ -1,0 +1,91 @@
+"""The files of a broker, byte for byte: written as they always were, and read by whoever comes later."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+from keylane.broker.partition_image import image_of, partition_of
+from keylane.protocol.batch import batch_starts
+from keylane.protocol.record import Kind
+from sim.clock import ManualClock
+from sim.disk import SimDisk
+from sim.store import Desk, open_store
+
+HERE = Path(__file__).parent
+GOLDEN: dict[str, bytes] = {
+    path: bytes.fromhex("".join(lines))
+    for path, lines in json.loads((HERE / "store_v1.json").read_text()).items()
+}
+
+
+def of_today() -> dict[str, bytes]:
+    spec = importlib.util.spec_from_file_location("store_goldens", HERE / "make_store_goldens.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.store_files()
+
+
+def on_a_disk() -> SimDisk:
+    disk = SimDisk()
+    for path, data in GOLDEN.items():
+        disk.make_folder(path.rpartition("/")[0])
+        file = disk.open_append(path)
+        file.append([data])
+        file.fdatasync()
+    return disk
+
+
+def test_the_files_are_what_they_were():
+    """Segments, trails, snapshots, index and identity have the bytes of their format."""
+    found = of_today()
+    assert sorted(found) == sorted(GOLDEN)
+    for path, data in GOLDEN.items():
+        assert found[path].hex(" ", 8) == data.hex(" ", 8), path
+
+
+async def test_the_files_are_read():
+    """A folder of this format opens, with its snapshot or from the log alone, and says the same."""
+    images = {}
+    for snapshot in (True, False):
+        disk, clock = on_a_disk(), ManualClock()
+        for name in disk.list("snapshot") if not snapshot else []:
+            disk.remove(f"snapshot/{name}")
+        desk = Desk(open_store(disk, clock=clock, segment_bytes=4096), clock)
+        state = desk.store.state
+        assert not state.problems
+        assert sorted(state.partitions) == [1, 9]
+        images[snapshot] = {number: image_of(one) for number, one in state.partitions.items()}
+        assert state.partition(9).sealed
+        assert state.partition(9).facts.partition.parents == (3, 4)
+        group = state.partition(1).groups["audit"]
+        assert (group.lock.fence, group.acked.cursor, group.acked.ranges) == (5, 0, [(1, 2)])
+        answer, payload = await desk.read(2)
+        assert [header.count for _, header in batch_starts(payload)] == [1]
+        assert answer.next_offset == 3
+    assert images[True] == images[False]
+
+
+def test_an_image():
+    """A partition's image is an array, and fields that came later may be missing in it."""
+    image = bytes.fromhex(
+        "9d a7666c6967687473 a27031 00 00 cd0400 a26731 90 00 03 05 c2 90 90".replace(" ", "")
+    )
+    one = partition_of(1, image)
+    assert (one.next_offset, one.appended_at_ms, one.sealed) == (3, 5, False)
+    assert one.lost == ()
+
+
+def test_kinds():
+    """A number of a kind is never used for something else."""
+    assert {kind.name: kind.value for kind in Kind} == {
+        "MESSAGES": 1,
+        "PARTITION": 2,
+        "SEAL": 3,
+        "FENCE": 4,
+        "CURSOR": 5,
+        "STATE": 6,
+    }
