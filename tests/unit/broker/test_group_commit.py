@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane.broker.group_commit import RETRY_FULL_MS
-from keylane.broker.storage.commit_log import segment_bases
+from keylane.broker.storage.commit_log import segment_bases, segment_path
 from keylane.broker.store import Store
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -244,3 +244,104 @@ async def test_a_faulty_index_never_acks(desk):
         await desk.append(batch())
     with pytest.raises(BrokerReadOnlyError):
         await desk.append(batch(sequence=2))
+
+
+# ── flush = async ─────────────────────────────────────────────────────────────────────────────────────
+@pytest.fixture
+async def later(disk, clock) -> Desk:
+    """A broker that syncs 20 ms later."""
+    desk = Desk(open_store(disk, clock=clock, flush="async", flush_ms=20), clock)
+    await desk.host()
+    return desk
+
+
+async def test_an_answer_names_its_level(desk, later):
+    """An append says whether it was synced or will be."""
+    assert (await desk.append(batch())).durable == "fsync"
+    assert (await later.append(batch())).durable == "async"
+
+
+async def test_appends_are_synced_together_a_little_later(later, disk):
+    """With flush = async appends are answered before the sync, which comes by itself and only once."""
+    syncs = disk.syncs
+    for number in range(10):
+        await later.append(batch(sequence=2 * number))
+    assert disk.syncs == syncs
+    await asyncio.sleep(0.05)
+    assert disk.syncs == syncs + 1
+    await asyncio.sleep(0.05)
+    assert disk.syncs == syncs + 1
+
+
+async def test_a_steady_stream_is_synced_in_time(later, disk, clock):
+    """Appends that never stop are synced as often as they should be."""
+    syncs = disk.syncs
+    for number in range(20):
+        await later.append(batch(sequence=2 * number))
+        clock.advance(10)
+    assert 5 <= disk.syncs - syncs <= 11
+
+
+async def test_own_records_never_wait_for_their_sync(later, disk):
+    """A fence is on the platter when it is answered, and whatever was before it in the log."""
+    await later.append(batch())
+    syncs = disk.syncs
+    await later.acquire(1)
+    assert disk.syncs == syncs + 1
+    assert not disk.contents["log/" + "0" * 20 + ".log"].written
+
+
+async def test_a_late_sync_that_fails_ends_writing(later, disk):
+    """Nothing is answered any more after it, and health says why."""
+    await later.append(batch())
+    disk.fail = "fdatasync"
+    await asyncio.sleep(0.05)
+    disk.fail = ""
+    with pytest.raises(BrokerReadOnlyError):
+        await later.append(batch(sequence=2))
+    assert "fdatasync" in later.store.commit.reason
+
+
+async def test_segments_are_synced_before_the_next_one(disk, clock):
+    """Also with flush = async only the last segment may have bytes that are not on the platter."""
+    desk = Desk(
+        open_store(disk, clock=clock, flush="async", flush_ms=10_000, segment_bytes=4096), clock
+    )
+    await desk.host()
+    for number in range(100):
+        await desk.append(batch(sequence=2 * number))
+    bases = segment_bases(disk)
+    assert len(bases) > 3
+    assert all(not disk.contents[segment_path(base)].written for base in bases[:-1])
+    await desk.store.close()
+    assert not disk.contents[segment_path(bases[-1])].written
+    assert open_store(disk).state.partition(1).next_offset == 200
+
+
+# ── room ──────────────────────────────────────────────────────────────────────────────────────────────
+async def test_a_full_disk_is_tried_again_when_there_is_room(desk, disk, clock):
+    """As long as what did not fit would not fit, nothing is written; with room it goes on by itself."""
+    disk.room = 100
+    with pytest.raises(DiskFullError):
+        await desk.append(batch())
+    steps = disk.steps
+    for _ in range(3):
+        clock.advance(RETRY_FULL_MS)
+        assert desk.store.commit.reason == "the disk is full"
+        with pytest.raises(BrokerReadOnlyError):
+            await desk.append(batch())
+    assert disk.steps == steps
+    disk.room = 100_000
+    clock.advance(RETRY_FULL_MS)
+    assert not desk.store.commit.reason
+    assert (await desk.append(batch())).base_offset == 0
+
+
+async def test_writes_can_be_held_back(desk):
+    """Writing that is held back says why, and goes on when it is let go."""
+    desk.store.commit.hold("for a reason")
+    assert desk.store.commit.reason == "for a reason"
+    with pytest.raises(BrokerReadOnlyError, match="for a reason"):
+        await desk.append(batch())
+    desk.store.commit.hold("")
+    assert (await desk.append(batch())).base_offset == 0
