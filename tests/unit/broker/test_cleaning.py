@@ -209,3 +209,27 @@ async def test_nothing_of_a_producer_is_forgotten():
     answer, _ = await service.handle(Append(2, 1), memoryview(batch(sequence=200)))
     assert answer.base_offset == 200
     await house.agrees()
+
+
+async def test_a_reader_that_hangs_delays_no_append():
+    """Appends, acks and other readers go on while a read waits for its disk."""
+    house = House()
+    await house.fill(batches=40)
+    never = asyncio.Event()
+    run_read = house.store._run_read
+
+    async def hangs(function, /, *args):
+        await never.wait()
+        return function(*args)
+
+    house.store._run_read = hangs
+    slow = [asyncio.create_task(house.desk.read(0, bytes_max=1 << 21)) for _ in range(100)]
+    await asyncio.sleep(0)
+    house.store._run_read = run_read
+    await house.desk.acquire(1)
+    for number in range(40, 60):
+        await house.desk.append(batch(sequence=2 * number))
+    await house.desk.ack(1, (0, 100))
+    assert (await house.desk.read(100))[0].upto == 120
+    never.set()
+    assert all((await one)[0].upto for one in slow)
