@@ -232,4 +232,5 @@ async def test_a_reader_that_hangs_delays_no_append():
     await house.desk.ack(1, (0, 100))
     assert (await house.desk.read(100))[0].upto == 120
     never.set()
-    assert all((await one)[0].upto for one in slow)
+    for answer, _ in await asyncio.gather(*slow):
+        assert answer.upto > 0
