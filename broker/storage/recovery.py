@@ -147,6 +147,7 @@ class _Scan:
         self._holes: list[Hole] = []
 
     def run(self) -> Recovered:
+        self._check_sizes()
         if self._bases and self._at < self._bases[0]:
             self._lose(self._bases[0], "a segment is missing")
         for base, following in pairwise(self._bases):
@@ -157,6 +158,17 @@ class _Scan:
                     whole = self._next_whole(base)
                     self._lose(whole or following, problem or "a segment is missing or cut")
         return self._run_last()
+
+    def _check_sizes(self) -> None:
+        """Miss what is not there of the segments that will not be read."""
+        start = self._at
+        bases = self._bases or [self._trails[0] if self._trails else 0]
+        for base, following in pairwise([*bases, start]):
+            end = base + (self._files.size(segment_path(base)) or 0)
+            if end < following <= start:
+                self._at = end
+                self._lose(following, "a segment is missing or cut")
+        self._at = start
 
     def _run_last(self) -> Recovered:
         base = self._bases[-1] if self._bases else self._at

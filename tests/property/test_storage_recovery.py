@@ -6,12 +6,13 @@ import asyncio
 import copy
 import random
 
+import crc32c
 import pytest
 
 from keylane.broker.storage.commit_log import segment_bases, segment_path
 from keylane.broker.storage.trail import trail_bases, trail_path
 from keylane.protocol.batch import batch_starts
-from keylane.protocol.errors import CorruptLogError
+from keylane.protocol.errors import CorruptLogError, DataFolderError
 from keylane.protocol.record import HEADER_BYTES
 from sim.clock import ManualClock
 from sim.disk import SimDisk
@@ -265,3 +266,68 @@ def test_segment_size_may_change_between_starts():
 
     asyncio.run(go_on())
     assert stored(disk) == bodies(sent)
+
+
+def newer(record: bytes, *, at: int, value: int) -> bytes:
+    """The record with another value in one byte of its header, its checksum right."""
+    changed = bytearray(record)
+    changed[at] = value
+    changed[4:8] = crc32c.crc32c(bytes(changed[8:HEADER_BYTES])).to_bytes(4, "little")
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(("at", "value"), [(12, 2), (13, 77)], ids=["version", "kind"])
+def test_a_log_of_a_newer_broker_is_refused(at, value):
+    """A record of a newer version or an unknown kind is no damage: the start is refused, and nothing is changed."""
+    disk, sent = written(4)
+    data = bytes(disk.contents[PATH].data)
+    for index in range(len(sent)):
+        start = len(data) - sum(map(len, sent[index:]))
+        end = start + len(sent[index])
+        changed = data[:start] + newer(data[start:end], at=at, value=value) + data[end:]
+        broken = copy_of(disk, PATH, changed)
+        with pytest.raises(DataFolderError, match="newer"):
+            open_store(broken)
+        assert bytes(broken.contents[PATH].data) == changed
+
+
+def test_a_gap_after_a_lost_end_stays_a_gap():
+    """After a lost end the log goes on in a new segment behind it; later starts tell the same loss, and no other."""
+    disk, sent = written(6)
+    data = bytes(disk.contents[PATH].data)
+    broken = copy_of(disk, PATH, data[: -len(sent[-1]) - 10])
+
+    async def go_on(count: int) -> None:
+        clock = ManualClock()
+        desk = Desk(open_store(broken, clock=clock), clock)
+        if 2 not in desk.store.state.partitions:
+            await desk.host(2)
+        known = desk.store.state.partition(2).next_offset
+        for number in range(known, known + 2 * count, 2):
+            await desk.append(batch(sequence=number, partition_id=2), 2)
+        assert [one[:2] for one in desk.store.state.partition(1).lost] == [(8, 10), (10, 12)]
+        assert not desk.store.state.partition(2).lost
+
+    for _ in range(3):
+        asyncio.run(go_on(5))
+        for name in broken.list("snapshot"):
+            broken.remove(f"snapshot/{name}")
+    assert segment_bases(broken) == [0, len(data)]
+    found, position = stopped(broken)
+    assert found == bodies(sent[:4])
+    assert position == len(data) - len(sent[-1]) - len(sent[-2])
+
+
+def test_a_log_that_is_gone_is_missed():
+    """Every segment deleted: what was there is missed loudly, and the log goes on behind it."""
+    disk, sent = written(30, segment_bytes=4096)
+
+    async def stop() -> None:
+        await open_store(disk).close()
+
+    asyncio.run(stop())
+    for base in segment_bases(disk):
+        disk.remove(segment_path(base))
+    found, _ = stopped(disk)
+    assert found == []
+    assert open_store(copy.deepcopy(disk)).state.partition(1).next_offset == 2 * len(sent)
