@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from .partition import HostedPartition
 from .partition_image import image_of, partition_of
 
-WARM_MAX = 20_000
+WARM_MAX = 8_000
 """A warm partition takes about a kilobyte, a cold one about two hundred bytes."""
 COOL_AT_ONCE = 8
 
@@ -48,8 +48,11 @@ class PartitionTable(Mapping[int, HostedPartition]):
         return partition_id in self._warm or partition_id in self._cold
 
     def __iter__(self) -> Iterator[int]:
-        yield from list(self._warm)
-        yield from list(self._cold)
+        return iter(self.ids())
+
+    def ids(self) -> list[int]:
+        """The ids of all partitions now."""
+        return [*self._warm, *self._cold]
 
     def __len__(self) -> int:
         return len(self._warm) + len(self._cold)

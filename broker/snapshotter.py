@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 
 from ..protocol.errors import KeylaneError, StorageError
 from .group_commit import GroupCommit, RunBlocking
@@ -94,7 +93,7 @@ class Snapshotter:
         whole = self._snapshots.wants_whole()
         failures = self._commit.failures
         try:
-            chunks = await self._chunks(list(table) if whole else dirty)
+            chunks = await self._chunks(table.ids() if whole else list(dirty))
             extra = Extra(dict(self._state.orphans), list(self._state.problems))
             await self._commit.synced()
             if self._commit.failures != failures:
@@ -113,14 +112,13 @@ class Snapshotter:
         self.problem = ""
         return True
 
-    async def _chunks(self, numbers: Iterable[int]) -> list[bytes]:
+    async def _chunks(self, numbers: list[int]) -> list[bytes]:
         table = self._state.partitions
-        ordered = list(numbers)
         chunks = []
-        for first in range(0, len(ordered), SLICE):
+        for first in range(0, len(numbers), SLICE):
             if first:
                 await asyncio.sleep(0)
-            images = [(number, table.image(number)) for number in ordered[first : first + SLICE]]
+            images = [(number, table.image(number)) for number in numbers[first : first + SLICE]]
             chunks.append(
                 encode_chunk([(one, image) for one, image in images if image is not None])
             )
