@@ -96,6 +96,10 @@ class Files(Protocol):
         """As `pread` for each (position, length) of one file."""
         ...
 
+    def will_read(self, path: str, position: int, length: int) -> None:
+        """Have the disk fetch bytes that are read soon, while something else is done."""
+        ...
+
     def protect(self, path: str) -> None:
         """Let nobody write to a file any more; a file that is open for writing stays so."""
         ...
@@ -332,6 +336,14 @@ class RealFiles:
         held = self._reading.pop(path, None)
         if held is not None and not held[1]:
             os.close(held[0])
+
+    def will_read(self, path: str, position: int, length: int) -> None:
+        """See `Files.will_read`."""
+        try:
+            with self._descriptor(path) as descriptor:
+                os.posix_fadvise(descriptor, position, length, os.POSIX_FADV_WILLNEED)
+        except OSError as error:
+            raise _error("advise", path, error) from error
 
     def protect(self, path: str) -> None:
         """See `Files.protect`."""

@@ -42,7 +42,9 @@ from .trail import Trace, durable_end, traces_between, trail_bases
 
 log = logging.getLogger("keylane.broker")
 
-READ_BYTES = 4 << 20
+READ_BYTES = 2 << 20
+AHEAD_BYTES = 8 << 20
+"""Fetched by the disk while checksums are made."""
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 
 
@@ -202,6 +204,9 @@ class _Scan:
         wanted = READ_BYTES
         while self._at < end:
             length = min(max(wanted, READ_BYTES), end - self._at)
+            ahead = self._at + length
+            if ahead < end:
+                self._files.will_read(path, ahead - base, AHEAD_BYTES)
             data = self._files.pread(path, self._at - base, length)
             view = memoryview(data)
             start = 0

@@ -188,6 +188,9 @@ class SimDisk:
     def preads(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.pread(path, position, length) for position, length in ranges]
 
+    def will_read(self, path: str, position: int, length: int) -> None:
+        pass
+
     def protect(self, path: str) -> None:
         if path not in self.contents:
             raise StorageError(f"chmod {path}: No such file or directory", path=path)
