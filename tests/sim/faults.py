@@ -228,7 +228,8 @@ class Faults:
             self._dice.choice(alive).break_off()
 
     def _wall_jump(self) -> None:
-        machine = self._dice.choice(self._world.machines)
+        hosts = [*self._world.metas, *self._world.consumers, self._dice.choice(self._world.hosts)]
+        machine = self._dice.choice(hosts).machine
         machine.wall_jump_ms += self._dice.choice((-3_600_000, -5_000, 5_000, 3_600_000))
 
     def _loss(self) -> None:

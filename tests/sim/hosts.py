@@ -162,6 +162,7 @@ class BrokerHost(Host):
         record: Callable[[Served], None],
         clock_tick: Callable[[], int],
         settings: dict[str, Any],
+        disk_s: float,
     ) -> None:
         super().__init__(*args)
         self.group = group
@@ -172,6 +173,7 @@ class BrokerHost(Host):
         self._record = record
         self._tick = clock_tick
         self._settings = settings
+        self._disk_s = disk_s
 
     @property
     def address(self) -> str:
@@ -243,14 +245,14 @@ class BrokerHost(Host):
     async def _blocking(self, function: Callable[..., Any], /, *args: Any) -> Any:
         """As a thread would: some time before, the work at one moment, some time after."""
         dice = self.dice
-        await asyncio.sleep(0.004 * dice.random())
+        await asyncio.sleep(self._disk_s * dice.random())
         try:
             result = function(*args)
         except Crashed:
             self.lose_power()
             raise
         if dice.random() < 0.3:
-            await asyncio.sleep(0.002 * dice.random())
+            await asyncio.sleep(self._disk_s / 2 * dice.random())
         return result
 
     def end(self, *, machine_down: bool) -> None:

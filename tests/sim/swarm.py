@@ -37,6 +37,8 @@ class Swarm:
     gap_s: float
     """Between two faults, on average."""
     delay_s: float
+    disk_s: float
+    """How long a broker's disk takes at most."""
     manners: dict[str, float] = field(hash=False)
     producer: dict[str, Any] = field(hash=False)
     consumer: dict[str, Any] = field(hash=False)
@@ -61,6 +63,7 @@ def draw(dice: random.Random) -> Swarm:
         fault_s=dice.choice((8.0, 12.0, 20.0)),
         gap_s=dice.choice((0.4, 1.0, 2.0)),
         delay_s=dice.choice((0.0005, 0.002, 0.01)),
+        disk_s=dice.choice((0.004, 0.004, 0.05, 0.6)),
         manners={
             "slow": dice.choice((0.0, 0.02, 0.1)),
             "fails": dice.choice((0.0, 0.0, 0.05)),

@@ -129,6 +129,7 @@ class World:
                     record=self.record,
                     clock_tick=lambda: len(self.history),
                     settings=swarm.broker,
+                    disk_s=swarm.disk_s,
                 )
             )
         shared = [b"k%d" % number for number in range(swarm.keys)]
@@ -246,13 +247,15 @@ class World:
         await asyncio.sleep(1.0)
         self.faults.heal()
         healed_at = self.loop.now
-        while not (self._drained() and await self._in_operator(self._operations_done())):
+        verified = False
+        while not (verified and self._drained()):  # the last look is the moment of the final log
             if self.loop.now > healed_at + DRAIN_S:
                 return -1.0
             await asyncio.sleep(LOOK_S)
-        drained_s = self.loop.now - healed_at
-        await self._in_operator(self._verify())
-        return drained_s
+            if self._drained() and await self._in_operator(self._operations_done()):
+                await self._in_operator(self._verify())
+                verified = True
+        return self.loop.now - healed_at
 
     async def _in_operator(self, work: Coroutine[Any, Any, T]) -> T:
         return await self.loop.create_task(work, context=self._operator.context.copy())

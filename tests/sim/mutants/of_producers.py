@@ -78,18 +78,13 @@ def detour_not_declared(patches: Patches) -> None:
 
 
 def newer_go_before_older(patches: Patches) -> None:
-    """What had to leave a sealed partition queues behind what was sent since."""
+    """What had to leave a sealed partition goes behind what was sent since."""
 
-    def leave(self: Any, executor: Any, parcels: Any, step: Any) -> None:
-        if step is Step.NEW_ROUTE:
-            waiting, self._hold = self._hold, []
-            real(self, executor, parcels, step)
-            self._hold = [*waiting, *self._hold]
-            self._hold.append(Parcel(self._loop.create_future()))
-        else:
-            real(self, executor, parcels, step)
+    def drain(self: Any) -> None:
+        self._hold.reverse()
+        real(self)
 
-    real = patches.set(SubjectSender, "_leave", leave)
+    real = patches.set(SubjectSender, "_drain_hold", drain)
 
 
 def refused_batch_stays_out(patches: Patches) -> None:
