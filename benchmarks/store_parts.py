@@ -21,8 +21,9 @@ import crc32c
 
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
+from keylane.broker.storage.append_file import RealAppendFile
 from keylane.broker.storage.consume_queue import Unit
-from keylane.broker.storage.files import RealAppendFile, RealFiles
+from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.index_kinds import open_index
 from keylane.broker.store import Store
 from keylane.protocol.batch import encode_batch

@@ -34,9 +34,9 @@ from ..protocol.errors import (
     OverloadedError,
     StorageError,
 )
+from .storage.append_file import Buffer
 from .storage.commit_log import CommitLog, WritePlan
 from .storage.consume_queue import ConsumeQueues, Unit
-from .storage.files import Buffer
 
 log = logging.getLogger("keylane.broker")
 

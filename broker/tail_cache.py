@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from .storage.files import Buffer
+from .storage.append_file import Buffer
 
 ENTRY_BYTES = 512
 """What a batch costs here besides its own bytes, about."""

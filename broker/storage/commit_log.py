@@ -20,7 +20,8 @@ from collections.abc import Sequence
 
 from ...protocol.errors import CorruptLogError, DiskFullError, FlushFailedError, StorageError
 from ...protocol.record import HEADER_BYTES, stamp
-from .files import AppendFile, Buffer, Files
+from .append_file import Buffer
+from .files import AppendFile, Files
 from .trail import TrailWriter, bytes_kept, trail_path
 
 log = logging.getLogger("keylane.broker")

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ...protocol.errors import ConfigError
-from .files import AppendFile, Buffer, Files, RealAppendFile, RealFiles
+from .append_file import Buffer, RealAppendFile
+from .files import AppendFile, Files, RealFiles
 
 KILL = 9
 VARIABLE = "KEYLANE_FAIL_AT"

@@ -10,7 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import threading
@@ -20,14 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from ...protocol.errors import DataFolderError, DiskFullError, FlushFailedError, StorageError
+from ...protocol.errors import DataFolderError, FlushFailedError
+from .append_file import Buffer, RealAppendFile, disk_error
 
-Buffer = bytes | bytearray | memoryview
-IOV_MAX = 1024
 READ_FILES_MAX = 256
 """Descriptors kept open for reading; the others are opened again when needed."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class AppendFile(Protocol):
@@ -144,75 +140,6 @@ def replace_file(files: Files, path: str, *pieces: Buffer) -> None:
     files.sync_folder(path.rpartition("/")[0])
 
 
-def _error(operation: str, path: str, error: OSError) -> StorageError:
-    text = f"{operation} {path}: {error.strerror or error}"
-    if error.errno in _FULL:
-        return DiskFullError(text, operation=operation, path=path)
-    if error.errno in _NO_RIGHT:
-        return DataFolderError(text, operation=operation, path=path)
-    return StorageError(text, operation=operation, path=path)
-
-
-class RealAppendFile:
-    """See `AppendFile` for the contract."""
-
-    def __init__(self, path: str, descriptor: int) -> None:
-        self._path = path
-        self._descriptor = descriptor
-        self.size = os.fstat(descriptor).st_size
-
-    def append(self, buffers: Sequence[Buffer]) -> None:
-        """See `AppendFile.append`; gathers, and goes on after a short write."""
-        for first in range(0, len(buffers), IOV_MAX):
-            left: list[Buffer] = list(buffers[first : first + IOV_MAX])
-            while left:
-                try:
-                    written = os.pwritev(self._descriptor, left, self.size)
-                except OSError as error:
-                    raise _error("write", self._path, error) from error
-                self.size += written
-                left = _rest(left, written)
-
-    def fdatasync(self) -> None:
-        """See `AppendFile.fdatasync`."""
-        try:
-            os.fdatasync(self._descriptor)
-        except OSError as error:
-            raise FlushFailedError(
-                f"fdatasync {self._path}: {error.strerror}", operation="fdatasync", path=self._path
-            ) from error
-
-    def truncate(self, size: int) -> None:
-        """See `AppendFile.truncate`."""
-        try:
-            os.ftruncate(self._descriptor, size)
-            self.size = size
-            os.fsync(self._descriptor)
-        except OSError as error:
-            raise FlushFailedError(
-                f"truncate {self._path}: {error.strerror}", operation="truncate", path=self._path
-            ) from error
-
-    def rewind(self, size: int) -> None:
-        """See `AppendFile.rewind`."""
-        self.size = size
-
-    def close(self) -> None:
-        """See `AppendFile.close`."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-def _rest(buffers: list[Buffer], written: int) -> list[Buffer]:
-    for index, buffer in enumerate(buffers):
-        size = len(buffer)
-        if written < size:
-            return [memoryview(buffer)[written:], *buffers[index + 1 :]]
-        written -= size
-    return []
-
-
 class RealFiles:
     """The folder `root` of this machine; may be used from several threads."""
 
@@ -255,7 +182,7 @@ class RealFiles:
         except FileExistsError:
             return
         except OSError as error:
-            raise _error("mkdir", path, error) from error
+            raise disk_error("mkdir", path, error) from error
         self.sync_folder(path.rpartition("/")[0])
 
     def outside(self, path: str) -> str:
@@ -269,7 +196,7 @@ class RealFiles:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise _error("list", path, error) from error
+            raise disk_error("list", path, error) from error
 
     def size(self, path: str) -> int | None:
         """See `Files.size`."""
@@ -278,14 +205,14 @@ class RealFiles:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _error("stat", path, error) from error
+            raise disk_error("stat", path, error) from error
 
     def open_append(self, path: str) -> RealAppendFile:
         """See `Files.open_append`."""
         try:
             return RealAppendFile(path, os.open(self._path(path), os.O_RDWR | os.O_CREAT, 0o644))
         except OSError as error:
-            raise _error("open", path, error) from error
+            raise disk_error("open", path, error) from error
 
     def pread(self, path: str, position: int, length: int) -> bytes:
         """See `Files.pread`."""
@@ -305,7 +232,7 @@ class RealFiles:
                         data += more
                     found.append(data)
         except OSError as error:
-            raise _error("read", path, error) from error
+            raise disk_error("read", path, error) from error
         return found
 
     @contextmanager
@@ -343,14 +270,14 @@ class RealFiles:
             with self._descriptor(path) as descriptor:
                 os.posix_fadvise(descriptor, position, length, os.POSIX_FADV_WILLNEED)
         except OSError as error:
-            raise _error("advise", path, error) from error
+            raise disk_error("advise", path, error) from error
 
     def protect(self, path: str) -> None:
         """See `Files.protect`."""
         try:
             os.chmod(self._path(path), 0o444)
         except OSError as error:
-            raise _error("chmod", path, error) from error
+            raise disk_error("chmod", path, error) from error
 
     def rename(self, old: str, new: str) -> None:
         """See `Files.rename`."""
@@ -360,7 +287,7 @@ class RealFiles:
         try:
             os.replace(self._path(old), self._path(new))
         except OSError as error:
-            raise _error("rename", new, error) from error
+            raise disk_error("rename", new, error) from error
 
     def remove(self, path: str) -> None:
         """See `Files.remove`."""
@@ -369,7 +296,7 @@ class RealFiles:
         try:
             os.remove(self._path(path))
         except OSError as error:
-            raise _error("remove", path, error) from error
+            raise disk_error("remove", path, error) from error
 
     def sync_folder(self, path: str = "") -> None:
         """See `Files.sync_folder`."""
@@ -398,7 +325,7 @@ class RealFiles:
         try:
             return os.statvfs(self._root)
         except OSError as error:
-            raise _error("statvfs", "", error) from error
+            raise disk_error("statvfs", "", error) from error
 
     def close(self) -> None:
         """See `Files.close`."""

@@ -18,8 +18,9 @@ from collections.abc import Iterator, Sequence
 
 from ...protocol.control import TimeBound
 from ...protocol.errors import StorageError
+from .append_file import Buffer
 from .consume_queue import FIND_UNITS_MAX, Unit, misfit
-from .files import Buffer, Files
+from .files import Files
 from .index_blocks import (
     BLOCK_UNITS,
     FOLDER,

@@ -20,7 +20,8 @@ from collections.abc import Iterable
 
 import crc32c
 
-from .files import AppendFile, Buffer, Files
+from .append_file import Buffer
+from .files import AppendFile, Files
 from .index_blocks import FOLDER
 from .index_queue import Blocks, Queue
 

@@ -29,7 +29,8 @@ import crc32c
 import msgspec
 
 from ...protocol.errors import DataFolderError, StorageError
-from .files import Buffer, Files, replace_file
+from .append_file import Buffer
+from .files import Files, replace_file
 
 log = logging.getLogger("keylane.broker")
 

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from ...protocol.errors import StorageError
 from ...protocol.record import HEADER_BYTES, MAGIC, Header, Kind, read_header, read_record
-from .files import AppendFile, Buffer, Files
+from .append_file import Buffer
+from .files import AppendFile, Files
 
 log = logging.getLogger("keylane.broker")
 

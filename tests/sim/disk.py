@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from keylane.broker.storage.files import Buffer
+from keylane.broker.storage.append_file import Buffer
 from keylane.protocol.errors import (
     DataFolderError,
     DiskFullError,

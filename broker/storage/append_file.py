@@ -1,0 +1,84 @@
+"""A real file that is only ever added to: gathered writes, its sync, its cut.  Disk; see `AppendFile`."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+from ...protocol.errors import DataFolderError, DiskFullError, FlushFailedError, StorageError
+
+Buffer = bytes | bytearray | memoryview
+IOV_MAX = 1024
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def disk_error(operation: str, path: str, error: OSError) -> StorageError:
+    """What the machine says went wrong, as an error of ours."""
+    text = f"{operation} {path}: {error.strerror or error}"
+    if error.errno in _FULL:
+        return DiskFullError(text, operation=operation, path=path)
+    if error.errno in _NO_RIGHT:
+        return DataFolderError(text, operation=operation, path=path)
+    return StorageError(text, operation=operation, path=path)
+
+
+class RealAppendFile:
+    """See `AppendFile` for the contract."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self.size = os.fstat(descriptor).st_size
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        """See `AppendFile.append`; gathers, and goes on after a short write."""
+        for first in range(0, len(buffers), IOV_MAX):
+            left: list[Buffer] = list(buffers[first : first + IOV_MAX])
+            while left:
+                try:
+                    written = os.pwritev(self._descriptor, left, self.size)
+                except OSError as error:
+                    raise disk_error("write", self._path, error) from error
+                self.size += written
+                left = _rest(left, written)
+
+    def fdatasync(self) -> None:
+        """See `AppendFile.fdatasync`."""
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise FlushFailedError(
+                f"fdatasync {self._path}: {error.strerror}", operation="fdatasync", path=self._path
+            ) from error
+
+    def truncate(self, size: int) -> None:
+        """See `AppendFile.truncate`."""
+        try:
+            os.ftruncate(self._descriptor, size)
+            self.size = size
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise FlushFailedError(
+                f"truncate {self._path}: {error.strerror}", operation="truncate", path=self._path
+            ) from error
+
+    def rewind(self, size: int) -> None:
+        """See `AppendFile.rewind`."""
+        self.size = size
+
+    def close(self) -> None:
+        """See `AppendFile.close`."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _rest(buffers: list[Buffer], written: int) -> list[Buffer]:
+    for index, buffer in enumerate(buffers):
+        size = len(buffer)
+        if written < size:
+            return [memoryview(buffer)[written:], *buffers[index + 1 :]]
+        written -= size
+    return []
