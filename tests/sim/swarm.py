@@ -63,7 +63,7 @@ def draw(dice: random.Random) -> Swarm:
         fault_s=dice.choice((8.0, 12.0, 20.0)),
         gap_s=dice.choice((0.4, 1.0, 2.0)),
         delay_s=dice.choice((0.0005, 0.002, 0.01)),
-        disk_s=dice.choice((0.004, 0.004, 0.05, 0.6)),
+        disk_s=dice.choice((0.004, 0.004, 0.05, 0.2)),
         manners={
             "slow": dice.choice((0.0, 0.02, 0.1)),
             "fails": dice.choice((0.0, 0.0, 0.05)),
