@@ -106,7 +106,9 @@ class Journal:
             if self._size:
                 self._number = number
                 break
-        self._number = max([self._number, *numbers])
+        if numbers and numbers[-1] != self._number:
+            # A newer one was begun and is not whole: nothing may be added to either, the next one has everything.
+            self._number, self._size = numbers[-1], 0
         for queue in queues.values():
             queue.kept()
         return queues, position, end

@@ -1,0 +1,40 @@
+"""The journal of the file index: what a failed checkpoint leaves is never taken for a whole one."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.broker.storage.consume_queue import Unit
+from keylane.broker.storage.index_file import FileConsumeQueues
+from keylane.protocol.errors import StorageError
+from sim.disk import SimDisk
+
+
+def units(first: int, count: int) -> list[tuple[int, Unit]]:
+    return [(1, Unit(n, 1, 100 * n, 100, n)) for n in range(first, first + count)]
+
+
+def test_a_new_journal_that_did_not_fit():
+    """A journal begun on a full disk is not added to by a later start: everything is found after every start."""
+    disk = SimDisk()
+    queues = FileConsumeQueues(disk)
+    queues.dispatch(units(0, 300))
+    queues.checkpoint(30_000)
+    queues.dispatch(units(300, 10))
+    disk.room = 10
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            queues.checkpoint(31_000)
+    disk.room = None
+
+    for first in (300, 310):
+        queues = FileConsumeQueues(disk)
+        assert queues.recover(100 * first) == 100 * first
+        queues.dispatch(units(first, 10))
+        queues.checkpoint(100 * (first + 10))
+    found = FileConsumeQueues(disk)
+    assert found.recover(32_000) == 32_000
+    assert found.bounds(1) == (0, 320)
+    assert [one.base_offset for one in found.find(1, 0, end=320, bytes_max=1 << 20)] == list(
+        range(320)
+    )
