@@ -109,7 +109,7 @@ def test_interrupted(tmp_path, number):
         [*COMMAND, "--rows", "300000", "--data", str(folder)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         # Whoever runs the tests in the background may have SIGINT ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
     wait_for(lambda: any(file.stat().st_size for file in folder.glob("consumer-*.csv")))
     assert len(processes_of(folder)) > 5
