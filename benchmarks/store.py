@@ -48,7 +48,7 @@ class Run:
 
     # ── parts ─────────────────────────────────────────────────────────────────────────────────────────
     def append(self, folder: Path) -> dict[str, Any]:
-        return self.part("append", folder, count=2048 // self._part, rounds=7)
+        return self.part("append", folder, count=4096 if self._part == 1 else 1024, rounds=5)
 
     def commits(self, folder: Path) -> dict[str, Any]:
         return self.part("commits", folder, count=100_000 // self._part, rounds=3)
