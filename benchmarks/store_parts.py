@@ -19,7 +19,6 @@ from typing import Any, Self
 
 import crc32c
 
-from keylane.broker.app import SWITCH_S
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage.append_file import RealAppendFile
@@ -184,8 +183,15 @@ class Cadence:
 
     def again(self, path: Path) -> float:
         """Seconds for the same writes and syncs to one file."""
-        data = os.urandom(2 * MIB)
-        plans = [[memoryview(data)[:size] for size in sizes] for sizes in self.sizes]
+        # As cold in the processor's caches as what a broker was sent.
+        data = memoryview(os.urandom(max(map(sum, self.sizes))))
+        plans = [
+            [
+                data[end - size : end]
+                for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)
+            ]
+            for sizes in self.sizes
+        ]
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         started = time.perf_counter()
         at = 0
@@ -410,7 +416,6 @@ PARTS = {
 
 def main() -> None:
     part, folder, index, arguments = sys.argv[1:]
-    sys.setswitchinterval(SWITCH_S)  # as the program does
     Path(folder).mkdir(parents=True, exist_ok=True)
     print(json.dumps(asyncio.run(PARTS[part](folder, index, **json.loads(arguments)))))
 
