@@ -48,7 +48,7 @@ class Run:
 
     # ── parts ─────────────────────────────────────────────────────────────────────────────────────────
     def append(self, folder: Path) -> dict[str, Any]:
-        return self.part("append", folder, count=4096 if self._part == 1 else 1024, rounds=5)
+        return self.part("append", folder, count=8192 // self._part, rounds=3)
 
     def commits(self, folder: Path) -> dict[str, Any]:
         return self.part("commits", folder, count=100_000 // self._part, rounds=3)
@@ -56,7 +56,7 @@ class Run:
     def reading(self, folder: Path) -> dict[str, Any]:
         part = self._part
         return self.part(
-            "reading", folder, alone=8192 // part, rows=64 // part, partitions=1000, rounds=7
+            "reading", folder, alone=8192 // part, rows=64 // part, partitions=1000, rounds=3
         )
 
     def many(self, folder: Path) -> dict[str, Any]:

@@ -183,15 +183,8 @@ class Cadence:
 
     def again(self, path: Path) -> float:
         """Seconds for the same writes and syncs to one file."""
-        # As cold in the processor's caches as what a broker was sent.
-        data = memoryview(os.urandom(max(map(sum, self.sizes))))
-        plans = [
-            [
-                data[end - size : end]
-                for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)
-            ]
-            for sizes in self.sizes
-        ]
+        data = os.urandom(2 * MIB)
+        plans = [[memoryview(data)[:size] for size in sizes] for sizes in self.sizes]
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         started = time.perf_counter()
         at = 0
