@@ -252,7 +252,7 @@ async def test_subjects_are_created_once(metas: list[MetaClient]) -> None:
 
 
 async def test_wake_ups_cross(metas: list[MetaClient]) -> None:
-    """What one metaserver changes answers the long poll at another within its poll, half a second."""
+    """What one metaserver changes answers the long poll at another at its next look, not at its end."""
     await metas[0].create_subject(CreateSubject(subject="s", partitions=2))
     first, second = "a" * 16, "b" * 16
     await metas[0].join(Join(subject="s", group="g", session=first))
@@ -278,4 +278,4 @@ async def test_wake_ups_cross(metas: list[MetaClient]) -> None:
                 )
             before = after
         assert len(before.grants) == 2
-    assert max(waits) < 0.5 + 0.5  # the poll, and a machine with other work
+    assert max(waits) < 4.5  # it looks each half second; the poll itself would end after nine

@@ -132,7 +132,7 @@ any_frame = st.one_of(
         st.lists(st.tuples(i64, i64), max_size=5).map(tuple),
     ),
     st.builds(frames.Release, u64, i64, names, names, i64),
-    st.builds(frames.Read, u64, i64, i64),
+    st.builds(frames.Read, u64, i64, i64, i64),
 )
 
 
