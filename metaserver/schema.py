@@ -59,6 +59,13 @@ brokers = Table(
     Column("writable", Boolean, nullable=False),
     Column("seen_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
+    Column(
+        "cordoned",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="was evacuated: gets no new partitions",
+    ),
 )
 
 refused_brokers = Table(
@@ -79,6 +86,14 @@ subjects = Table(
     Column("partitions_wanted", Integer, nullable=False),
     Column("partitions_named", Integer, nullable=False, comment="how many names were given so far"),
     Column("route_version", BigInteger, nullable=False, comment="0: not open yet"),
+    Column(
+        "static",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="its number of logic queues never changes",
+    ),
+    Column("retention", String(16), nullable=False, server_default="acked"),
     sqlite_autoincrement=True,  # an id is never given twice
 )
 
@@ -95,6 +110,13 @@ partitions = Table(
     Column("state", String(16), nullable=False),
     Column("end_offset", BigInteger, comment="none: open, or its end is not known"),
     Column("forsaken", Boolean, nullable=False, server_default=false()),
+    Column(
+        "logic_start",
+        BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="offset in its logic queue of its first message",
+    ),
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,  # an id is never given twice
 )
@@ -140,6 +162,7 @@ groups = Table(
     Column("version", BigInteger, nullable=False, comment="rises whenever any grant changes"),
     Column("settled", Boolean, nullable=False),
     Column("route_version", BigInteger, nullable=False, comment="the one it was settled with"),
+    Column("strategy", String(16), nullable=False, server_default="exclusive"),
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,  # an id is never given twice
 )
