@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import crc32c
 
+from keylane.broker.app import SWITCH_S
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage.append_file import RealAppendFile
@@ -409,6 +410,7 @@ PARTS = {
 
 def main() -> None:
     part, folder, index, arguments = sys.argv[1:]
+    sys.setswitchinterval(SWITCH_S)  # as the program does
     Path(folder).mkdir(parents=True, exist_ok=True)
     print(json.dumps(asyncio.run(PARTS[part](folder, index, **json.loads(arguments)))))
 

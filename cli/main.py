@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ..protocol.control import CreateSubject, Retention
 from ..protocol.routing import OrderStrategy
 from . import reshape
 from .broker import broker_app
@@ -89,6 +90,13 @@ def subject_create(
             "best_tried: after some tries go elsewhere, and say so.",
         ),
     ] = OrderStrategy.BEST_TRIED,
+    retention: Annotated[
+        Retention,
+        typer.Option(
+            help="What an old message waits for. acked: every group has handled it. "
+            "time: its age alone counts.",
+        ),
+    ] = Retention.ACKED,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -98,7 +106,16 @@ def subject_create(
 
     run(
         output,
-        create_subject(meta, output, subject=subject, partitions=partitions, strategy=strategy),
+        create_subject(
+            meta,
+            output,
+            CreateSubject(
+                subject=subject,
+                partitions=partitions,
+                order_strategy=strategy,
+                retention=retention,
+            ),
+        ),
     )
 
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
-from ..protocol.control import CreateSubject, PartitionStatus, SubjectView
+from ..protocol.control import CreateSubject, PartitionStatus, Retention, SubjectView
 from ..protocol.ids import check_name
-from ..protocol.routing import OrderStrategy, Partition
+from ..protocol.routing import Partition
 from .connection import connect, partition_status
 from .options import OutputFormat
 from .screen import make_table, show_json, show_table
 
 
-async def create_subject(
-    meta: str, form: OutputFormat, *, subject: str, partitions: int, strategy: OrderStrategy
-) -> None:
+async def create_subject(meta: str, form: OutputFormat, ask: CreateSubject) -> None:
     """Create a subject and show its partitions.  Raises RefusedError and its kin."""
-    check_name("subject", subject)
+    check_name("subject", ask.subject)
     async with connect(meta) as (client, _network):
-        view = await client.create_subject(
-            CreateSubject(subject=subject, partitions=partitions, order_strategy=strategy)
-        )
+        view = await client.create_subject(ask)
     if form is OutputFormat.JSON:
         show_json(view)
         return
@@ -55,6 +51,7 @@ async def describe_subject(meta: str, form: OutputFormat, *, subject: str) -> No
             {
                 "subject": view.subject,
                 "order_strategy": view.order_strategy,
+                "retention": view.retention,
                 "route_version": view.route.version,
                 "partitions": described,
             }
@@ -114,4 +111,5 @@ def _by_range(view: SubjectView) -> list[Partition]:
 
 
 def _title(view: SubjectView) -> str:
-    return f"{view.subject}: {view.order_strategy}, route version {view.route.version}"
+    kept = "" if view.retention is Retention.ACKED else f", retention {view.retention}"
+    return f"{view.subject}: {view.order_strategy}{kept}, route version {view.route.version}"

@@ -53,6 +53,7 @@ from .store_subjects import (
     planned_partitions,
     planned_subjects,
     read_route,
+    read_subject,
     route_versions,
     subject_names,
     subject_summaries,
@@ -189,6 +190,7 @@ class Catalogue:
             partition=replace(partition, state=PartitionState.OPEN),
             order_strategy=row.order_strategy,
             partitions_wanted=row.partitions_wanted,
+            retention=row.retention,
         )
         async with room:
             try:
@@ -207,8 +209,7 @@ class Catalogue:
 
     async def subject(self, name: str) -> SubjectView:
         """One subject.  Raises SubjectUnknownError."""
-        route = await self._database.read(read_route, name)
-        return SubjectView(subject=name, order_strategy=route.order_strategy, route=route)
+        return await self._database.read(read_subject, name)
 
     # ── routes ────────────────────────────────────────────────────────────────────────────────────────
     async def route(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ..protocol.control import HostPartition, PartitionStatus, PartitionStatusList
+from ..protocol.control import HostPartition, PartitionStatus, PartitionStatusList, Retention
 from ..protocol.errors import InvalidRequestError
 from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import (
@@ -81,6 +81,7 @@ class RebuiltSubject:
     partitions_named: int
     partitions: list[RebuiltPartition]
     groups: list[RebuiltGroup]
+    retention: Retention = Retention.ACKED
     operation: RebuiltOperation | None = None
     opened: bool = True
     """False: its creation was cut short before anybody could send, and goes on."""
@@ -172,6 +173,9 @@ def _subject(name: str, found: Sequence[PartitionStatus], *, complete: bool) -> 
     (strategy,) = strategies
     assert strategy is not None
     counts = {one.partitions_wanted for one in facts.values()} - {0}
+    kept = {one.retention for one in facts.values()} - {None}
+    if len(kept) > 1:
+        raise InvalidRequestError("its partitions do not agree on a retention")
     numbers = [int(match[1]) for one in found if (match := _NUMBER.search(one.name))]
     subject = RebuiltSubject(
         name=name,
@@ -180,6 +184,7 @@ def _subject(name: str, found: Sequence[PartitionStatus], *, complete: bool) -> 
         partitions_named=max([number + 1 for number in numbers] + [len(found)]),
         partitions=[],
         groups=_groups(found),
+        retention=next(iter(kept), None) or Retention.ACKED,
     )
     rows = {
         one.partition_id: RebuiltPartition(

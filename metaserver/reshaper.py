@@ -222,6 +222,7 @@ class Reshaper:
                         partition=facts,
                         order_strategy=operation.order_strategy,
                         partitions_wanted=operation.partitions_wanted,
+                        retention=operation.retention,
                     )
                 )
             except KeylaneError as error:

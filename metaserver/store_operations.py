@@ -15,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ..protocol.control import Retention
 from ..protocol.ids import Subject
 from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import OrderStrategy, Partition, PartitionState, route_table
@@ -42,6 +43,7 @@ class Operation:
     order_strategy: OrderStrategy
     partitions_wanted: int
     """Those the subject was created with."""
+    retention: Retention
     state: OperationState
     may_forsake: bool
     """The route may change although a silent broker has not sealed: the operator said so, and the subject's
@@ -77,6 +79,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
             subjects.c.name,
             subjects.c.order_strategy,
             subjects.c.partitions_wanted,
+            subjects.c.retention,
         )
         .join(subjects, subjects.c.subject_id == operations.c.subject_id)
         .where(operations.c.operation_id == operation_id)
@@ -95,6 +98,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         subject=Subject(row.name),
         order_strategy=OrderStrategy(row.order_strategy),
         partitions_wanted=row.partitions_wanted,
+        retention=Retention(row.retention),
         state=state,
         may_forsake=_may_forsake(row),
         todo=todo,

@@ -76,6 +76,7 @@ def _store_subject(connection: Connection, one: RebuiltSubject, route_version: i
         "order_strategy": one.order_strategy,
         "partitions_wanted": one.partitions_wanted,
         "partitions_named": one.partitions_named,
+        "retention": one.retention,
         "route_version": route_version if one.opened else 0,
     }
     inserted = sa.insert(subjects).values(row).returning(subjects.c.subject_id)

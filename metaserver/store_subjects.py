@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..protocol.control import CreateSubject, SubjectSummary
+from ..protocol.control import CreateSubject, Retention, SubjectSummary, SubjectView
 from ..protocol.errors import (
     NotEnoughBrokersError,
     OverloadedError,
@@ -48,6 +48,7 @@ class SubjectRow:
     order_strategy: OrderStrategy
     partitions_wanted: int
     route_version: int
+    retention: Retention
 
 
 def find_subject(connection: Connection, name: str, *, lock: bool = False) -> SubjectRow | None:
@@ -63,6 +64,7 @@ def find_subject(connection: Connection, name: str, *, lock: bool = False) -> Su
         order_strategy=OrderStrategy(row.order_strategy),
         partitions_wanted=row.partitions_wanted,
         route_version=row.route_version,
+        retention=Retention(row.retention),
     )
 
 
@@ -107,6 +109,7 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
                 "partitions_wanted": ask.partitions,
                 "partitions_named": ask.partitions,
                 "route_version": 0,
+                "retention": ask.retention,
             },
         )
         row = find_subject(connection, ask.subject, lock=True)
@@ -125,10 +128,13 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
         ]
         # Two metaservers may plan at once; the second finds the first one's rows by their names.
         insert_new(connection, partitions, names)
-    stored = (row.order_strategy, row.partitions_wanted)
-    if stored != (ask.order_strategy, ask.partitions):
+    stored = (row.order_strategy, row.partitions_wanted, row.retention)
+    if stored != (ask.order_strategy, ask.partitions, ask.retention):
         raise SubjectExistsError(
-            subject=ask.subject, order_strategy=row.order_strategy, partitions=row.partitions_wanted
+            subject=ask.subject,
+            order_strategy=row.order_strategy,
+            partitions=row.partitions_wanted,
+            retention=row.retention,
         )
     return row
 
@@ -181,6 +187,22 @@ def read_route(
         version=RouteVersion(row.route_version),
         order_strategy=row.order_strategy,
         partitions=subject_partitions(connection, row.subject_id, SERVED),
+    )
+
+
+def read_subject(connection: Connection, name: str) -> SubjectView:
+    """
+    An open subject.
+
+    Raises:
+        SubjectUnknownError
+    """
+    row = open_subject_row(connection, name)
+    return SubjectView(
+        subject=row.name,
+        order_strategy=row.order_strategy,
+        route=read_route(connection, name),
+        retention=row.retention,
     )
 
 

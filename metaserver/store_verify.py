@@ -7,6 +7,7 @@ from collections import defaultdict
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ..protocol.control import Retention
 from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import OrderStrategy
 from .dialect import now_ms
@@ -55,6 +56,7 @@ def _subjects(connection: Connection) -> dict[int, SubjectView]:
             partitions_wanted=row.partitions_wanted,
             partitions_named=row.partitions_named,
             route_version=row.route_version,
+            retention=Retention(row.retention),
         )
         for row in connection.execute(sa.select(subjects).order_by(subjects.c.name))
     }

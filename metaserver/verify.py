@@ -173,6 +173,7 @@ def _facts(subject: SubjectView, one: Partition) -> dict[str, object]:
         "parents": tuple(one.parents),
         "order strategy": str(subject.order_strategy),
         "partitions wanted": subject.partitions_wanted,
+        "retention": subject.retention.value,
     }
 
 
@@ -187,6 +188,7 @@ def _hosted_facts(facts: HostPartition, subject: SubjectView) -> dict[str, objec
         "parents": tuple(one.parents),
         "order strategy": str(facts.order_strategy or subject.order_strategy),
         "partitions wanted": facts.partitions_wanted or subject.partitions_wanted,
+        "retention": (facts.retention or subject.retention).value,
     }
 
 

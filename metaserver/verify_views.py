@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..protocol.control import PartitionStatusList
+from ..protocol.control import PartitionStatusList, Retention
 from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import OrderStrategy, Partition
 
@@ -20,6 +20,7 @@ class SubjectView:
     partitions_wanted: int
     partitions_named: int
     route_version: int
+    retention: Retention = Retention.ACKED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

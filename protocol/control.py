@@ -114,12 +114,20 @@ class BrokerView(Struct, frozen=True, kw_only=True):
 
 
 # ── subjects ──────────────────────────────────────────────────────────────────────────────────────────
+class Retention(enum.StrEnum):
+    """What an old message waits for: that every consumer group has ACKED it, or nothing: TIME alone counts."""
+
+    ACKED = "acked"
+    TIME = "time"
+
+
 class CreateSubject(Struct, frozen=True, kw_only=True):
     """Create a subject with `partitions` physical ones over up to that many available broker groups."""
 
     subject: str
     partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 2
     order_strategy: OrderStrategy = OrderStrategy.BEST_TRIED
+    retention: Retention = Retention.ACKED
 
 
 class SubjectView(Struct, frozen=True, kw_only=True):
@@ -128,6 +136,7 @@ class SubjectView(Struct, frozen=True, kw_only=True):
     subject: str
     order_strategy: OrderStrategy
     route: Route
+    retention: Retention = Retention.ACKED
 
 
 class SubjectSummary(Struct, frozen=True, kw_only=True):
@@ -233,13 +242,6 @@ class GroupList(Struct, frozen=True, kw_only=True):
 
 
 # ── partitions on a broker ────────────────────────────────────────────────────────────────────────────
-class Retention(enum.StrEnum):
-    """What an old message waits for: that every consumer group has ACKED it, or nothing: TIME alone counts."""
-
-    ACKED = "acked"
-    TIME = "time"
-
-
 class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     Host this partition from now on; again with the same facts changes nothing.

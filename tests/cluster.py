@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from keylane.protocol.batch import batch_starts, columns
-from keylane.protocol.control import CreateSubject, Route, SubjectView
+from keylane.protocol.control import CreateSubject, Retention, Route, SubjectView
 from keylane.protocol.errors import KeylaneError, NotEnoughBrokersError, UnreachableError
 from keylane.protocol.frames import Read
 from keylane.protocol.message import Message
@@ -113,9 +113,18 @@ class Cluster:
         for program in (*self.brokers, *self.metas):
             program.stop()
 
-    async def create(self, subject: str, *, partitions: int = 4, strategy: str = "strict") -> Route:
+    async def create(
+        self,
+        subject: str,
+        *,
+        partitions: int = 4,
+        strategy: str = "strict",
+        retention: Retention = Retention.ACKED,
+    ) -> Route:
         """Create a subject over all brokers; waits until they have reported themselves."""
-        body = CreateSubject(subject=subject, partitions=partitions, order_strategy=strategy)
+        body = CreateSubject(
+            subject=subject, partitions=partitions, order_strategy=strategy, retention=retention
+        )
         network = HttpNetwork()
         meta = MetaClient(network, [self.meta])
         wanted = min(partitions, len(self.brokers))

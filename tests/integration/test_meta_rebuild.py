@@ -15,7 +15,7 @@ import pytest
 from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
-from keylane.protocol.control import PartitionStatus
+from keylane.protocol.control import PartitionStatus, Retention
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState, Route
 from keylane.rpc.client import BrokerClient, MetaClient
@@ -23,6 +23,7 @@ from keylane.rpc.http_network import HttpNetwork
 from postgres import Postgres
 
 KEYS = 40
+RETENTIONS = {"flights": Retention.TIME, "quiet": Retention.ACKED}
 SETTINGS = ConsumerSettings(ttl_ms=1_500)
 
 
@@ -128,7 +129,7 @@ def assert_order(handled: list[Message], sent: dict[bytes, list[bytes]]) -> None
 async def test_clients_go_on_over_a_rebuilt_database(lost: Lost) -> None:
     """Same routes, cursors and tokens not lower, order kept, by producers and consumers that never ended."""
     cluster = lost.cluster
-    await cluster.create("flights", partitions=3, strategy="strict")
+    await cluster.create("flights", partitions=3, strategy="strict", retention=Retention.TIME)
     await cluster.create("quiet", partitions=2, strategy="best_tried")
     network = HttpNetwork()
     meta = MetaClient(network, [cluster.meta])
@@ -181,7 +182,9 @@ async def test_clients_go_on_over_a_rebuilt_database(lost: Lost) -> None:
     for one in owners:
         if one.partition.state is PartitionState.OPEN:
             assert one.token > max(before.values())
+    assert (await meta.subject("flights")).retention is Retention.TIME
     for partition_id, after in (await at_brokers(cluster)).items():
+        assert after.facts.retention is RETENTIONS[after.subject]
         old = {one.group: one for one in cursors_before[partition_id].groups}
         assert after.facts == cursors_before[partition_id].facts
         for group in after.groups:

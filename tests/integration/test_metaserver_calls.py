@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from hosting_broker import HostingBroker, hosting_broker
 from keylane.metaserver.running import running_metaserver
@@ -24,6 +25,7 @@ from keylane.protocol.control import (
     Join,
     Leave,
     ReleaseGrant,
+    Retention,
 )
 from keylane.protocol.errors import (
     DataFolderError,
@@ -283,6 +285,8 @@ async def test_settings_of_a_subject_are_compared(house: House) -> None:
     await house.meta.create_subject(strict)
     with pytest.raises(SubjectExistsError):
         await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
+    with pytest.raises(SubjectExistsError):
+        await house.meta.create_subject(replace(strict, retention=Retention.TIME))
     with pytest.raises(StrategyMismatchError):
         await house.meta.route("s", order_strategy=OrderStrategy.BEST_TRIED)
     route = await house.meta.route("s", order_strategy=OrderStrategy.STRICT)
