@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from history.events import Dropped, Ended, Event, Holds, LetGo, Sent, Settled, Started
+from history.events import Event, Sent, Settled
+from history.observation import Telling, dropped, ended, started
 from keylane.consumer.client import Consumer
-from keylane.consumer.pull_client import PullClient
 from keylane.consumer.settings import ConsumerSettings
 from keylane.producer.client import Producer
 from keylane.producer.settings import ProducerSettings
@@ -188,32 +188,11 @@ class ConsumerHost(Host):
         await consumer.wait()
 
     def _started(self, message: Message, *, ours: bool = False) -> None:
-        client = message.delivery
-        assert isinstance(client, PullClient)
-        self._record(
-            Started(
-                self._group,
-                client.session,
-                message.partition_id,
-                message.offset,
-                message.value,
-                message.fencing_token,
-                self.machine.boot_ns(),
-                client._lease_until_ms * 1_000_000,
-                ours,
-            )
-        )
+        clock_ns = self.machine.boot_ns()
+        self._record(started(message, group=self._group, clock_ns=clock_ns, ours=ours))
 
     def _ended(self, message: Message) -> None:
-        self._record(
-            Ended(
-                self._group,
-                message.partition_id,
-                message.offset,
-                message.fencing_token,
-                message.delivery.session,  # type: ignore[union-attr]
-            )
-        )
+        self._record(ended(message, group=self._group))
 
     def _stumble(self) -> None:
         if not self.calm and self.dice.random() < self._manners["fails"]:
@@ -234,9 +213,7 @@ class ConsumerHost(Host):
                 await asyncio.sleep(0.02 * dice.random())
             self._stumble()
         except (Exception, asyncio.CancelledError):
-            client = message.delivery
-            assert isinstance(client, PullClient)
-            self._record(Dropped(client.session, message.partition_id, message.offset))
+            self._record(dropped(message))
             raise
         self._ended(message)
 
@@ -258,16 +235,9 @@ class _Listening(SimNetwork):
     def __init__(self, internet: Any, process: Any, record: Record) -> None:
         super().__init__(internet, process)
         self._note = record
-        self._held: dict[str, tuple[tuple[int, int], ...]] = {}
+        self._telling = Telling()
 
     async def control(self, method: str, address: str, path: str, *args: Any, **kwargs: Any) -> Any:
-        body = kwargs.get("body")
-        if path == "/v1/consumers/release":
-            self._note(LetGo(body.session, body.partition_id, body.token))
-        elif path == "/v1/consumers/leave":
-            self._note(LetGo(body.session, 0, 0))
-        holding = getattr(body, "holding", None)
-        if holding is not None and self._held.get(body.session) != holding:
-            self._held[body.session] = holding
-            self._note(Holds(body.session, holding))
+        for event in self._telling.events(path, kwargs.get("body")):
+            self._note(event)
         return await super().control(method, address, path, *args, **kwargs)

@@ -19,12 +19,10 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.pool import StaticPool
 
 from history.events import Granted
+from history.grants import Leases
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
 from sim.machine import Machine
-
-_LEASES = "SELECT group_id, partition_id, token, session FROM leases WHERE session IS NOT NULL"
-_SESSIONS = "SELECT session, expires_at FROM sessions"
 
 
 class _ClockOfNow:
@@ -64,21 +62,13 @@ class Shelf:
     def run(self, work: Callable[..., Any], args: Any, kwargs: Any, *, durable: bool) -> Any:
         if not durable and self._durable is None:
             self._durable = self._raw.serialize()
-        before = {row[:2]: row[2:] for row in self._raw.execute(_LEASES)}
-        expiry = dict(self._raw.execute(_SESSIONS))
+        before = Leases.read(self._raw.execute)
         with self.engine.begin() as connection:
             result = work(connection, *args, **kwargs)
         if durable:
             self._durable = None
-        for group, partition, token, session in self._raw.execute(_LEASES):
-            held = before.get((group, partition))
-            if held == (token, session):
-                continue
-            holder, left_ms = "", 0
-            if held is not None:
-                holder = held[1]
-                left_ms = max(0, expiry.get(holder, 0) - self._machine.boot_ms())
-            self._record(Granted(group, partition, token, session, holder, left_ms))
+        for event in before.granted(self._raw.execute, now_ms=self._machine.boot_ms()):
+            self._record(event)
         return result
 
     def look(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from history.events import Served
+from history.observation import served
 from keylane.broker.control import BrokerControl
 from keylane.broker.registration import Registration
 from keylane.broker.service import BrokerService
@@ -24,7 +25,7 @@ from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.store_time import adopt_boot
 from keylane.metaserver.verifier import Verifier
 from keylane.protocol.control import BrokerHeartbeat, Health
-from keylane.protocol.frames import Ack, Acked, Acquire, Acquired, Answer, Pull, Release, Request
+from keylane.protocol.frames import Answer, Request
 from keylane.rpc.client import MetaClient
 from sim.database import Shelf, SimDatabase
 from sim.disk import Crashed, SimDisk
@@ -219,28 +220,14 @@ class BrokerHost(Host):
         async def handle(request: Request, payload: memoryview) -> tuple[Answer, bytes]:
             began = self._tick()
             answer, data = await service.handle(request, payload)
-            self._note(request, answer, began)
+            event = served(request, answer, began)
+            if event is not None:
+                self._record(event)
             return answer, data
 
         listener = Listener(self.process, machine, control.routes(), handle)
         self.internet.listen(self.address, listener)
         self.spawn(registration.run(), self.process.context.copy())
-
-    def _note(self, request: Request, answer: Answer, began: int) -> None:
-        cursor, ranges = -1, ()
-        if isinstance(request, Acquire):
-            assert isinstance(answer, Acquired)
-            kind, cursor, ranges = "acquire", answer.cursor, answer.ranges
-        elif isinstance(request, Ack):
-            assert isinstance(answer, Acked)
-            kind, cursor, ranges = "ack", answer.cursor, request.ranges
-        elif isinstance(request, Pull | Release):
-            kind = type(request).__name__.lower()
-        else:
-            return
-        self._record(
-            Served(kind, request.group, request.partition_id, request.token, began, cursor, ranges)
-        )
 
     async def _blocking(self, function: Callable[..., Any], /, *args: Any) -> Any:
         """As a thread would: some time before, the work at one moment, some time after."""

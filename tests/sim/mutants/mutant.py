@@ -31,13 +31,13 @@ class Mutant:
 
     def __init__(self, breaks: Callable[[Patches], None]) -> None:
         self.name = breaks.__name__
-        self._breaks = breaks
+        self.breaks = breaks
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         patches = Patches()
         try:
-            self._breaks(patches)
+            self.breaks(patches)
             yield
         finally:
             patches.undo()

@@ -1,0 +1,38 @@
+"""What a transaction of a metaserver granted: its leases before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from history.events import Granted
+
+_LEASES = "SELECT group_id, partition_id, token, session FROM leases WHERE session IS NOT NULL"
+_SESSIONS = "SELECT session, expires_at FROM sessions"
+Ask = Callable[[str], Iterable[Sequence[Any]]]
+"""Runs a query in the transaction."""
+
+
+class Leases:
+    """Who held what before, and until when, by the database's clock."""
+
+    def __init__(self, held: dict[Any, tuple[int, str]], expiry: dict[str, int]) -> None:
+        self._held = held
+        self._expiry = expiry
+
+    @classmethod
+    def read(cls, ask: Ask) -> Leases:
+        held = {(row[0], row[1]): (row[2], row[3]) for row in ask(_LEASES)}
+        return cls(held, {row[0]: row[1] for row in ask(_SESSIONS)})
+
+    def granted(self, ask: Ask, *, now_ms: int) -> Iterator[Granted]:
+        """What is held now, at the end of the transaction, and was not then."""
+        for group, partition, token, session in ask(_LEASES):
+            held = self._held.get((group, partition))
+            if held == (token, session):
+                continue
+            holder, left_ms = "", 0
+            if held is not None:
+                holder = held[1]
+                left_ms = max(0, self._expiry.get(holder, 0) - now_ms)
+            yield Granted(group, partition, token, session, holder, left_ms)

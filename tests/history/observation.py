@@ -1,0 +1,78 @@
+"""What programs do, as events: the same words for simulated processes and for real ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from history.events import Dropped, Ended, Event, Holds, LetGo, Served, Started
+from keylane.consumer.pull_client import PullClient
+from keylane.protocol.frames import Ack, Acked, Acquire, Acquired, Answer, Pull, Release, Request
+from keylane.protocol.message import Message
+
+
+def started(message: Message, *, group: str, clock_ns: int, ours: bool) -> Started:
+    """A handler of `message` begins now."""
+    client = _client(message)
+    return Started(
+        group,
+        client.session,
+        message.partition_id,
+        message.offset,
+        message.value,
+        message.fencing_token,
+        clock_ns,
+        client._lease_until_ms * 1_000_000,
+        ours,
+    )
+
+
+def ended(message: Message, *, group: str) -> Ended:
+    """Its handler returned."""
+    place = (message.partition_id, message.offset, message.fencing_token)
+    return Ended(group, *place, _client(message).session)
+
+
+def dropped(message: Message) -> Dropped:
+    """Its handler raised, or was cancelled."""
+    return Dropped(_client(message).session, message.partition_id, message.offset)
+
+
+def _client(message: Message) -> PullClient:
+    assert isinstance(message.delivery, PullClient)
+    return message.delivery
+
+
+def served(request: Request, answer: Answer, began: int) -> Served | None:
+    """A broker accepted `request`; None for what needs no fence."""
+    cursor, ranges = -1, ()
+    if isinstance(request, Acquire):
+        assert isinstance(answer, Acquired)
+        kind, cursor, ranges = "acquire", answer.cursor, answer.ranges
+    elif isinstance(request, Ack):
+        assert isinstance(answer, Acked)
+        kind, cursor, ranges = "ack", answer.cursor, request.ranges
+    elif isinstance(request, Pull | Release):
+        kind = type(request).__name__.lower()
+    else:
+        return None
+    return Served(kind, request.group, request.partition_id, request.token, began, cursor, ranges)
+
+
+class Telling:
+    """Notes what a consumer tells the metaserver of its leases; ask before each call."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[tuple[int, int], ...]] = {}
+
+    def events(self, path: str, body: Any) -> list[Event]:
+        """What is told by this call."""
+        found: list[Event] = []
+        if path == "/v1/consumers/release":
+            found.append(LetGo(body.session, body.partition_id, body.token))
+        elif path == "/v1/consumers/leave":
+            found.append(LetGo(body.session, 0, 0))
+        holding = getattr(body, "holding", None)
+        if holding is not None and self._held.get(body.session) != holding:
+            self._held[body.session] = holding
+            found.append(Holds(body.session, holding))
+        return found

@@ -1,0 +1,86 @@
+"""A consumer under watch, a process of its own; run by the launcher.
+
+python consumer.py META SUBJECT GROUP TTL_MS HANDLER_MS RECORD
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from history.events import Event
+from history.observation import Telling, dropped, ended, started
+from keylane import Consumer, Message
+from keylane.consumer.settings import ConsumerSettings
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.errors import KeylaneError
+from keylane.rpc.http_network import HttpNetwork
+from proof.recording import Recorder, boot_ns
+
+
+class _Listening(HttpNetwork):
+    """Notes what the consumer tells the metaserver of its leases, at the moment of telling."""
+
+    def __init__(self, record: Recorder) -> None:
+        super().__init__()
+        self._record = record
+        self._telling = Telling()
+
+    async def control(self, method: str, address: str, path: str, *rest: Any, **body: Any) -> Any:
+        event: Event
+        for event in self._telling.events(path, body.get("body")):
+            self._record(event)
+        return await super().control(method, address, path, *rest, **body)
+
+
+async def main() -> None:
+    meta, subject, group, ttl_ms, handler_ms, path = sys.argv[1:]
+    record = Recorder(Path(path))
+    dice = random.Random(path)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+
+    async def handle(message: Message) -> None:
+        record(started(message, group=group, clock_ns=boot_ns(), ours=True))
+        try:
+            await asyncio.sleep(2 * dice.random() * float(handler_ms) / 1000)
+        except asyncio.CancelledError:
+            record(dropped(message))
+            raise
+        record(ended(message, group=group))
+
+    settings = ConsumerSettings(
+        ttl_ms=int(ttl_ms),
+        call_timeout_ms=1_000,
+        pull_wait_ms=1_000,
+        handover_ms=500,
+        buffer_messages=500,
+        handler_backoff=Backoff(first_ms=10, max_ms=100),
+    )
+    network = _Listening(record)
+    consumer = Consumer(
+        meta.split(","),
+        subject=subject,
+        group=group,
+        handler=handle,
+        settings=settings,
+        network=network,
+    )
+    while True:
+        try:
+            await consumer.__aenter__()
+            break
+        except KeylaneError:  # the metaserver is away just now
+            await asyncio.sleep(0.2)
+    print("ready", flush=True)
+    await stop.wait()
+    await consumer.close()
+    await network.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

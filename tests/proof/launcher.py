@@ -1,0 +1,133 @@
+"""Runs one of our programs under watch: `python launcher.py [options] MODULE ARGUMENT…`.
+
+    --record FILE      a broker writes down the calls it accepted; see `recording`
+    --grants           a metaserver writes down its grants, in a table of its own
+    --wall FILE        the calendar is off by as many seconds as the first eight bytes of the file say, at any time
+    --detour JSON      addresses in whose place others are called
+    --mutant NAME      a bug is put in, for control runs
+
+The program itself has no setting for any of this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import runpy
+import struct
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SECONDS = struct.Struct("<q")
+
+
+def move_calendar(path: str) -> None:
+    """From now on `time.time` is off; call it before anything of ours is imported."""
+    with open(path, "rb") as file:
+        shared = mmap.mmap(file.fileno(), SECONDS.size, access=mmap.ACCESS_READ)
+    seconds, seconds_ns, unpack = time.time, time.time_ns, SECONDS.unpack_from
+    time.time = lambda: seconds() + unpack(shared)[0]
+    time.time_ns = lambda: seconds_ns() + unpack(shared)[0] * 1_000_000_000
+
+
+def take_detours(detours: dict[str, str]) -> None:
+    """Calls to one address go to another, through which a test may cut them."""
+    from keylane.rpc.http_network import HttpNetwork
+
+    open_channel, control = HttpNetwork.open_channel, HttpNetwork.control
+
+    async def open_there(self: Any, address: str, **options: Any) -> Any:
+        return await open_channel(self, detours.get(address, address), **options)
+
+    async def control_there(self: Any, method: str, address: str, *rest: Any, **body: Any) -> Any:
+        return await control(self, method, detours.get(address, address), *rest, **body)
+
+    HttpNetwork.open_channel = open_there  # type: ignore[method-assign]
+    HttpNetwork.control = control_there  # type: ignore[method-assign]
+
+
+def watch_broker(path: Path) -> None:
+    """Write down every accepted call that needs the fence."""
+    from history.observation import served
+    from keylane.broker.service import BrokerService
+    from proof.recording import Recorder, boot_ns
+
+    record = Recorder(path)
+    real = BrokerService.handle
+
+    async def handle(self: Any, request: Any, payload: Any) -> Any:
+        began = boot_ns()
+        answer, data = await real(self, request, payload)
+        event = served(request, answer, began)
+        if event is not None:
+            record(event)
+        return answer, data
+
+    BrokerService.handle = handle  # type: ignore[method-assign]
+
+
+def watch_grants() -> None:
+    """Compare the leases before and after each transaction; what is new goes into it as well."""
+    from history.grants import Leases
+    from keylane.metaserver.group_write import GroupWriter
+    from proof.recording import GRANTS, boot_ns
+
+    columns = "at_ns, group_id, partition_id, token, session, holder, holder_left_ms"
+    insert = f"INSERT INTO {GRANTS} ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+    def noting(work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noted(connection: Any) -> Any:
+            ask = connection.exec_driver_sql
+            if not ask("SELECT 1 FROM sqlite_master WHERE name = 'leases'").all():
+                return work(connection)
+            before = Leases.read(lambda text: ask(text).all())
+            result = work(connection)
+            ask(f"CREATE TABLE IF NOT EXISTS {GRANTS} ({columns})")
+            at_ns = boot_ns()
+            for event in before.granted(lambda text: ask(text).all(), now_ms=at_ns // 1_000_000):
+                ask(insert, (at_ns, *event))
+            return result
+
+        return noted
+
+    real = GroupWriter.submit
+
+    async def submit(self: Any, work: Any, *, durable: bool) -> Any:
+        return await real(self, noting(work), durable=durable)
+
+    GroupWriter.submit = submit  # type: ignore[method-assign]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--grants", action="store_true")
+    parser.add_argument("--wall")
+    parser.add_argument("--detour", type=json.loads, default={})
+    parser.add_argument("--mutant")
+    parser.add_argument("module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    if options.wall:
+        move_calendar(options.wall)
+    if options.detour:
+        take_detours(options.detour)
+    if options.record:
+        watch_broker(options.record)
+    if options.grants:
+        watch_grants()
+    if options.mutant:
+        from sim.mutants.bank import MUTANTS
+        from sim.mutants.mutant import Patches
+
+        MUTANTS[options.mutant].breaks(Patches())
+    sys.argv = [options.module, *options.arguments]
+    runpy.run_module(options.module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

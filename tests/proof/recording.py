@@ -1,0 +1,135 @@
+"""Events of real processes: each writes its own to a file, with the instant; together they are one history.
+
+All processes of a machine read the same boot-time clock, so the order of the instants is the order of events.
+One event is one `write`: a process that is killed leaves whole events only.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from history.events import (
+    Dropped,
+    Ended,
+    Event,
+    Granted,
+    Holds,
+    LetGo,
+    Sent,
+    Served,
+    Settled,
+    Started,
+    Stored,
+)
+
+KINDS: tuple[type[Any], ...] = (Sent, Settled, Started, Ended, Dropped, LetGo, Holds, Served)
+LENGTH_BYTES = 4
+Timed = tuple[int, Event]
+"""Nanoseconds of the boot clock, and what happened then."""
+
+
+def boot_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class Recorder:
+    """Writes down what a process does, at the moment of doing."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._number = {kind: number for number, kind in enumerate(KINDS)}
+
+    def __call__(self, event: Event) -> None:
+        data = self._encode((boot_ns(), self._number[type(event)], tuple(event)))
+        os.write(self._file, len(data).to_bytes(LENGTH_BYTES, "little") + data)
+
+
+def read_events(path: Path) -> Iterator[Timed]:
+    """What a recorder wrote."""
+    return decode_events(path.read_bytes())
+
+
+def decode_events(written: bytes) -> Iterator[Timed]:
+    """Whole events, as they were written."""
+    decode = msgspec.msgpack.Decoder(tuple[int, int, list[Any]], strict=False).decode
+    data = memoryview(written)
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + LENGTH_BYTES], "little")
+        at_ns, number, fields = decode(data[at + LENGTH_BYTES : at + LENGTH_BYTES + size])
+        at += LENGTH_BYTES + size
+        values = (_frozen(one) if type(one) is list else one for one in fields)
+        yield at_ns, KINDS[number](*values)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(one) for one in value) if type(value) is list else value
+
+
+GRANTS = "proof_grants"
+"""The table that a metaserver under watch keeps beside its own, in the same transactions."""
+
+
+def read_grants(database: Path) -> Iterator[Timed]:
+    """What was granted, in the order of the transactions."""
+    names = "at_ns, group_id, partition_id, token, session, holder, holder_left_ms"
+    connection = sqlite3.connect(database)
+    try:
+        for at_ns, *fields in connection.execute(f"SELECT {names} FROM {GRANTS} ORDER BY rowid"):
+            yield at_ns, Granted(*fields)
+    finally:
+        connection.close()
+
+
+def one_history(timed: Iterable[Timed], log: Iterable[Stored]) -> list[Event]:
+    """All events by their instants, those without an outcome settled as gone, the final log behind them."""
+    order = sorted(timed, key=lambda one: one[0])
+    instants = [at_ns for at_ns, _ in order]
+    events: list[Event] = []
+    unsettled: dict[bytes, None] = {}
+    for _, event in order:
+        kind = type(event)
+        if kind is Served:
+            began = bisect_left(instants, event.began)  # type: ignore[union-attr]
+            events.append(event._replace(began=began))
+            continue
+        if kind is Sent:
+            unsettled[event.value] = None  # type: ignore[union-attr]
+        elif kind is Settled:
+            unsettled.pop(event.value, None)  # type: ignore[union-attr]
+        events.append(event)
+    events += [Settled(value, "gone") for value in unsettled]
+    events += log
+    return events
+
+
+class HandlerTail:
+    """Follows what a consumer writes down: which of its handlers have begun and not ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self.running: set[tuple[int, int]] = set()
+        """(partition, offset)"""
+
+    def poll(self) -> set[tuple[int, int]]:
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                data = file.read()
+            self._read += len(data)
+            for _, event in decode_events(data):
+                if type(event) is Started:
+                    self.running.add((event.partition_id, event.offset))
+                elif type(event) in {Ended, Dropped}:
+                    self.running.discard((event.partition_id, event.offset))  # type: ignore[union-attr]
+        return self.running

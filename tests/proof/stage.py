@@ -1,0 +1,359 @@
+"""Real programs under watch: started, stopped in the middle of a handler, killed, cut off; and what they did."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from cluster import done_operation, read_partition
+from history.checker import Findings, check_history
+from history.events import Event, Stored
+from keylane.protocol.control import CreateSubject, PartitionStatus
+from keylane.protocol.errors import KeylaneError
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.routing import OrderStrategy
+from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.http_network import HttpNetwork
+from proof.forwarder import Forwarder
+from proof.recording import HandlerTail, Timed, one_history, read_events, read_grants
+
+SUBJECT, GROUP = "orders", "audit"
+HERE = Path(__file__).parent
+META_SETTINGS = """
+operation_lease_ms = 1000
+broker_heartbeat_ms = 200
+broker_ttl_ms = 1500
+"""
+READY_S = 60.0
+SECONDS = struct.Struct("<q")
+
+
+class Actor:
+    """One program: a process that can be stopped, killed and started again."""
+
+    def __init__(self, name: str, command: list[str], log: Path) -> None:
+        self.name = name
+        self.command = command
+        self._log = log
+        self.process: subprocess.Popen[str] | None = None
+
+    async def start(self) -> None:
+        paths = os.pathsep.join((str(HERE.parent), os.environ.get("PYTHONPATH", "")))
+        with self._log.open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "launcher.py"), *self.command],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | {"PYTHONPATH": paths, "PYTHONHASHSEED": "0"},
+            )
+        assert self.process.stdout is not None
+        async with asyncio.timeout(READY_S):
+            line = await asyncio.to_thread(self.process.stdout.readline)
+        assert line, (
+            f"{self.name} ended with {self.process.wait()}: {self._log.read_text()[-2000:]}"
+        )
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def kill(self) -> None:
+        await self._end(signal.SIGKILL)
+
+    async def stop(self, *, seconds: float = 20.0) -> None:
+        """Politely; a program that does not listen is killed."""
+        self.signal(signal.SIGCONT)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._end(signal.SIGTERM)
+        except TimeoutError:
+            await self.kill()
+
+    async def _end(self, number: int) -> None:
+        process = self.process
+        assert process is not None
+        process.send_signal(number)  # nothing happens if it has ended
+        while process.poll() is None:
+            await asyncio.sleep(0.01)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+class Stage:
+    """
+    One metaserver, two brokers, consumers of one group, a producer; every way between two of them can be cut.
+
+    `bugs` puts a mutant into the programs of a kind: "metaserver", "broker".
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keys: int,
+        per_second: int,
+        partitions: int = 2,
+        consumers: int = 3,
+        ttl_ms: int = 1_000,
+        handler_ms: float = 4.0,
+        bugs: dict[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.ttl_s = ttl_ms / 1000
+        self._keys = keys
+        self._per_second = per_second
+        self._partitions = partitions
+        self._bugs = bugs or {}
+        self._settings = [str(ttl_ms), str(handler_ms)]
+        self.ways: dict[tuple[str, str], Forwarder] = {}
+        self.consumers = [f"c{number}" for number in range(consumers)]
+        self._tails = {name: HandlerTail(folder / f"{name}.events") for name in self.consumers}
+        self.brokers = ["b0", "b1"]
+        self.actors: dict[str, Actor] = {}
+        self.sessions = 0
+        self.networks = contextlib.AsyncExitStack()
+        self._wall = folder / "wall"
+        self._wall.write_bytes(SECONDS.pack(0))
+        self._addresses = {name: f"127.0.0.1:{port}" for name, port in _free_ports("m", "b0", "b1")}
+
+    # ── the cast ─────────────────────────────────────────────────────────────────────────────────────
+    async def __aenter__(self) -> Self:
+        try:
+            await self._open()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def _open(self) -> None:
+        network = HttpNetwork()
+        self.networks.push_async_callback(network.close)
+        self.network = network
+        self.meta = MetaClient(network, [self._addresses["m"]])
+        (self.folder / "meta.toml").write_text(META_SETTINGS)
+        await self._start_meta()
+        for name in self.brokers:
+            await self._start_broker(name)
+        await self._create()
+        await asyncio.gather(*(self._start_consumer(name) for name in self.consumers))
+        await self.start_producer()
+
+    async def _start(self, name: str, *command: str) -> None:
+        log = self.folder / f"{name}.log"
+        self.actors[name] = Actor(name, ["--wall", str(self._wall), *command], log)
+        await self.actors[name].start()
+
+    async def _way(self, source: str, target: str) -> str:
+        forwarder = await Forwarder(self._addresses[target]).start()
+        self.networks.push_async_callback(forwarder.close)
+        self.ways[source, target] = forwarder
+        return forwarder.address
+
+    async def _detour(self, source: str) -> list[str]:
+        there = {self._addresses[name]: await self._way(source, name) for name in self.brokers}
+        return ["--detour", json.dumps(there)]
+
+    def _bug(self, kind: str) -> list[str]:
+        return ["--mutant", self._bugs[kind]] if kind in self._bugs else []
+
+    def _port(self, name: str) -> str:
+        return self._addresses[name].rsplit(":", 1)[1]
+
+    async def _start_meta(self) -> None:
+        watched = ["--grants", *self._bug("metaserver"), *await self._detour("m")]
+        config = ["--config", str(self.folder / "meta.toml"), "--port", self._port("m")]
+        data = ["--data", str(self.folder / "meta")]
+        await self._start("m", *watched, "keylane.metaserver", *config, *data)
+
+    async def _start_broker(self, name: str) -> None:
+        record = ["--record", str(self.folder / f"{name}.events"), *self._bug("broker")]
+        where = ["--data", str(self.folder / name), "--port", self._port(name)]
+        meta = ["--meta", await self._way(name, "m"), "--group", f"g{name[1:]}"]
+        await self._start(name, *record, "keylane.broker", *where, *meta)
+
+    async def _start_consumer(self, name: str) -> None:
+        meta = await self._way(name, "m")
+        record = str(self.folder / f"{name}.events")
+        arguments = [meta, SUBJECT, GROUP, *self._settings, record]
+        await self._start(name, *await self._detour(name), "proof.consumer", *arguments)
+
+    async def start_producer(self) -> None:
+        """Another session; the messages of the one before are settled or gone."""
+        self.sessions += 1
+        session = f"p{self.sessions}"
+        load = [str(self._keys), str(self._per_second), session]
+        record = str(self.folder / f"{session}.events")
+        await self._start("p", "proof.producer", self._addresses["m"], SUBJECT, *load, record)
+
+    async def _create(self) -> None:
+        ask = CreateSubject(
+            subject=SUBJECT, partitions=self._partitions, order_strategy=OrderStrategy.STRICT
+        )
+        async with asyncio.timeout(READY_S):
+            while True:
+                health = (await self.meta.health()).details
+                if sum(bool(one["available"]) for one in health["brokers"]) == len(self.brokers):
+                    break
+                await asyncio.sleep(0.05)
+        await self.meta.create_subject(ask)
+
+    async def __aexit__(self, *_error: object) -> None:
+        for forwarder in self.ways.values():
+            forwarder.heal(reset=True)
+        order = [*self.consumers, "p", *self.brokers, "m"]
+        for name in order:
+            if name in self.actors:
+                await self.actors[name].stop(seconds=5.0)
+        await self.networks.aclose()
+
+    # ── what happens to them ─────────────────────────────────────────────────────────────────────────
+    async def pause_in_handler(self, seconds: float, busy: set[str]) -> None:
+        """
+        Stop a consumer that is inside a handler, as a frozen machine does, and let it go on.
+
+        `busy` are those that something else happens to; the one stopped is among them meanwhile.
+        """
+        for name in itertools.cycle(self.consumers):
+            if name not in busy and await self._stopped_in_handler(self.actors[name]):
+                break
+            await asyncio.sleep(0.02)
+        busy.add(name)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.actors[name].signal(signal.SIGCONT)
+            busy.discard(name)
+
+    async def _stopped_in_handler(self, actor: Actor) -> bool:
+        actor.signal(signal.SIGSTOP)
+        time.sleep(0.002)  # nothing else happens to it, and what it was writing is written
+        if self._tails[actor.name].poll():
+            return True
+        actor.signal(signal.SIGCONT)
+        return False
+
+    async def crash(self, name: str, *, down_s: float = 0.0) -> None:
+        """SIGKILL; some time later the same program again, on its folder and port."""
+        actor = self.actors[name]
+        await actor.kill()
+        await asyncio.sleep(down_s)
+        if name == "p":
+            await self.start_producer()
+        else:
+            await actor.start()
+
+    async def cut(
+        self, source: str, target: str, seconds: float, *, up: bool, down: bool, reset: bool
+    ) -> None:
+        """Nothing goes from one program to the other, or not back, for a while."""
+        way = self.ways[source, target]
+        way.cut(up=up, down=down)
+        await asyncio.sleep(seconds)
+        way.heal(reset=reset)
+
+    def set_calendar(self, seconds: int) -> None:
+        """The wall clock of every program jumps to so far from the right time."""
+        with self._wall.open("r+b") as file:
+            file.write(SECONDS.pack(seconds))
+
+    async def resize(self, partitions: int) -> None:
+        """Change the number of partitions, and wait until that is done, whatever fails meanwhile."""
+        ask = Reshape(kind=OperationKind.RESIZE, subject=SUBJECT, partitions=partitions)
+        async with asyncio.timeout(120):
+            while True:
+                try:
+                    (view,) = (await self.meta.reshape(ask)).operations
+                    break
+                except KeylaneError:  # no metaserver, no broker, or an operation under way
+                    await asyncio.sleep(0.1)
+        await done_operation(self.meta, view, seconds=120)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+    async def drain(self, *, seconds: float = 120.0) -> bool:
+        """All ways open, the producer ends; True once everything stored is acked."""
+        for forwarder in self.ways.values():
+            forwarder.heal()
+        async with asyncio.timeout(seconds):
+            await self.actors["p"].stop(seconds=seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                while any(_lag(one) for one in await self._hosted()):
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _hosted(self) -> list[PartitionStatus]:
+        found = []
+        for name in self.brokers:
+            client = BrokerClient(self.network, self._addresses[name])
+            found += (await client.partitions()).partitions
+            await client.close()
+        return found
+
+    async def _log(self) -> list[Stored]:
+        found = []
+        for name in self.brokers:
+            client = BrokerClient(self.network, self._addresses[name])
+            for one in (await client.partitions()).partitions:
+                messages = await read_partition(client, SUBJECT, one.partition_id)
+                found += [
+                    Stored(one.partition_id, message.offset, message.order_key, message.value)
+                    for message in messages
+                ]
+            await client.close()
+        return found
+
+    async def history(self) -> list[Event]:
+        """What everybody did, and the log at the end."""
+        log = await self._log()
+        timed: list[Timed] = list(read_grants(self.folder / "meta" / "meta.db"))
+        for path in sorted(self.folder.glob("*.events")):
+            timed += read_events(path)
+        return one_history(timed, log)
+
+    async def look(self) -> tuple[Findings, list[Event]]:
+        """Check what happened so far, while it goes on."""
+        events = await self.history()
+        return check_history(events, drained=False), events
+
+    async def judge(self) -> tuple[Findings, list[Event]]:
+        """Drain, and check the history; every program that nobody ended is to be still there."""
+        drained = await self.drain()
+        ended = [name for name, one in self.actors.items() if not one.running and name != "p"]
+        assert not ended, "\n".join(self.actors[name].last_words() for name in ended)
+        events = await self.history()
+        found = check_history(events)
+        if not drained and not found.total:
+            found.note("starvation", "not everything stored was acked in time")
+        return found, events
+
+
+def _lag(status: PartitionStatus) -> int:
+    (cursor,) = [one.cursor for one in status.groups if one.group == GROUP] or [0]
+    return status.next_offset - cursor
+
+
+def _free_ports(*names: str) -> Iterator[tuple[str, int]]:
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            probe = stack.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            yield name, probe.getsockname()[1]

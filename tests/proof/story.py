@@ -1,0 +1,120 @@
+"""What happens to the programs: faults of every kind, over and into each other, while partitions change under load."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from history.checker import Findings
+from proof.stage import Stage
+
+HOUR_S = 3_600
+
+
+@dataclass(slots=True)
+class Told:
+    """What a story came to."""
+
+    findings: Findings
+    events: Counter[str]
+    faults: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def messages(self) -> int:
+        return self.events["Stored"]
+
+
+class Story:
+    """Brings faults upon a stage, every kind as often as the others, in an order drawn by `dice`."""
+
+    def __init__(self, stage: Stage, dice: random.Random, *, pause_ttls_max: float) -> None:
+        self.faults: Counter[str] = Counter()
+        self._stage = stage
+        self._dice = dice
+        self._pause_ttls_max = pause_ttls_max
+        self._under_way: list[asyncio.Task[None]] = []
+        self._busy: set[str] = set()
+        """Programs and ways that a fault has now."""
+        self._deck: list[str] = []
+        self._kinds: dict[str, Callable[[], Awaitable[None]]] = {
+            "pause in a handler": self._pause,
+            "consumer killed": lambda: self._crash(stage.consumers),
+            "broker killed": lambda: self._crash(stage.brokers),
+            "metaserver killed": lambda: self._crash(["m"]),
+            "producer killed": lambda: self._crash(["p"]),
+            "consumer-metaserver cut": lambda: self._cut(stage.consumers, ["m"]),
+            "consumer-broker cut": lambda: self._cut(stage.consumers, stage.brokers),
+            "broker-metaserver cut": lambda: self._cut(stage.brokers, ["m"]),
+            "metaserver-broker cut": lambda: self._cut(["m"], stage.brokers),
+            "calendar moved": self._move_calendar,
+        }
+
+    @property
+    def never_struck(self) -> set[str]:
+        """Kinds of faults that have not come yet."""
+        return set(self._kinds) - set(self.faults)
+
+    async def run(self, resizes: Sequence[int], *, faults_each: int, gap_s: float) -> None:
+        """During each resize so many faults, about `gap_s` apart."""
+        for count in resizes:
+            resize = asyncio.create_task(self._stage.resize(count))
+            for _ in range(faults_each):
+                await asyncio.sleep(gap_s * 2 * self._dice.random())
+                self.strike()
+            await resize
+            self.faults["resize"] += 1
+        await asyncio.gather(*self._under_way)
+
+    def strike(self) -> None:
+        """The next fault of the deck, in a task of its own."""
+        if not self._deck:
+            self._deck = list(self._kinds)
+            self._dice.shuffle(self._deck)
+        name = self._deck.pop()
+        self._under_way.append(asyncio.create_task(self._suffer(name)))
+
+    async def _suffer(self, name: str) -> None:
+        self.faults[name] += 1
+        await self._kinds[name]()
+
+    async def told(self) -> Told:
+        """Heal, drain and judge."""
+        self._stage.set_calendar(0)
+        findings, events = await self._stage.judge()
+        return Told(findings, Counter(type(one).__name__ for one in events), self.faults)
+
+    # ── faults ───────────────────────────────────────────────────────────────────────────────────────
+    async def _free(self, names: Sequence[str]) -> str:
+        """One of these that no other fault has, taken."""
+        while True:
+            free = [name for name in names if name not in self._busy]
+            if free:
+                name = self._dice.choice(free)
+                self._busy.add(name)
+                return name
+            await asyncio.sleep(0.05)
+
+    async def _pause(self) -> None:
+        ttls = self._dice.uniform(1.0, self._pause_ttls_max)
+        await self._stage.pause_in_handler(ttls * self._stage.ttl_s, busy=self._busy)
+
+    async def _crash(self, names: Sequence[str]) -> None:
+        name = await self._free(names)
+        await self._stage.crash(name, down_s=self._dice.choice((0.0, 0.5)) * self._dice.random())
+        self._busy.discard(name)
+
+    async def _cut(self, sources: Sequence[str], targets: Sequence[str]) -> None:
+        ways = [f"{source}>{target}" for source in sources for target in targets]
+        way = await self._free(ways)
+        source, target = way.split(">")
+        up, down = self._dice.choice(((True, True), (True, False), (False, True)))
+        seconds = self._stage.ttl_s * self._dice.uniform(0.3, 3.0)
+        reset = self._dice.random() < 0.5
+        await self._stage.cut(source, target, seconds, up=up, down=down, reset=reset)
+        self._busy.discard(way)
+
+    async def _move_calendar(self) -> None:
+        self._stage.set_calendar(self._dice.choice((-HOUR_S, HOUR_S)))
