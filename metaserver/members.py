@@ -10,6 +10,7 @@ A change rings the sessions it concerns and no others: a thousand waiting consum
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from ..protocol.control import (
     Done,
@@ -22,7 +23,7 @@ from ..protocol.control import (
     Leave,
     ReleaseGrant,
 )
-from ..protocol.errors import InvalidRequestError, SessionUnknownError
+from ..protocol.errors import InvalidRequestError, KeylaneError, SessionUnknownError
 from ..protocol.ids import ConsumerGroup, SessionId
 from .database import Database
 from .settings import MetaserverSettings
@@ -31,7 +32,7 @@ from .store_leases import (
     Changes,
     note_drained,
     read_grants,
-    release_lease,
+    release_leases,
     release_unheld,
     settle_group,
 )
@@ -63,6 +64,10 @@ class Members:
         self._settling: Turns[int, None] = Turns(self._settle_now, rest_ms_max=SETTLE_REST_MS_MAX)
         self._renewing: Turns[None, dict[str, SessionRow]] = Turns(self._renew_now)
         self._to_renew: set[SessionId] = set()
+        self._releasing: Turns[SessionId, Mapping[ReleaseGrant, KeylaneError]] = Turns(
+            self._release_now
+        )
+        self._to_release: dict[SessionId, list[ReleaseGrant]] = {}
         self._cached: dict[SessionId, Grants] = {}
         self._known: dict[SessionId, SessionRow] = {}
         self._group_versions: dict[int, int] = {}
@@ -113,7 +118,12 @@ class Members:
         Raises:
             SessionUnknownError, TokenUnknownError
         """
-        self._tell(await self._database.write(release_lease, ask))
+        check_session(ask.session)
+        session = SessionId(ask.session)
+        self._to_release.setdefault(session, []).append(ask)
+        refused = (await self._releasing.run(session)).get(ask)
+        if refused is not None:
+            raise refused
         return Done()
 
     async def leave(self, ask: Leave) -> Done:
@@ -174,6 +184,12 @@ class Members:
             part = asked[start : start + RENEWED_AT_ONCE_MAX]
             renewed |= await self._database.renew(renew_sessions, part)
         return renewed
+
+    async def _release_now(self, session: SessionId) -> Mapping[ReleaseGrant, KeylaneError]:
+        """One transaction for all that a session let go of until now: a hand-over is often of many partitions."""
+        released = await self._database.write(release_leases, self._to_release.pop(session))
+        self._tell(released.changes)
+        return released.refused
 
     async def _settle_now(self, group_id: int) -> None:
         self._tell(await self._database.write(settle_group, group_id))

@@ -7,7 +7,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,6 +34,14 @@ class Changes:
 
 
 NOTHING = Changes(versions={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """What came of some releases."""
+
+    changes: Changes
+    refused: Mapping[ReleaseGrant, TokenUnknownError]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,40 +91,55 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
     return Changes(versions=dict.fromkeys(changed, version), ended=ended)
 
 
-def release_lease(connection: Connection, ask: ReleaseGrant) -> Changes:
+def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Released:
     """
-    The holder is through with a hand-over: grant the partition to whom it was withdrawn for.
+    A session is through with hand-overs: grant each of these partitions to whom it was withdrawn for.
+
+    Args:
+        asks: all of one session; those of a token that is not its own are in the answer's `refused`.
 
     Raises:
-        SessionUnknownError, TokenUnknownError
+        SessionUnknownError
     """
-    group = _lock_group(connection, live_session(connection, ask.session).group_id)
-    live_session(connection, ask.session)  # it may have been swept while the lock was waited for
-    if not (0 < ask.partition_id <= MAX_I64 and 0 < ask.token <= MAX_I64):
-        raise TokenUnknownError(partition_id=ask.partition_id, token=ask.token)
-    here = sa.and_(leases.c.group_id == group.group_id, leases.c.partition_id == ask.partition_id)
-    row = connection.execute(sa.select(leases).where(here)).one_or_none()
-    held = None if row is None else _lease(row)
-    free = release(held, SessionId(ask.session), ask.token)
-    if free is None:
-        return NOTHING
-    granted = grant(free, last_token=group.last_token)
-    found = sa.select(sessions.c.session).where(sessions.c.session == free.wanted)
-    wanted = connection.execute(found.with_for_update()).scalar_one_or_none()
-    if granted is None or wanted is None:
-        _store_leases(connection, group.group_id, [free])
-        mark_unsettled(connection, group.group_id)
-        return NOTHING
-    _store_leases(connection, group.group_id, [granted])
+    session = SessionId(asks[0].session)
+    assert all(ask.session == session for ask in asks)
+    group = _lock_group(connection, live_session(connection, session).group_id)
+    live_session(connection, session)  # it may have been swept while the lock was waited for
+    refused: dict[ReleaseGrant, TokenUnknownError] = {}
+    free: dict[PartitionId, Lease] = {}
+    held = _some_leases(connection, group.group_id, [ask.partition_id for ask in asks])
+    for ask in asks:
+        partition_id = PartitionId(ask.partition_id)
+        try:
+            left = release(free.get(partition_id, held.get(partition_id)), session, ask.token)
+        except TokenUnknownError as error:
+            refused[ask] = error
+        else:
+            free |= {} if left is None else {partition_id: left}
+    if not free:
+        return Released(changes=NOTHING, refused=refused)
+    able = _locked_sessions(connection, {one.wanted for one in free.values() if one.wanted})
+    changed: set[SessionId] = set()
+    last_token = group.last_token
+    for partition_id, lease in sorted(free.items()):
+        granted = grant(lease, last_token=last_token) if lease.wanted in able else None
+        if granted is not None and granted.session is not None:
+            free[partition_id] = granted
+            last_token = granted.token
+            changed.add(granted.session)
+    _store_leases(connection, group.group_id, free.values())
     version = group.version + 1
     connection.execute(
         sa.update(groups)
         .where(groups.c.group_id == group.group_id)
-        .values(version=version, last_token=granted.token)
+        .values(
+            version=version,
+            last_token=last_token,
+            settled=group.settled and all(one.session for one in free.values()),
+        )
     )
-    changed = {SessionId(wanted)}
     _raise_versions(connection, changed, version)
-    return Changes(versions=dict.fromkeys(changed, version))
+    return Released(changes=Changes(versions=dict.fromkeys(changed, version)), refused=refused)
 
 
 def release_unheld(
@@ -138,12 +161,12 @@ def release_unheld(
     asked = sa.select(leases.c.partition_id, leases.c.token).where(
         leases.c.session == ask.session, leases.c.withdrawn
     )
-    versions: dict[SessionId, int] = {}
-    for partition_id, token in connection.execute(asked.order_by(leases.c.partition_id)).all():
-        if (partition_id, token) not in holding:
-            body = ReleaseGrant(session=ask.session, partition_id=partition_id, token=token)
-            versions |= release_lease(connection, body).versions
-    return Changes(versions=versions)
+    lost = [
+        ReleaseGrant(session=ask.session, partition_id=partition_id, token=token)
+        for partition_id, token in connection.execute(asked.order_by(leases.c.partition_id))
+        if (partition_id, token) not in holding
+    ]
+    return release_leases(connection, lost).changes if lost else NOTHING
 
 
 def note_drained(connection: Connection, session: str, ids: Collection[int]) -> int | None:
@@ -237,6 +260,21 @@ def _readable(connection: Connection, group: _Group) -> list[Readable]:
     ]
     passed = sa.select(drained.c.partition_id).where(drained.c.group_id == group.group_id)
     return readable_partitions(facts, set(connection.execute(passed).scalars()))
+
+
+def _some_leases(
+    connection: Connection, group_id: int, ids: Collection[int]
+) -> dict[PartitionId, Lease]:
+    known = [one for one in ids if 0 < one <= MAX_I64]
+    found = sa.select(leases).where(leases.c.group_id == group_id, leases.c.partition_id.in_(known))
+    return {row.partition_id: _lease(row) for row in connection.execute(found)}
+
+
+def _locked_sessions(connection: Connection, ids: Collection[SessionId]) -> set[SessionId]:
+    """Those of these sessions that exist; they stay until the transaction ends."""
+    found = sa.select(sessions.c.session).where(sessions.c.session.in_(ids))
+    rows = connection.execute(found.order_by(sessions.c.session).with_for_update())
+    return {SessionId(one) for one in rows.scalars()}
 
 
 def _lease(row: sa.Row[Any]) -> Lease:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
 from keylane.metaserver.schema import brokers, groups, leases
-from keylane.metaserver.store_leases import read_grants, release_lease, settle_group
+from keylane.metaserver.store_leases import read_grants, release_leases, settle_group
 from keylane.metaserver.store_sessions import join_group, leave_group, renew_sessions
 from keylane.metaserver.store_subjects import open_subject, plan_subject
 from keylane.protocol.clock import SystemClock
@@ -70,7 +70,7 @@ def look(engine: sa.Engine, group_id: int, session: str) -> int:
     for lease in withdrawn:
         ask = ReleaseGrant(session=session, partition_id=lease.partition_id, token=lease.token)
         with engine.begin() as connection:
-            release_lease(connection, ask)
+            assert not release_leases(connection, [ask]).refused
     return len(grants)
 
 

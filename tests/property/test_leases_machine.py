@@ -35,7 +35,7 @@ from keylane.metaserver.schema import (
     subjects,
 )
 from keylane.metaserver.store_groups import due_groups, read_group
-from keylane.metaserver.store_leases import note_drained, read_grants, release_lease, settle_group
+from keylane.metaserver.store_leases import note_drained, read_grants, release_leases, settle_group
 from keylane.metaserver.store_sessions import (
     join_group,
     leave_group,
@@ -233,8 +233,11 @@ class LeaseMachine(RuleBasedStateMachine):
         session, partition_id, token = known
         ask = ReleaseGrant(session=session, partition_id=partition_id, token=token)
         try:
-            if self.run(release_lease, ask, cut=cut) is None:
+            released = self.run(release_leases, [ask], cut=cut)
+            if released is None:
                 return
+            if released.refused:
+                raise released.refused[ask]
         except SessionUnknownError:
             assert not self.alive(session)
             return

@@ -96,7 +96,8 @@ def unheard_grants_stay(patches: Patches) -> None:
 
 
 def releases_ignored(patches: Patches) -> None:
-    patches.set(members, "release_lease", lambda connection, ask: store_leases.NOTHING)
+    nothing = store_leases.Released(changes=store_leases.NOTHING, refused={})
+    patches.set(members, "release_leases", lambda connection, asks: nothing)
     unheard_grants_stay(patches)
 
 
