@@ -42,6 +42,8 @@ from keylane.rpc.http_network import HttpNetwork
 
 TTL_MS = 2_000
 KEYS = [b"key-%d" % number for number in range(200)]
+SENT_AT_ONCE = 20
+"""Few, so that a pause is not the time between two sends."""
 SESSIONS = 1_000
 JOIN_PARTITIONS = 900
 STEADY_SECONDS = 1.0
@@ -78,9 +80,10 @@ class Traffic:
 
     async def send(self, producer: Producer) -> None:
         while True:
-            for key in KEYS:
-                producer.send(self.subject, b"%.6f" % time.monotonic(), key=key)
-            await asyncio.sleep(len(KEYS) / 4_000)
+            for start in range(0, len(KEYS), SENT_AT_ONCE):
+                for key in KEYS[start : start + SENT_AT_ONCE]:
+                    producer.send(self.subject, b"%.6f" % time.monotonic(), key=key)
+                await asyncio.sleep(SENT_AT_ONCE / 4_000)
 
     def consumer(self, *, ttl_ms: int = 10_000) -> Consumer:
         """One more member of the group."""

@@ -98,6 +98,7 @@ class Consumer:
         self._composite = CompositePullClient(self._make, self._hand_over, self._give_back)
         self._register.register(subject, group, self._composite)
         self._membership: Membership | None = None
+        self._parting: asyncio.Task[None] | None = None
         self._dispatch: Workers | Stream | None = None
         self._watch: asyncio.Task[None] | None = None
         self._deadline_ms = 0
@@ -118,7 +119,7 @@ class Consumer:
             clock=self._clock,
             dice=self._dice,
             on_grants=self._granted,
-            on_lost=self._composite.lose_all,
+            on_lost=self._lost,
             drained=self._drained,
             holding=self._composite.holding,
             on_fatal=self._fatal,
@@ -159,13 +160,15 @@ class Consumer:
             return
         self._watch.cancel()
         ending = self._register.end_all()
+        if ending:
+            self._parting = asyncio.create_task(self._membership.part(), name="parting")
         await asyncio.gather(self._watch, *ending, *self._reports, return_exceptions=True)
         await self._membership.stop()
         await self._dispatch.close()
         for broker in self._brokers.values():
             await broker.close()
         await self._close_network()
-        self._membership = None
+        self._membership = self._parting = None
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
@@ -188,6 +191,29 @@ class Consumer:
             raise ClosedError("the consumer is not open; use: async with Consumer(...)")
         await asyncio.shield(self._ended)
 
+    async def suspend(self) -> None:
+        """
+        Hand everything over and get nothing until `resume`; the consumer stays a member of its group.
+
+        Raises:
+            KeylaneError: the metaserver could not be told; go on as before, or try again.
+        """
+        if self._membership is None:
+            raise ClosedError("the consumer is not open; use: async with Consumer(...)")
+        await self._membership.suspend(True)
+        await asyncio.gather(*self._composite.lose_all(), return_exceptions=True)
+
+    async def resume(self) -> None:
+        """
+        Take part again after `suspend`.
+
+        Raises:
+            KeylaneError: the metaserver could not be told; still suspended, try again.
+        """
+        if self._membership is None:
+            raise ClosedError("the consumer is not open; use: async with Consumer(...)")
+        await self._membership.suspend(False)
+
     def __aiter__(self) -> AsyncIterator[Message]:
         return self
 
@@ -208,6 +234,10 @@ class Consumer:
     def _granted(self, grants: Grants, deadline_ms: int) -> None:
         self._deadline_ms = deadline_ms
         self._composite.apply(grants.grants, deadline_ms)
+
+    def _lost(self) -> None:
+        """The session is gone, and with it all grants, until the next one."""
+        self._composite.lose_all()
 
     def _drained(self) -> tuple[int, ...]:
         return tuple(one.partition_id for one in self._register.clients if one.drained)
@@ -249,6 +279,8 @@ class Consumer:
         quiet_ms = 0 if client.fenced else min(self._settings.handover_ms, client.left_ms)
         await self._dispatch.quiesce(client, timeout_ms=quiet_ms)
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
+        if self._parting is not None:
+            await asyncio.wait([self._parting])
         await self._membership.released(client.session, client.partition_id, client.token)
 
     def _give_back(self, grant: Grant) -> None:

@@ -96,17 +96,17 @@ class CompositePullClient:
             # Granted again while it was being handed over.
             self.apply(self._grants, self._deadline_ms)
 
-    def lose_all(self) -> None:
-        """The session is gone: end everything, and grant nothing until the next one."""
+    def lose_all(self) -> list[asyncio.Task[None]]:
+        """Nothing is granted any more: end everything; the tasks that do."""
         self._grants = ()
         for client in self.clients:
             self.end(client)
+        return list(self._ending.values())
 
     def end_all(self) -> list[asyncio.Task[None]]:
         """Begin to hand over everything, and take no more; the tasks that do."""
         self._closing = True
-        self.lose_all()
-        return list(self._ending.values())
+        return self.lose_all()
 
 
 class PullRegister:

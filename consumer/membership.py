@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 
 from ..protocol.clock import Clock
-from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant
+from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant, Suspend
 from ..protocol.errors import KeylaneError, Retry, SessionUnknownError
 from ..rpc.client import MetaClient
 from .settings import ConsumerSettings
@@ -47,6 +47,7 @@ class Membership:
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self.session = ""
+        self._suspended = False
         self._subject = subject
         self._group = group
         self._client = client
@@ -78,6 +79,7 @@ class Membership:
                 session=session,
                 client=self._client,
                 ttl_ms=self._settings.ttl_ms,
+                suspended=self._suspended,
             )
         )
         self.session = session
@@ -153,6 +155,25 @@ class Membership:
             )
         except KeylaneError as error:
             log.info("report of partition %d: %s", partition_id, error.message)
+
+    async def suspend(self, suspended: bool) -> None:
+        """Be granted nothing from now on, or take part again; a session that begins meanwhile is told as well."""
+        before, self._suspended = self._suspended, suspended
+        try:
+            if self.session:
+                await self._meta.suspend(Suspend(session=self.session, suspended=suspended))
+        except SessionUnknownError:
+            pass  # the next one begins so
+        except KeylaneError:
+            self._suspended = before
+            raise
+
+    async def part(self) -> None:
+        """Say that everything is being handed over, so that each partition goes on as soon as it is released."""
+        try:
+            await self.suspend(True)
+        except KeylaneError as error:
+            log.info("parting: %s", error.message)
 
     async def stop(self) -> None:
         """Leave; what is still held is free at once."""

@@ -27,6 +27,7 @@ from ..protocol.control import (
     ReleaseGrant,
     SubjectList,
     SubjectView,
+    Suspend,
 )
 from ..protocol.errors import InvalidRequestError
 from ..protocol.ids import MAX_I64
@@ -150,6 +151,14 @@ def _consumer_calls(members: Members) -> list[Call]:
             Done,
             lambda body, _: members.release(body),
             "The hand-over of a partition is finished.",
+        ),
+        Call(
+            "POST",
+            "/v1/consumers/suspend",
+            Suspend,
+            Done,
+            lambda body, _: members.suspend(body),
+            "Grant a session nothing, and take back what it holds; or let it take part again.",
         ),
         Call(
             "POST",

@@ -85,6 +85,7 @@ def settle_leases(
     sessions: Sequence[SessionId],
     readable: Sequence[Readable],
     *,
+    suspended: Collection[SessionId] = (),
     last_token: FencingToken,
 ) -> Settlement:
     """
@@ -94,6 +95,7 @@ def settle_leases(
         leases: all rows of the group.
         sessions: the live ones, in the order of joining.
         readable: what `readable_partitions` lets through.
+        suspended: those of the live ones that get nothing; what they hold is withdrawn.
         last_token: the highest token the group was ever given.
     """
     live = set(sessions)
@@ -103,11 +105,12 @@ def settle_leases(
         else replace(lease, session=None, withdrawn=False)
         for key, lease in leases.items()
     }
+    able = [session for session in sessions if session not in suspended]
     target = allocate(
-        sessions,
+        able,
         [one.partition_id for one in readable],
-        current=_owners(after.values(), live),
-        preferred=_heirs(after, readable, live),
+        current=_owners(after.values(), set(able)),
+        preferred=_heirs(after, readable, set(able)),
     )
     changed: set[SessionId] = set()
     for partition_id in after.keys() | target.keys():

@@ -22,6 +22,7 @@ from ..protocol.control import (
     Joined,
     Leave,
     ReleaseGrant,
+    Suspend,
 )
 from ..protocol.errors import InvalidRequestError, KeylaneError, SessionUnknownError
 from ..protocol.ids import ConsumerGroup, SessionId
@@ -42,6 +43,7 @@ from .store_sessions import (
     join_group,
     leave_group,
     renew_sessions,
+    suspend_session,
 )
 from .wakeups import Turns, Wakeups
 
@@ -124,6 +126,11 @@ class Members:
         refused = (await self._releasing.run(session)).get(ask)
         if refused is not None:
             raise refused
+        return Done()
+
+    async def suspend(self, ask: Suspend) -> Done:
+        """Grant a session nothing, or something again.  Raises SessionUnknownError."""
+        await self.settle(await self._database.write(suspend_session, ask))
         return Done()
 
     async def leave(self, ask: Leave) -> Done:

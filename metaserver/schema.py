@@ -177,6 +177,13 @@ sessions = Table(
     Column("ttl_ms", Integer, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
     Column("grants_version", BigInteger, nullable=False),
+    Column(
+        "suspended",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="hands over what it holds and gets nothing new",
+    ),
     Index(None, "expires_at"),
 )
 

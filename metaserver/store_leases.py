@@ -64,14 +64,17 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
     moved = group.route_version != group.subject_version
     if group.settled and not ended and not moved:
         return NOTHING
-    found = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
-    live = [
-        SessionId(one) for one in connection.execute(found.order_by(sessions.c.joined)).scalars()
-    ]
+    found = sa.select(sessions.c.session, sessions.c.suspended).order_by(sessions.c.joined)
+    members = connection.execute(found.where(sessions.c.group_id == group_id)).all()
+    live = [SessionId(one.session) for one in members]
     rows = sa.select(leases).where(leases.c.group_id == group_id)
     held = {row.partition_id: _lease(row) for row in connection.execute(rows)}
     settlement = settle_leases(
-        held, live, _readable(connection, group), last_token=group.last_token
+        held,
+        live,
+        _readable(connection, group),
+        suspended={SessionId(one.session) for one in members if one.suspended},
+        last_token=group.last_token,
     )
     _store_leases(connection, group_id, settlement.leases)
     # A new route version may mean a new address: everybody's grants are told again.

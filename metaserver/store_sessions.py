@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..protocol.control import Join
+from ..protocol.control import Join, Suspend
 from ..protocol.errors import InvalidRequestError, OverloadedError, SessionUnknownError
 from ..protocol.ids import SessionId, check_name
 from .dialect import insert_new, now_ms
@@ -86,6 +86,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         "joined": version + 1,
         "ttl_ms": ask.ttl_ms,
         "grants_version": version + 1,
+        "suspended": ask.suspended,
     }
     connection.execute(sa.insert(sessions).values(**row, expires_at=now_ms() + ask.ttl_ms))
     mark_unsettled(connection, group_id)
@@ -125,6 +126,20 @@ def live_session(connection: Connection, session: str) -> SessionRow:
     if row is None:
         raise SessionUnknownError(session=session)
     return _session_row(row)
+
+
+def suspend_session(connection: Connection, ask: Suspend) -> int:
+    """
+    Have a session granted nothing, or something again; the id of its group.
+
+    Raises:
+        SessionUnknownError
+    """
+    row = live_session(connection, ask.session)
+    mark_unsettled(connection, row.group_id)
+    here = sessions.c.session == ask.session
+    connection.execute(sa.update(sessions).where(here).values(suspended=ask.suspended))
+    return row.group_id
 
 
 def leave_group(connection: Connection, session: str) -> int | None:

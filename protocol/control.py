@@ -8,6 +8,7 @@
     POST /v1/consumers/join         Join               → Joined
     POST /v1/consumers/heartbeat    Heartbeat          → Grants             (long poll)
     POST /v1/consumers/release      ReleaseGrant       → Done
+    POST /v1/consumers/suspend      Suspend            → Done
     POST /v1/consumers/leave        Leave              → Done
     GET  /v1/subjects/{subject}/groups/{group}         → GroupView
     GET  /v1/subjects/{subject}/groups                 → GroupList
@@ -164,6 +165,8 @@ class Join(Struct, frozen=True, kw_only=True):
     client: ShortText = ""
     """For people: host, pid, a name."""
     ttl_ms: TtlMs = TTL_MS_DEFAULT
+    suspended: bool = False
+    """It lives, and is granted nothing yet; see Suspend."""
 
 
 class Joined(Struct, frozen=True, kw_only=True):
@@ -208,6 +211,13 @@ class ReleaseGrant(Struct, frozen=True, kw_only=True):
     session: str
     partition_id: int
     token: int
+
+
+class Suspend(Struct, frozen=True, kw_only=True):
+    """The session hands over what it holds and gets nothing new, or, not `suspended`, takes part again."""
+
+    session: str
+    suspended: bool = True
 
 
 class Leave(Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from ..protocol.control import (
     ReleaseGrant,
     SubjectList,
     SubjectView,
+    Suspend,
     TimeBound,
 )
 from ..protocol.errors import NotSentError
@@ -150,6 +151,10 @@ class MetaClient:
     async def release(self, body: ReleaseGrant) -> Done:
         """Report the end of a hand-over."""
         return await self._call("POST", "/v1/consumers/release", Done, body=body)
+
+    async def suspend(self, body: Suspend) -> Done:
+        """Hand over what a session holds and grant it nothing new, or let it take part again."""
+        return await self._call("POST", "/v1/consumers/suspend", Done, body=body)
 
     async def leave(self, body: Leave) -> Done:
         """End a consumer session."""

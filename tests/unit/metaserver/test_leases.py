@@ -91,6 +91,24 @@ def test_dead_owner_is_replaced_at_once() -> None:
     assert found.sessions == {B}
 
 
+def test_suspended_hands_over_and_gets_nothing() -> None:
+    """What a suspended session holds stays its own until it lets go, and goes to another; all of them: to nobody."""
+    leases, found = settled({}, [A, B], readable(1, 2), 0)
+    found = settle_leases(
+        leases, [A, B], readable(1, 2), suspended={A}, last_token=found.last_token
+    )
+    (moving,) = found.leases
+    assert (moving.session, moving.wanted, moving.withdrawn) == (A, B, True)
+    assert found.sessions == {A}
+    found = settle_leases(
+        leases, [A, B], readable(1, 2), suspended={A, B}, last_token=found.last_token
+    )
+    assert {(one.session, one.wanted, one.withdrawn) for one in found.leases} == {
+        (A, None, True),
+        (B, None, True),
+    }
+
+
 def test_nobody_left() -> None:
     """Without sessions all is free, and the tokens are kept."""
     leases, _ = settled({}, [A], readable(1), 0)

@@ -1,0 +1,89 @@
+"""Consumers that hand over while they go on living: suspended, resumed, closing slowly."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster import Cluster, eventually
+from keylane import Consumer, Message, Producer
+from keylane.protocol.control import Heartbeat, Join, Suspend
+from keylane.protocol.errors import ClosedError, SessionUnknownError
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+
+async def test_suspended_and_resumed(shared_cluster: Cluster):
+    """A suspended consumer hands everything over and handles nothing, until it takes part again."""
+    await shared_cluster.create("suspended", partitions=4)
+    handled: dict[str, list[Message]] = {"one": [], "two": []}
+
+    def consumer(name: str) -> Consumer:
+        return Consumer(
+            shared_cluster.meta, subject="suspended", group="g", handler=handled[name].append
+        )
+
+    async with Producer(shared_cluster.meta) as producer:
+        async with consumer("one") as one, consumer("two") as two:
+            await eventually(lambda: len(one.assignment) == len(two.assignment) == 2)
+            await one.suspend()
+            assert one.assignment == []
+            await eventually(lambda: len(two.assignment) == 4)
+            for number in range(100):
+                await producer.send("suspended", b"%d" % number, key=b"k%d" % number)
+            await eventually(lambda: len(handled["two"]) == 100)
+            assert not handled["one"]
+            await two.suspend()
+            await one.resume()
+            await eventually(lambda: len(one.assignment) == 4)
+            await producer.send("suspended", b"more", key=b"k")
+            await eventually(lambda: handled["one"])
+        assert [message.value for message in handled["one"]] == [b"more"]
+    with pytest.raises(ClosedError):
+        await one.suspend()
+    with pytest.raises(ClosedError):
+        await one.resume()
+
+
+async def test_who_leaves_slowly_keeps_only_what_is_slow(shared_cluster: Cluster):
+    """A consumer that closes gives each partition on as soon as its own handlers are through."""
+    route = await shared_cluster.create("leaving", partitions=4)
+    stuck = asyncio.Event()
+    handled: list[Message] = []
+
+    async def handle(message: Message) -> None:
+        if message.value == b"slow":
+            await stuck.wait()
+
+    first = Consumer(shared_cluster.meta, subject="leaving", group="g", handler=handle)
+    second = Consumer(shared_cluster.meta, subject="leaving", group="g", handler=handled.append)
+    async with Producer(shared_cluster.meta) as producer:
+        await first.__aenter__()
+        slow = await producer.send("leaving", b"slow", key=b"k")
+        await eventually(lambda: sum(one.outstanding for one in first.assignment) == 1)
+        async with second:
+            closing = asyncio.create_task(first.close())
+            others = {int(one.partition_id) for one in route.partitions} - {slow.partition_id}
+            await eventually(lambda: {one.partition_id for one in second.assignment} == others)
+            assert not closing.done()
+            stuck.set()
+            await closing
+            await eventually(lambda: len(second.assignment) == 4)
+
+
+async def test_a_session_may_begin_suspended(shared_cluster: Cluster):
+    """A session that replaces a suspended one is granted nothing either, until it says so."""
+    await shared_cluster.create("quietly", partitions=2)
+    session = "5" * 16
+    network = HttpNetwork()
+    meta = MetaClient(network, [shared_cluster.meta])
+    try:
+        await meta.join(Join(subject="quietly", group="g", session=session, suspended=True))
+        assert not (await meta.heartbeat(Heartbeat(session=session))).grants
+        await meta.suspend(Suspend(session=session, suspended=False))
+        assert len((await meta.heartbeat(Heartbeat(session=session))).grants) == 2
+        with pytest.raises(SessionUnknownError):
+            await meta.suspend(Suspend(session="6" * 16))
+    finally:
+        await network.close()
