@@ -1,6 +1,6 @@
 """keylane: messages of one order key keep their order.
 
-The public face: `Producer`, `Consumer`, `Message`, `Receipt` and every error.  Names are loaded when
+The public face: `Producer`, `Consumer`, `QueueReader`, `Message`, `Receipt` and every error.  Names are loaded when
 they are first used, so importing keylane starts nothing and imports no network library.
 """
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .consumer import Consumer as Consumer
+    from .consumer import QueueReader as QueueReader
     from .producer import Producer as Producer
     from .protocol.errors import *  # noqa: F403
     from .protocol.message import Message as Message
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "Producer": ".producer",
     "Consumer": ".consumer",
+    "QueueReader": ".consumer",
     "Message": ".protocol.message",
     "Receipt": ".protocol.message",
 }

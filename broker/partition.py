@@ -263,8 +263,10 @@ class HostedPartition:
 
 
 def stored_facts(facts: HostPartition) -> HostPartition:
-    """The facts without what changes: address and state."""
-    partition = msgspec.structs.replace(facts.partition, address=None, state=PartitionState.OPEN)
+    """The facts without what changes, and without what a broker need not know: address, state, logic start."""
+    partition = msgspec.structs.replace(
+        facts.partition, address=None, state=PartitionState.OPEN, logic_start=0
+    )
     return msgspec.structs.replace(facts, partition=partition)
 
 
@@ -272,6 +274,10 @@ def _same_facts(one: HostPartition, other: HostPartition) -> bool:
     """Nothing that both of them say differs: who hosted it first may have known less of the subject."""
     said = {one.order_strategy, other.order_strategy} - {None}
     counts = {one.partitions_wanted, other.partitions_wanted} - {0}
-    same = (one.subject, one.partition) == (other.subject, other.partition)
+    same = (one.subject, one.partition, one.static) == (
+        other.subject,
+        other.partition,
+        other.static,
+    )
     kept = {one.retention, other.retention} - {None}
     return same and len(said) <= 1 and len(counts) <= 1 and len(kept) <= 1

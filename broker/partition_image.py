@@ -5,13 +5,16 @@
      producers: [[id, epoch, next_sequence, [[sequence, count, base_offset], …]], …],
      groups: [[name, fence, session, cursor, [[start, end], …]], …],
      lost: [[start, end, position], …], fences_lost,
-     order_strategy, partitions_wanted, retention]                                   msgpack; later fields come last
+     order_strategy, partitions_wanted, retention,
+     static]                                        msgpack; later fields come last; static only where it is true
 
 Invariants
     `partition_of(image_of(p))` is `p` as a restart would find it: without pull locks, which live in memory only.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import msgspec
 
@@ -44,8 +47,14 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
     retention: Retention | None = None
 
 
+class _StaticImage(_Image, frozen=True, array_like=True):
+    """The field that came later is written only where it says something: other images have the bytes they had."""
+
+    static: bool = False
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Image).decode
+_decode = msgspec.msgpack.Decoder(_StaticImage).decode
 _strings: dict[str, str] = {}
 """Subjects and groups, each once: a broker has many partitions of few of them."""
 STRINGS_MAX = 10_000
@@ -53,27 +62,28 @@ STRINGS_MAX = 10_000
 
 def image_of(one: HostedPartition, *, groups: bool = True) -> bytes:
     """The partition as bytes; without its consumer groups if not `groups`."""
-    partition = one.facts.partition
+    facts, partition = one.facts, one.facts.partition
+    kind = partial(_StaticImage, static=True) if facts.static else _Image
     return _encode(
-        _Image(
-            one.facts.subject,
-            partition.name,
-            partition.queue,
-            partition.range_start,
-            partition.range_end,
-            partition.broker_group,
-            partition.parents,
-            one.first_offset,
-            one.next_offset,
-            one.appended_at_ms,
-            one.sealed,
-            [(number, *state) for number, state in one.producers.items()],  # type: ignore[misc]
-            [_group_image(group) for group in one.groups.values()] if groups else [],
-            list(one.lost),
-            one.fences_lost,
-            one.facts.order_strategy,
-            one.facts.partitions_wanted,
-            one.facts.retention,
+        kind(
+            subject=facts.subject,
+            name=partition.name,
+            queue=partition.queue,
+            range_start=partition.range_start,
+            range_end=partition.range_end,
+            broker_group=partition.broker_group,
+            parents=partition.parents,
+            first_offset=one.first_offset,
+            next_offset=one.next_offset,
+            appended_at_ms=one.appended_at_ms,
+            sealed=one.sealed,
+            producers=[(number, *state) for number, state in one.producers.items()],  # type: ignore[misc]
+            groups=[_group_image(group) for group in one.groups.values()] if groups else [],
+            lost=list(one.lost),
+            fences_lost=one.fences_lost,
+            order_strategy=facts.order_strategy,
+            partitions_wanted=facts.partitions_wanted,
+            retention=facts.retention,
         )
     )
 
@@ -112,6 +122,7 @@ def partition_of(partition_id: int, image: bytes | memoryview) -> HostedPartitio
         order_strategy=found.order_strategy,
         partitions_wanted=found.partitions_wanted,
         retention=found.retention,
+        static=found.static,
     )
     partition = HostedPartition(facts)
     partition.first_offset = found.first_offset

@@ -52,7 +52,11 @@ def encode_body(partition_id: int, body: Body) -> bytes:
     """A record of the log, not yet stamped; None is a seal."""
     if body is None:
         return encode_record(b"", kind=Kind.SEAL, partition_id=partition_id)
-    return encode_record(_encode(body), kind=_KINDS[type(body)], partition_id=partition_id)
+    said: Any = body
+    if isinstance(body, HostPartition):
+        said = msgspec.to_builtins(body)
+        del said["partition"]["logic_start"]  # not a broker's to know
+    return encode_record(_encode(said), kind=_KINDS[type(body)], partition_id=partition_id)
 
 
 def decode_body(header: Header, body: memoryview) -> Body:

@@ -27,6 +27,8 @@ FIELDS = (
     "attempt",
     "sent_at_ns",
     "properties",
+    "queue",
+    "logic_offset",
 )
 
 
@@ -69,6 +71,8 @@ def message_facts(message: Message) -> dict[str, object]:
         "attempt": message.attempt,
         "sent_at_ns": message.sent_at_ns,
         "properties": dict(message.properties),
+        "queue": message.queue,
+        "logic_offset": message.logic_offset,
     }
 
 

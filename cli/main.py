@@ -12,7 +12,7 @@ import typer
 
 from ..protocol.control import CreateSubject, Retention
 from ..protocol.routing import OrderStrategy
-from . import reshape
+from . import queue, reshape
 from .broker import broker_app
 from .meta import meta_app
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
@@ -28,8 +28,10 @@ app = typer.Typer(
 subject_app = typer.Typer(no_args_is_help=True, help="Create, list and describe subjects.")
 group_app = typer.Typer(no_args_is_help=True, help="Look at consumer groups.")
 reshape.register(subject_app)
+queue.register(subject_app)
 app.add_typer(subject_app, name="subject")
 app.add_typer(group_app, name="group")
+app.add_typer(queue.queue_app, name="queue")
 app.add_typer(broker_app, name="broker")
 app.add_typer(meta_app, name="meta")
 
@@ -83,6 +85,13 @@ def demo(
 def subject_create(
     subject: SubjectArgument,
     partitions: Annotated[int, typer.Option(help="Physical partitions, 1 to 1024.")] = 2,
+    *,
+    static: Annotated[
+        bool, typer.Option("--static", help="Logic queues, whose number never changes.")
+    ] = False,
+    queues: Annotated[
+        int | None, typer.Option(help="How many logic queues, with --static.  [default: 2]")
+    ] = None,
     strategy: Annotated[
         OrderStrategy,
         typer.Option(
@@ -104,6 +113,9 @@ def subject_create(
     from .screen import run
     from .subject import create_subject
 
+    if queues is not None and not static:
+        raise typer.BadParameter("goes with --static", param_hint="--queues")
+
     run(
         output,
         create_subject(
@@ -111,8 +123,9 @@ def subject_create(
             output,
             CreateSubject(
                 subject=subject,
-                partitions=partitions,
+                partitions=partitions if queues is None else queues,
                 order_strategy=strategy,
+                static=static,
                 retention=retention,
             ),
         ),

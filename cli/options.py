@@ -49,3 +49,23 @@ def parse_addresses(text: str) -> list[str]:
     if not addresses:
         raise InvalidRequestError("no metaserver address given: --meta host:port")
     return addresses
+
+
+def parse_time(text: str) -> int:
+    """
+    Milliseconds since 1970 of a date and time in ISO 8601; UTC if it names no zone.
+
+    Raises:
+        InvalidRequestError: not one, or before 1970.
+    """
+    from datetime import UTC, datetime
+
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is not None:
+        at_ms = int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+        if at_ms >= 0:
+            return at_ms
+    raise InvalidRequestError(f"not a time such as 2024-05-31T12:00:00: {text[:80]!r}")

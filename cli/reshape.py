@@ -138,7 +138,7 @@ def evacuate(
         typer.Option(
             "--without-source",
             help="Although it is silent: best_tried subjects go on, declared as reordered; "
-            "strict ones are held until it is back.",
+            "strict and static ones are held until it is back.",
         ),
     ] = False,
     dry_run: DryRunOption = False,

@@ -51,6 +51,7 @@ async def describe_subject(meta: str, form: OutputFormat, *, subject: str) -> No
             {
                 "subject": view.subject,
                 "order_strategy": view.order_strategy,
+                "static": view.static,
                 "retention": view.retention,
                 "route_version": view.route.version,
                 "partitions": described,
@@ -94,6 +95,7 @@ def _facts(partition: Partition, status: PartitionStatus | str) -> dict[str, obj
         "partition_id": partition.partition_id,
         "name": partition.name,
         "queue": partition.queue,
+        "logic_start": partition.logic_start,
         "range_start": partition.range_start,
         "range_end": partition.range_end,
         "broker_group": partition.broker_group,
@@ -112,4 +114,7 @@ def _by_range(view: SubjectView) -> list[Partition]:
 
 def _title(view: SubjectView) -> str:
     kept = "" if view.retention is Retention.ACKED else f", retention {view.retention}"
-    return f"{view.subject}: {view.order_strategy}{kept}, route version {view.route.version}"
+    static = ", static" if view.static else ""
+    return (
+        f"{view.subject}: {view.order_strategy}{static}{kept}, route version {view.route.version}"
+    )

@@ -67,6 +67,8 @@ class PullClient:
     ) -> None:
         self.partition_id = int(grant.partition.partition_id)
         self.token = grant.token
+        self.queue = int(grant.partition.queue)
+        self.logic_start = grant.partition.logic_start
         self.stopping = False
         self.fenced = False
         self.deadline_ns = deadline_ms * 1_000_000

@@ -33,6 +33,7 @@ from ..protocol.errors import InvalidRequestError
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import PULL_WAIT_MS_MAX
 from ..protocol.operations import OperationList, Reshape, SubjectHistory
+from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.verification import Verification
 from ..rpc.server import ControlRoute, Params
@@ -122,6 +123,14 @@ def _subject_calls(catalogue: Catalogue) -> list[Call]:
             route,
             "The route; waits up to wait_ms for one that differs from known_version.",
             ("known_version", "wait_ms", "order_strategy"),
+        ),
+        Call(
+            "GET",
+            "/v1/subjects/{subject}/queues",
+            None,
+            QueueList,
+            lambda _body, params: catalogue.queues(params["subject"]),
+            "The logic queues of a static subject, each a chain of partitions with its logic offsets.",
         ),
     ]
 

@@ -34,6 +34,7 @@ from ..protocol.errors import (
     UnreachableError,
 )
 from ..protocol.ids import Subject, check_name
+from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from ..rpc.client import BrokerClient
 from ..rpc.network import Network
@@ -46,6 +47,7 @@ from .store_brokers import (
     renew_broker,
     report_broker,
 )
+from .store_queues import read_queues
 from .store_subjects import (
     SubjectRow,
     open_subject,
@@ -191,6 +193,7 @@ class Catalogue:
             order_strategy=row.order_strategy,
             partitions_wanted=row.partitions_wanted,
             retention=row.retention,
+            static=row.static,
         )
         async with room:
             try:
@@ -210,6 +213,10 @@ class Catalogue:
     async def subject(self, name: str) -> SubjectView:
         """One subject.  Raises SubjectUnknownError."""
         return await self._database.read(read_subject, name)
+
+    async def queues(self, name: str) -> QueueList:
+        """The logic queues of a static subject.  Raises SubjectUnknownError, SubjectNotStaticError."""
+        return await self._database.read(read_queues, name)
 
     # ── routes ────────────────────────────────────────────────────────────────────────────────────────
     async def route(

@@ -83,6 +83,7 @@ class RebuiltSubject:
     groups: list[RebuiltGroup]
     retention: Retention = Retention.ACKED
     operation: RebuiltOperation | None = None
+    static: bool = False
     opened: bool = True
     """False: its creation was cut short before anybody could send, and goes on."""
 
@@ -172,6 +173,8 @@ def _subject(name: str, found: Sequence[PartitionStatus], *, complete: bool) -> 
         raise InvalidRequestError("its partitions do not agree on an order strategy")
     (strategy,) = strategies
     assert strategy is not None
+    if len({one.static for one in facts.values()}) != 1:
+        raise InvalidRequestError("its partitions do not agree whether it is static")
     counts = {one.partitions_wanted for one in facts.values()} - {0}
     kept = {one.retention for one in facts.values()} - {None}
     if len(kept) > 1:
@@ -185,6 +188,7 @@ def _subject(name: str, found: Sequence[PartitionStatus], *, complete: bool) -> 
         partitions=[],
         groups=_groups(found),
         retention=next(iter(kept), None) or Retention.ACKED,
+        static=facts[found[0].partition_id].static,
     )
     rows = {
         one.partition_id: RebuiltPartition(
@@ -195,6 +199,8 @@ def _subject(name: str, found: Sequence[PartitionStatus], *, complete: bool) -> 
     }
     subject.partitions = list(rows.values())
     subject.operation = _operation(found, rows)
+    if subject.static:
+        _chain(rows)
     if not _covered(subject) and not (complete and _creation_goes_on(subject, found)):
         raise InvalidRequestError(
             "its open partitions do not cover every logical partition once: name every broker"
@@ -249,6 +255,16 @@ def _operation(
         steps |= dict.fromkeys(children, (StepAction.HOST, True))
         steps |= {one: (StepAction.SEAL, one in sealed) for one in parents}
     return None if state is None else RebuiltOperation(state=state, steps=steps)
+
+
+def _chain(rows: dict[int, RebuiltPartition]) -> None:
+    """Let the partitions of a static subject begin where their parents end; a parent has a lower id."""
+    for _, row in sorted(rows.items()):
+        for one in row.partition.parents:
+            parent = rows[one]
+            if parent.end_offset is not None:
+                start = parent.partition.logic_start + parent.end_offset
+                row.partition = msgspec.structs.replace(row.partition, logic_start=start)
 
 
 def _set(rows: dict[int, RebuiltPartition], partition_id: int, state: PartitionState) -> None:

@@ -223,6 +223,7 @@ class Reshaper:
                         order_strategy=operation.order_strategy,
                         partitions_wanted=operation.partitions_wanted,
                         retention=operation.retention,
+                        static=operation.static,
                     )
                 )
             except KeylaneError as error:

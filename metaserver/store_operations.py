@@ -22,6 +22,7 @@ from ..protocol.routing import OrderStrategy, Partition, PartitionState, route_t
 from .dialect import now_ms
 from .schema import brokers, groups, operations, partitions, steps, subjects
 from .store_partitions import some_partitions
+from .store_queues import go_on
 from .store_subjects import read_route
 
 PROBLEM_CHARS_MAX = 1_024
@@ -44,6 +45,8 @@ class Operation:
     partitions_wanted: int
     """Those the subject was created with."""
     retention: Retention
+    static: bool
+    """Of the subject: the children have to go on at the very offsets at which their parents end."""
     state: OperationState
     may_forsake: bool
     """The route may change although a silent broker has not sealed: the operator said so, and the subject's
@@ -80,6 +83,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
             subjects.c.order_strategy,
             subjects.c.partitions_wanted,
             subjects.c.retention,
+            subjects.c.static,
         )
         .join(subjects, subjects.c.subject_id == operations.c.subject_id)
         .where(operations.c.operation_id == operation_id)
@@ -99,6 +103,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         order_strategy=OrderStrategy(row.order_strategy),
         partitions_wanted=row.partitions_wanted,
         retention=Retention(row.retention),
+        static=row.static,
         state=state,
         may_forsake=_may_forsake(row),
         todo=todo,
@@ -114,7 +119,8 @@ def _undone(connection: Connection, operation_id: int, action: StepAction) -> tu
 
 
 def _may_forsake(row: sa.Row[Any]) -> bool:
-    return bool(row.without_source) and row.order_strategy == OrderStrategy.BEST_TRIED
+    allowed = row.order_strategy == OrderStrategy.BEST_TRIED and not row.static
+    return bool(row.without_source) and allowed
 
 
 def note_steps(
@@ -184,6 +190,8 @@ def _open(connection: Connection, operation: Operation) -> OperationState:
     ):
         chosen = partitions.c.partition_id.in_(ids)
         connection.execute(sa.update(partitions).where(chosen).values(**values))
+    if operation.static:
+        go_on(connection, children)
     connection.execute(
         sa.update(subjects)
         .where(subjects.c.subject_id == operation.subject_id)
@@ -207,6 +215,7 @@ def idle_operations(connection: Connection) -> list[int]:
             operations.c.state,
             operations.c.without_source,
             subjects.c.order_strategy,
+            subjects.c.static,
             steps.c.action,
             steps.c.partition_id,
             (brokers.c.expires_at > now_ms()).label("alive"),

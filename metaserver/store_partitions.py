@@ -86,6 +86,7 @@ def _complete(
             state=PartitionState(row.state),
             parents=parents.get(row.partition_id, ()),
             address=row.address,
+            logic_start=row.logic_start,
         )
         for row in rows
     )

@@ -19,6 +19,7 @@ from ..protocol.errors import (
     NotEnoughBrokersError,
     OperationRunningError,
     PartitionUnknownError,
+    StaticSubjectError,
     SubjectUnknownError,
 )
 from ..protocol.ids import MAX_I64, BrokerGroup, PartitionId, PartitionName, QueueNumber, check_name
@@ -89,6 +90,7 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         BrokerGroupUnknownError: it never reported itself.
         NotEnoughBrokersError: nowhere to go now.
         OperationRunningError: another operation on a subject has not come to its new route yet.
+        StaticSubjectError: it would change the number of queues of a static subject.
     """
     if ask.kind is OperationKind.EVACUATE:
         return _plan_evacuation(connection, ask)
@@ -103,6 +105,8 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
 def _plan(
     connection: Connection, ask: Reshape, subject: SubjectRow, hosts: Mapping[BrokerGroup, int]
 ) -> Plan:
+    if subject.static and ask.kind is not OperationKind.MOVE:
+        raise StaticSubjectError(subject=subject.name, queues=subject.partitions_wanted)
     current = _open_partitions(connection, subject)
     if ask.kind is OperationKind.RESIZE:
         return plan_resize(current, ask.partitions, hosts)

@@ -78,6 +78,7 @@ def _store_subject(connection: Connection, one: RebuiltSubject, route_version: i
         "partitions_named": one.partitions_named,
         "retention": one.retention,
         "route_version": route_version if one.opened else 0,
+        "static": one.static,
     }
     inserted = sa.insert(subjects).values(row).returning(subjects.c.subject_id)
     subject_id: int = connection.execute(inserted).scalar_one()
@@ -102,6 +103,7 @@ def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict
                 "state": one.state,
                 "end_offset": row.end_offset,
                 "forsaken": row.forsaken,
+                "logic_start": one.logic_start,
             }
             if one.partition_id:
                 numbered.append({"partition_id": one.partition_id, **values})

@@ -49,6 +49,7 @@ class SubjectRow:
     partitions_wanted: int
     route_version: int
     retention: Retention
+    static: bool
 
 
 def find_subject(connection: Connection, name: str, *, lock: bool = False) -> SubjectRow | None:
@@ -65,6 +66,7 @@ def find_subject(connection: Connection, name: str, *, lock: bool = False) -> Su
         partitions_wanted=row.partitions_wanted,
         route_version=row.route_version,
         retention=Retention(row.retention),
+        static=row.static,
     )
 
 
@@ -110,6 +112,7 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
                 "partitions_named": ask.partitions,
                 "route_version": 0,
                 "retention": ask.retention,
+                "static": ask.static,
             },
         )
         row = find_subject(connection, ask.subject, lock=True)
@@ -128,13 +131,14 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
         ]
         # Two metaservers may plan at once; the second finds the first one's rows by their names.
         insert_new(connection, partitions, names)
-    stored = (row.order_strategy, row.partitions_wanted, row.retention)
-    if stored != (ask.order_strategy, ask.partitions, ask.retention):
+    stored = (row.order_strategy, row.partitions_wanted, row.retention, row.static)
+    if stored != (ask.order_strategy, ask.partitions, ask.retention, ask.static):
         raise SubjectExistsError(
             subject=ask.subject,
             order_strategy=row.order_strategy,
             partitions=row.partitions_wanted,
             retention=row.retention,
+            static=row.static,
         )
     return row
 
@@ -203,6 +207,7 @@ def read_subject(connection: Connection, name: str) -> SubjectView:
         order_strategy=row.order_strategy,
         route=read_route(connection, name),
         retention=row.retention,
+        static=row.static,
     )
 
 

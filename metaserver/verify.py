@@ -15,6 +15,7 @@ from ..protocol.limits import LOGICAL_PARTITIONS
 from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import Partition, PartitionState
 from ..protocol.verification import CheckView, Verification
+from .verify_queues import broken_chain
 from .verify_views import GroupRow, PartitionView, SqlView, SubjectView, Views
 
 OPEN, SEALED, PLANNED = PartitionState.OPEN, PartitionState.SEALED, PartitionState.PLANNED
@@ -123,6 +124,9 @@ def _parents_overlap(index: Index) -> Iterator[str]:
             covered += max(0, end - start)
         if partition.parents and covered < partition.range_end - partition.range_start:
             yield f"partition {partition.partition_id}: its parents do not cover its range"
+        subject = index.after.subjects.get(child.subject_id)
+        if subject is not None and subject.static and partition.state in {OPEN, SEALED}:
+            yield from broken_chain(known, partition)
 
 
 def _hosted_as_known(index: Index) -> Iterator[str]:
@@ -174,6 +178,7 @@ def _facts(subject: SubjectView, one: Partition) -> dict[str, object]:
         "order strategy": str(subject.order_strategy),
         "partitions wanted": subject.partitions_wanted,
         "retention": subject.retention.value,
+        "static": subject.static,
     }
 
 
@@ -189,6 +194,7 @@ def _hosted_facts(facts: HostPartition, subject: SubjectView) -> dict[str, objec
         "order strategy": str(facts.order_strategy or subject.order_strategy),
         "partitions wanted": facts.partitions_wanted or subject.partitions_wanted,
         "retention": (facts.retention or subject.retention).value,
+        "static": facts.static,
     }
 
 
@@ -362,7 +368,10 @@ def _children_after_parents(index: Index) -> Iterator[str]:
 CHECKS = (
     Check("V01", "route-covers-once", "each logical partition has one open one", _route_covers),
     Check(
-        "V02", "parents-overlap", "parents share and cover their child's range", _parents_overlap
+        "V02",
+        "parents-overlap",
+        "parents share and cover their child's range; static queues have no gap",
+        _parents_overlap,
     ),
     Check("V03", "hosted-as-known", "brokers host what SQL says, as SQL says it", _hosted_as_known),
     Check("V04", "nothing-foreign", "brokers host nothing SQL does not know", _nothing_foreign),

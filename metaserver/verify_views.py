@@ -21,6 +21,7 @@ class SubjectView:
     partitions_named: int
     route_version: int
     retention: Retention = Retention.ACKED
+    static: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@
     GET  /v1/subjects/{subject}/groups/{group}         → GroupView
     GET  /v1/subjects/{subject}/groups                 → GroupList
     GET  /v1/health                 –                  → Health
-    and the calls that change partitions: see operations.py
+    and the calls that change partitions and look at logic queues: see operations.py,
+    queues.py
 
     POST /v1/partitions             HostPartition      → PartitionStatus    (to a broker; idempotent)
     GET  /v1/partitions             –                  → PartitionStatusList
@@ -34,7 +35,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_text
+from .error_wire import error_from_wire, wire_details, wire_text
+from .errors import Fate, KeylaneError
 from .limits import PARTITIONS_MAX, PULL_WAIT_MS_MAX, TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN
 from .routing import OrderStrategy, Partition, PartitionState, Route
 
@@ -129,6 +131,8 @@ class CreateSubject(Struct, frozen=True, kw_only=True):
     partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 2
     order_strategy: OrderStrategy = OrderStrategy.BEST_TRIED
     retention: Retention = Retention.ACKED
+    static: bool = False
+    """Its partitions are logic queues, whose number never changes."""
 
 
 class SubjectView(Struct, frozen=True, kw_only=True):
@@ -138,6 +142,7 @@ class SubjectView(Struct, frozen=True, kw_only=True):
     order_strategy: OrderStrategy
     route: Route
     retention: Retention = Retention.ACKED
+    static: bool = False
 
 
 class SubjectSummary(Struct, frozen=True, kw_only=True):
@@ -267,6 +272,8 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many partitions the subject was created with; 0: not said."""
     retention: Retention | None = None
     """What old messages of the subject wait for; None: not said, as ACKED."""
+    static: bool = False
+    """The subject's number of logic queues never changes."""
 
 
 class GroupStatus(Struct, frozen=True, kw_only=True):

@@ -12,10 +12,12 @@
     │   ├── OperationRunningError, BrokerGroupUnknownError
     │   ├── OffsetOutOfRangeError, CorruptBatchError, FrameError
     │   ├── BrokerReadOnlyError, OverloadedError           try later
+    │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   └── LeaseLostError, QueueFullError                 said by our own side
     ├── UnreachableError               no answer
     │   ├── NotSentError               nothing was done
-    │   └── OutcomeUnknownError        it may have been done
+    │   ├── OutcomeUnknownError        it may have been done
+    │   └── ResetUnfinishedError       some of it was done; again finishes it
     ├── StorageError                   .operation .path
     │   ├── CorruptLogError, DiskFullError, FlushFailedError
     │   └── DataFolderError            not writable, in use, or another broker's
@@ -31,74 +33,10 @@ and indefinite errors, litestream's hints.
 
 from __future__ import annotations
 
-import enum
-from typing import Any, ClassVar
-
-
-class Fate(enum.StrEnum):
-    """What is known about the effect of the call that failed."""
-
-    NOT_DONE = "not_done"
-    UNKNOWN = "unknown"
-
-
-class Retry(enum.StrEnum):
-    """What the caller may do next."""
-
-    NEVER = "never"
-    LATER = "later"
-    AFTER_NEW_ROUTE = "after_new_route"
-
-
-_BY_CODE: dict[int, type[KeylaneError]] = {}
-
-
-class KeylaneError(Exception):
-    """Root of every error raised on purpose.  `details` are the numbers and names it is about."""
-
-    code: ClassVar[int] = 1000
-    fate: Fate = Fate.NOT_DONE
-    retry: ClassVar[Retry] = Retry.NEVER
-    summary: ClassVar[str] = "keylane failed"
-    hint: ClassVar[str] = ""
-    told: bool = False
-    """True once a caller was given it, so that a later summary need not repeat it."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        clash = _BY_CODE.setdefault(cls.code, cls)
-        assert clash is cls, f"code {cls.code} is both {clash.__name__} and {cls.__name__}"
-
-    def __init__(self, message: str = "", /, **details: object) -> None:
-        self.details: dict[str, Any] = details
-        text = message or self.summary
-        if details and not message:
-            text += " (" + ", ".join(f"{name}={value}" for name, value in details.items()) + ")"
-        super().__init__(text)
-
-    @property
-    def message(self) -> str:
-        """What happened, in one line."""
-        return str(self.args[0])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.details, self.fate))
-
-    def __str__(self) -> str:
-        advice = f"\n  {self.hint}" if self.hint else ""
-        return f"{self.message} [{type(self).__name__} {self.code}]{advice}"
-
-
-_BY_CODE[KeylaneError.code] = KeylaneError
-
-
-def _rebuild(
-    kind: type[KeylaneError], message: str, details: dict[str, Any], fate: Fate
-) -> KeylaneError:
-    error = kind(message, **details)
-    if error.fate is not fate:
-        error.fate = fate
-    return error
+from .error_base import KIND_BY_CODE
+from .error_base import Fate as Fate  # noqa: PLC0414 - for everybody
+from .error_base import KeylaneError as KeylaneError  # noqa: PLC0414 - for everybody
+from .error_base import Retry as Retry  # noqa: PLC0414 - for everybody
 
 
 class ConfigError(KeylaneError):
@@ -284,6 +222,31 @@ class QueueFullError(RefusedError):
     hint = "await producer.room(), or send less at once."
 
 
+class StaticSubjectError(RefusedError):
+    code = 1190
+    summary = "the number of queues of a static subject never changes"
+    hint = "Its queues can go elsewhere: keylane subject move PARTITION --to GROUP"
+
+
+class SubjectNotStaticError(RefusedError):
+    code = 1191
+    summary = "the subject has no fixed logic queues"
+    hint = "Only a subject made with them has: keylane subject create NAME --static --queues N"
+
+
+class QueueUnknownError(RefusedError):
+    code = 1192
+    summary = "no such logic queue"
+    hint = "keylane subject queues NAME shows them."
+
+
+class GroupBusyError(RefusedError):
+    code = 1193
+    retry = Retry.LATER
+    summary = "the consumer group has live consumers"
+    hint = "Stop them, or wait until the ttl of those that died has passed."
+
+
 class UnreachableError(KeylaneError):
     code = 1200
     fate = Fate.UNKNOWN
@@ -302,6 +265,12 @@ class OutcomeUnknownError(UnreachableError):
     code = 1202
     summary = "the connection ended before the answer"
     hint = "It may have been done; a producer sends it again under the same sequence."
+
+
+class ResetUnfinishedError(UnreachableError):
+    code = 1203
+    summary = "the group's progress was set on some partitions and not on all"
+    hint = "The same call again finishes it; no consumer is let in meanwhile for a short time only."
 
 
 class StorageError(KeylaneError):
@@ -360,34 +329,14 @@ class InternalError(KeylaneError):
     hint = "Its log has the details; please report it."
 
 
-TEXT_CHARS_MAX = 4_096
-"""An error that quotes its input stays smaller than the frame it is answered in."""
-
-
-def wire_text(text: str) -> str:
-    """`text` as every peer can take it: cut, and without half surrogates."""
-    return text[:TEXT_CHARS_MAX].encode("utf-8", "replace").decode()
-
-
-def wire_details(error: KeylaneError) -> dict[str, Any]:
-    """The details of `error` as both JSON and msgpack carry them: numbers, and text for the rest."""
-    return {
-        wire_text(name): value
-        if isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**64)
-        else wire_text(str(value))
-        for name, value in error.details.items()
-    }
-
-
-def error_from_wire(code: int, message: str, details: dict[str, Any]) -> KeylaneError:
-    """The error a peer sent, as the class of its code; an unknown code is a plain RefusedError."""
-    kind = _BY_CODE.get(code, RefusedError)
-    return kind(message, **details)
+def kind_of(code: int) -> type[KeylaneError] | None:
+    """The class of a code, None for one that a newer peer knows."""
+    return KIND_BY_CODE.get(code)
 
 
 def codes() -> dict[int, str]:
     """Every code and the name of its class, for the golden test and the docs."""
-    return {code: kind.__name__ for code, kind in sorted(_BY_CODE.items())}
+    return {code: kind.__name__ for code, kind in sorted(KIND_BY_CODE.items())}
 
 
-__all__ = sorted(["Fate", "Retry"] + [kind.__name__ for kind in _BY_CODE.values()])
+__all__ = sorted(["Fate", "Retry"] + [kind.__name__ for kind in KIND_BY_CODE.values()])

@@ -15,15 +15,8 @@ from typing import Any
 
 import msgspec
 
-from .errors import (
-    Fate,
-    FrameError,
-    KeylaneError,
-    MessageTooLargeError,
-    error_from_wire,
-    wire_details,
-    wire_text,
-)
+from .error_wire import error_from_wire, wire_details, wire_text
+from .errors import Fate, FrameError, KeylaneError, MessageTooLargeError
 from .limits import FRAME_BYTES_MAX
 
 _LENGTH = struct.Struct("<I")

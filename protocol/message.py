@@ -19,6 +19,16 @@ _decode = msgspec.msgpack.Decoder(dict[str, str]).decode
 class Delivery(Protocol):
     """Whoever handed a message out, and takes its ack."""
 
+    @property
+    def queue(self) -> int:
+        """Number of the logic queue that its messages are of."""
+        ...
+
+    @property
+    def logic_start(self) -> int:
+        """What their offsets have to be raised by to be logic offsets."""
+        ...
+
     async def ack(self, message: Message) -> None:
         """Take the ack of a message handed out here."""
         ...
@@ -56,6 +66,16 @@ class Message(msgspec.Struct, gc=False):
         if self.delivery is None:
             raise ClosedError("this message was read, not handed out by a consumer")
         await self.delivery.ack(self)
+
+    @property
+    def queue(self) -> int:
+        """Number of its logic queue; -1 if it is not known where the message was stored."""
+        return -1 if self.delivery is None else self.delivery.queue
+
+    @property
+    def logic_offset(self) -> int:
+        """Its offset in its logic queue, which stays when the queue moves; of a static subject only."""
+        return self.offset + (0 if self.delivery is None else self.delivery.logic_start)
 
     @property
     def properties(self) -> Mapping[str, str]:

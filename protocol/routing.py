@@ -60,6 +60,9 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     parents: tuple[PartitionId, ...] = ()
     address: str | None = None
     """host:port of the broker group's master; None while the group is not available."""
+    logic_start: int = 0
+    """Offset in its logic queue of its first message, in a static subject; brokers are not told: it is known only once
+    the parent is sealed, and follows from the parents' ends."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):

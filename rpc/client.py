@@ -33,6 +33,7 @@ from ..protocol.control import (
 from ..protocol.errors import NotSentError
 from ..protocol.frames import Answer, Request
 from ..protocol.operations import OperationList, Reshape, SubjectHistory
+from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.verification import Verification
 from .network import Channel, Network
@@ -98,6 +99,10 @@ class MetaClient:
     async def subject(self, subject: str) -> SubjectView:
         """One subject."""
         return await self._call("GET", f"/v1/subjects/{_segment(subject)}", SubjectView)
+
+    async def queues(self, subject: str) -> QueueList:
+        """The logic queues of a static subject."""
+        return await self._call("GET", f"/v1/subjects/{_segment(subject)}/queues", QueueList)
 
     async def reshape(self, body: Reshape) -> OperationList:
         """Begin to change partitions, or plan it; the operations go on by themselves."""

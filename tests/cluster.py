@@ -120,10 +120,15 @@ class Cluster:
         partitions: int = 4,
         strategy: str = "strict",
         retention: Retention = Retention.ACKED,
+        static: bool = False,
     ) -> Route:
         """Create a subject over all brokers; waits until they have reported themselves."""
         body = CreateSubject(
-            subject=subject, partitions=partitions, order_strategy=strategy, retention=retention
+            subject=subject,
+            partitions=partitions,
+            order_strategy=strategy,
+            retention=retention,
+            static=static,
         )
         network = HttpNetwork()
         meta = MetaClient(network, [self.meta])

@@ -32,15 +32,16 @@ def test_importing_starts_nothing_and_loads_no_network_library():
     assert seen["threads"] == 1
 
 
-def test_the_face_has_the_two_clients_the_values_and_every_error():
-    from keylane import Consumer, Message, Producer, Receipt
+def test_the_face_has_the_clients_the_values_and_every_error():
+    from keylane import Consumer, Message, Producer, QueueReader, Receipt
 
     assert Producer.__name__ == "Producer"
     assert Consumer.__name__ == "Consumer"
+    assert QueueReader.__name__ == "QueueReader"
     assert Message.__module__ == Receipt.__module__ == "keylane.protocol.message"
     for name in errors.__all__:
         assert getattr(keylane, name) is getattr(errors, name)
-    named = {"Producer", "Consumer", "Message", "Receipt", *errors.__all__}
+    named = {"Producer", "Consumer", "QueueReader", "Message", "Receipt", *errors.__all__}
     assert set(keylane.__all__) == named
     assert named <= set(dir(keylane))
 

@@ -57,6 +57,7 @@ def test_an_image_has_every_fact():
     values = {
         OrderStrategy | None: OrderStrategy.STRICT,
         Retention | None: Retention.TIME,
+        bool: True,
     }
     given = {}
     for field in msgspec.structs.fields(HostPartition):
@@ -65,7 +66,7 @@ def test_an_image_has_every_fact():
     told = HostPartition(subject="s", partition=facts(1).partition, **given)
     assert partition_of(1, image_of(HostedPartition(told))).facts == told
     own = {"partition_id", "name", "queue", "range_start", "range_end", "broker_group", "parents"}
-    changing = {"state", "address"}
+    changing = {"state", "address", "logic_start"}
     assert set(Partition.__struct_fields__) == own | changing
     assert told.partition.state is PartitionState.OPEN
 

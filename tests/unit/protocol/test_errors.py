@@ -9,6 +9,7 @@ import pytest
 
 from keylane.protocol import errors
 from keylane.protocol.control import ErrorBody, encode_json
+from keylane.protocol.error_wire import TEXT_CHARS_MAX, error_from_wire
 from keylane.protocol.errors import (
     FencedError,
     FlushFailedError,
@@ -18,7 +19,6 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
     Retry,
     StaleRouteError,
-    error_from_wire,
 )
 from keylane.protocol.frames import (
     Refused,
@@ -102,7 +102,7 @@ def test_an_unknown_code_is_a_plain_refusal():
         (["a", 1], "['a', 1]"),
         ("\ud800", "?"),
         (errors.Fate.UNKNOWN, "unknown"),
-        ("x" * 10_000, "x" * errors.TEXT_CHARS_MAX),
+        ("x" * 10_000, "x" * TEXT_CHARS_MAX),
     ],
     ids=lambda value: f"{type(value).__name__}-{value!r:.12}",
 )
@@ -115,7 +115,7 @@ def test_details_of_any_kind_cross_the_wire(way, value, arrives):
 def test_an_error_that_quotes_a_huge_input_is_cut(way):
     """An error stays small enough to be sent, whatever it quotes."""
     error = way(InvalidRequestError("é" * FRAME_BYTES_MAX + "\udcff"))
-    assert error.message == "é" * errors.TEXT_CHARS_MAX
+    assert error.message == "é" * TEXT_CHARS_MAX
 
 
 def test_the_text_of_an_error_names_its_class_code_and_advice():

@@ -1,0 +1,75 @@
+"""What every error of ours is: a code that never changes, a fate, advice on retrying, and details.  Pure.
+
+The tree below it is in `errors.py`, which is where all of this is imported from.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, ClassVar
+
+
+class Fate(enum.StrEnum):
+    """What is known about the effect of the call that failed."""
+
+    NOT_DONE = "not_done"
+    UNKNOWN = "unknown"
+
+
+class Retry(enum.StrEnum):
+    """What the caller may do next."""
+
+    NEVER = "never"
+    LATER = "later"
+    AFTER_NEW_ROUTE = "after_new_route"
+
+
+KIND_BY_CODE: dict[int, type[KeylaneError]] = {}
+
+
+class KeylaneError(Exception):
+    """Root of every error raised on purpose.  `details` are the numbers and names it is about."""
+
+    code: ClassVar[int] = 1000
+    fate: Fate = Fate.NOT_DONE
+    retry: ClassVar[Retry] = Retry.NEVER
+    summary: ClassVar[str] = "keylane failed"
+    hint: ClassVar[str] = ""
+    told: bool = False
+    """True once a caller was given it, so that a later summary need not repeat it."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        clash = KIND_BY_CODE.setdefault(cls.code, cls)
+        assert clash is cls, f"code {cls.code} is both {clash.__name__} and {cls.__name__}"
+
+    def __init__(self, message: str = "", /, **details: object) -> None:
+        self.details: dict[str, Any] = details
+        text = message or self.summary
+        if details and not message:
+            text += " (" + ", ".join(f"{name}={value}" for name, value in details.items()) + ")"
+        super().__init__(text)
+
+    @property
+    def message(self) -> str:
+        """What happened, in one line."""
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.details, self.fate))
+
+    def __str__(self) -> str:
+        advice = f"\n  {self.hint}" if self.hint else ""
+        return f"{self.message} [{type(self).__name__} {self.code}]{advice}"
+
+
+KIND_BY_CODE[KeylaneError.code] = KeylaneError
+
+
+def _rebuild(
+    kind: type[KeylaneError], message: str, details: dict[str, Any], fate: Fate
+) -> KeylaneError:
+    error = kind(message, **details)
+    if error.fate is not fate:
+        error.fate = fate
+    return error

@@ -1,0 +1,129 @@
+"""Logic offsets against a plain list: any chain of segments, any offset, any time, any group."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keylane.protocol.control import TimeBound
+from keylane.protocol.errors import OffsetOutOfRangeError
+from keylane.protocol.queues import (
+    Segment,
+    check_logic_offset,
+    logic_cursor,
+    logic_offset_at,
+    physical_cursors,
+    queue_max,
+    queue_min,
+)
+
+lengths = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=6)
+
+
+def chain_of(sizes: list[tuple[int, int]]) -> list[Segment]:
+    """Segments of (messages, how many of them retention has removed), one after another."""
+    found = []
+    start = 0
+    for number, (count, gone) in enumerate(sizes, 1):
+        found.append(
+            Segment(
+                partition_id=number,
+                logic_start=start,
+                first_offset=min(gone, count),
+                next_offset=count,
+            )
+        )
+        start += count
+    return found
+
+
+def messages(chain: list[Segment]) -> list[tuple[int, int, int]]:
+    """(logic offset, partition id, offset) of every message still there: the model."""
+    return [
+        (one.logic_start + offset, one.partition_id, offset)
+        for one in chain
+        for offset in range(one.first_offset, one.next_offset)
+    ]
+
+
+@given(lengths)
+def test_min_and_max(sizes):
+    """Min is the first message still there, max one past the last that ever came; they meet when all is gone."""
+    chain = chain_of(sizes)
+    left = [logic for logic, _, _ in messages(chain)]
+    total = sum(count for count, _ in sizes)
+    assert queue_max(chain) == total
+    assert queue_min(chain) == (min(left) if left else total)
+
+
+@given(lengths, st.integers(0, 40))
+def test_an_offset_becomes_cursors_and_comes_back(sizes, logic):
+    """After a reset to an offset the group has acked what lies below, and comes to the first message at or above it."""
+    chain = chain_of(sizes)
+    cursors = physical_cursors(chain, logic)
+    for one, cursor in zip(chain, cursors, strict=True):
+        assert one.first_offset <= cursor <= one.next_offset
+    at = {one.partition_id: cursor for one, cursor in zip(chain, cursors, strict=True)}
+    left = [where for where, partition_id, offset in messages(chain) if offset >= at[partition_id]]
+    assert left == [where for where, _, _ in messages(chain) if where >= logic]
+    assert logic_cursor(chain, at) == (left[0] if left else queue_max(chain))
+
+
+@given(lengths, st.dictionaries(st.integers(1, 6), st.integers(0, 6)))
+def test_the_cursor_of_a_group(sizes, cursors):
+    """It is the first message that is still there and not acked, whatever the group has done in later segments."""
+    chain = chain_of(sizes)
+    left = [
+        where
+        for where, partition_id, offset in messages(chain)
+        if offset >= cursors.get(partition_id, 0)
+    ]
+    assert logic_cursor(chain, cursors) == (left[0] if left else queue_max(chain))
+
+
+@given(lengths, st.data())
+def test_an_offset_for_a_time(sizes, data):
+    """LOWER is the first message at or after a time, UPPER the last at or before it, as a look at each would find."""
+    chain = chain_of(sizes)
+    times: dict[tuple[int, int], int] = {}
+    for one in chain:  # within a partition times never fall; the clocks of two brokers may differ
+        drawn = data.draw(
+            st.lists(st.integers(0, 20), min_size=one.next_offset, max_size=one.next_offset)
+        )
+        times |= {(one.partition_id, offset): at for offset, at in enumerate(sorted(drawn))}
+    at_ms = data.draw(st.integers(0, 21))
+
+    def look_up(one: Segment, bound: TimeBound) -> int | None:
+        offsets = range(one.first_offset, one.next_offset)
+        if bound is TimeBound.LOWER:
+            hits = [key for key in offsets if times[one.partition_id, key] >= at_ms]
+            return min(hits, default=None)
+        hits = [key for key in offsets if times[one.partition_id, key] <= at_ms]
+        return max(hits, default=None)
+
+    every = [(where, times[number, offset]) for where, number, offset in messages(chain)]
+    later = [where for where, at in every if at >= at_ms]
+    earlier = [where for where, at in every if at <= at_ms]
+    for bound, expected in (
+        (TimeBound.LOWER, min(later, default=None)),
+        (TimeBound.UPPER, max(earlier, default=None)),
+    ):
+        found = [look_up(one, bound) for one in chain]
+        assert logic_offset_at(chain, found, bound) == expected
+
+
+@given(lengths, st.integers(-1, 40))
+def test_an_offset_outside_is_refused(sizes, logic):
+    """Between min and max, both included, is let through; the refusal names the two."""
+    chain = chain_of(sizes)
+    low, high = queue_min(chain), queue_max(chain)
+    if low <= logic <= high:
+        check_logic_offset(chain, logic)
+        return
+    with pytest.raises(OffsetOutOfRangeError) as refused:
+        check_logic_offset(chain, logic)
+    assert (refused.value.details["first_offset"], refused.value.details["next_offset"]) == (
+        low,
+        high,
+    )

@@ -1,0 +1,128 @@
+"""A static subject is whole after a rebuild from the brokers, and `meta verify` sees a chain that is not."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from keylane.metaserver.rebuild import Source, plan_rebuild
+from keylane.metaserver.verify import verify
+from keylane.metaserver.verify_views import PartitionView, SqlView, SubjectView, Views
+from keylane.protocol.control import HostPartition, PartitionStatus, PartitionStatusList
+from keylane.protocol.errors import InvalidRequestError
+from keylane.protocol.operations import OperationState
+from keylane.protocol.routing import OrderStrategy, Partition, PartitionState
+
+OPEN, SEALED = PartitionState.OPEN, PartitionState.SEALED
+
+
+def status(
+    number: int, *parents: int, messages: int, sealed: bool = False, static: bool = True
+) -> PartitionStatus:
+    """A partition of the one queue of subject `s`, as its broker has it."""
+    partition = Partition(
+        partition_id=number,
+        name=f"s.p{number - 1}",
+        queue=0,
+        range_start=0,
+        range_end=1024,
+        broker_group="g1",
+        state=OPEN,
+        parents=parents,
+    )
+    return PartitionStatus(
+        partition_id=number,
+        subject="s",
+        name=partition.name,
+        state=SEALED if sealed else OPEN,
+        first_offset=0,
+        next_offset=messages,
+        facts=HostPartition(
+            subject="s",
+            partition=partition,
+            order_strategy=OrderStrategy.STRICT,
+            partitions_wanted=1,
+            static=static,
+        ),
+    )
+
+
+CHAIN = (
+    status(1, messages=40, sealed=True),
+    status(2, 1, messages=1, sealed=True),
+    status(4, 2, messages=0, sealed=True),
+    status(7, 4, messages=9),
+)
+
+
+def source(*found: PartitionStatus) -> Source:
+    return Source(
+        address="g1:1",
+        hosted=PartitionStatusList(broker_group="g1", partitions=list(found), broker_id="x"),
+    )
+
+
+def starts(*found: PartitionStatus) -> list[tuple[int, int, PartitionState]]:
+    (subject,) = plan_rebuild([source(*found)]).subjects
+    assert subject.static
+    rows = [one.partition for one in subject.partitions]
+    return [(one.partition_id, one.logic_start, one.state) for one in rows]
+
+
+def test_logic_starts_follow_from_the_ends_of_the_parents():
+    """Brokers are never told where a partition begins in its queue; a chain of four is numbered as before."""
+    assert starts(*CHAIN) == [(1, 0, SEALED), (2, 40, SEALED), (4, 41, SEALED), (7, 41, OPEN)]
+
+
+def test_a_move_cut_short_goes_on():
+    """A parent not sealed yet has no end: its child is planned, and gets its logic start when it is opened."""
+    (subject,) = plan_rebuild(
+        [source(CHAIN[0], status(2, 1, messages=5), status(3, 2, messages=0))]
+    ).subjects
+    rows = {one.partition.partition_id: one.partition for one in subject.partitions}
+    assert (rows[2].logic_start, rows[2].state) == (40, OPEN)
+    assert rows[3].state is PartitionState.EXPIRED
+    assert subject.operation is None or subject.operation.state is OperationState.SEAL
+
+
+def test_brokers_that_do_not_agree_are_refused():
+    """A subject is static on every broker, or on none."""
+    with pytest.raises(InvalidRequestError, match="static"):
+        plan_rebuild([source(CHAIN[0], status(2, 1, messages=1, static=False))])
+
+
+def broken(*parts: PartitionView) -> list[str]:
+    subject = SubjectView(
+        subject_id=1,
+        name="s",
+        order_strategy=OrderStrategy.STRICT,
+        partitions_wanted=1,
+        partitions_named=9,
+        route_version=1,
+        static=True,
+    )
+    sql = SqlView(
+        subjects={1: subject},
+        partitions={one.partition.partition_id: one for one in parts},
+    )
+    checks = verify(Views(before=sql, answers=[], after=sql)).checks
+    (found,) = [one.violations for one in checks if one.code == "V02"]
+    return found
+
+
+def row(number: int, *parents: int, start: int, end: int | None = None, **more) -> PartitionView:
+    facts = status(number, *parents, messages=0).facts
+    assert facts is not None
+    partition = msgspec.structs.replace(
+        facts.partition, logic_start=start, state=OPEN if end is None else SEALED, **more
+    )
+    return PartitionView(subject_id=1, partition=partition, end_offset=end)
+
+
+def test_a_chain_is_checked():
+    """Contiguous is right; a gap, an overlap, a first one that does not begin at 0, another queue: each is named."""
+    assert broken(row(1, start=0, end=40), row(2, 1, start=40, end=1), row(3, 2, start=41)) == []
+    assert "logic offset 50" in broken(row(1, start=0, end=40), row(2, 1, start=50))[0]
+    assert "logic offset 39" in broken(row(1, start=0, end=40), row(2, 1, start=39))[0]
+    assert "logic offset 5" in broken(row(1, start=5))[0]
+    assert "another queue" in broken(row(1, start=0, end=4), row(2, 1, start=4, queue=1))[0]

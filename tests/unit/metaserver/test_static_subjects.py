@@ -1,0 +1,158 @@
+"""The rows of static subjects: chains that go on where they ended, a number of queues that never changes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from keylane.metaserver.dialect import prepare_sqlite
+from keylane.metaserver.migrate import migrate
+from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_operations import advance_operation, claim_operation, note_steps
+from keylane.metaserver.store_plans import begin_operations, plan_operations
+from keylane.metaserver.store_queues import read_queues
+from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route, read_subject
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject
+from keylane.protocol.errors import (
+    StaticSubjectError,
+    SubjectExistsError,
+    SubjectNotStaticError,
+    SubjectUnknownError,
+)
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.protocol.routing import OrderStrategy
+
+TTL_MS = 1_000
+
+
+class Rows:
+    """A database in memory with a clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.engine = sa.create_engine("sqlite://", poolclass=StaticPool)
+        prepare_sqlite(self.engine, self)
+        self.run(migrate)
+
+    def boot_ms(self) -> int:
+        return self.now_ms
+
+    def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.engine.begin() as connection:
+            return work(connection, *args, **kwargs)
+
+    def report(self, *groups: str) -> None:
+        for group in groups:
+            body = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
+            self.run(report_broker, body, ttl_ms=TTL_MS)
+
+    def move(self, partition_id: int, to: str, end: int) -> None:
+        """A move from its beginning to its end; the parent is sealed at `end`."""
+        ask = Reshape(kind=OperationKind.MOVE, partition_ids=(partition_id,), broker_group=to)
+        ((operation_id, _),) = self.run(begin_operations, ask, driver="d", lease_ms=1_000)
+        state = OperationState.PLAN
+        while state is not OperationState.DONE:
+            operation = self.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
+            seals = state is OperationState.SEAL
+            answers = {one.partition_id: end if seals else None for one in operation.todo}
+            self.run(note_steps, operation_id, answers, "")
+            state = self.run(advance_operation, operation_id)
+
+    def chain(self, queue: int) -> list[tuple[int, int, int | None]]:
+        """(partition id, logic start, logic end) of a queue's segments."""
+        found = self.run(read_queues, "s").queues[queue]
+        assert found.queue == queue
+        return [
+            (one.partition.partition_id, one.partition.logic_start, one.logic_end)
+            for one in found.segments
+        ]
+
+
+@pytest.fixture
+def rows() -> Rows:
+    rows = Rows()
+    rows.report("g1", "g2")
+    rows.run(plan_subject, CreateSubject(subject="s", partitions=2, static=True), subjects_max=9)
+    rows.run(open_subject, "s")
+    return rows
+
+
+def test_segments_go_on_where_the_one_before_ended(rows: Rows):
+    """Three moves of a queue, one of a single message and one of none: no logic offset is missing or there twice."""
+    for partition_id, to, end in ((1, "g2", 40), (3, "g1", 1), (4, "g2", 0)):
+        rows.move(partition_id, to, end)
+    assert rows.chain(0) == [(1, 0, 40), (3, 40, 41), (4, 41, 41), (5, 41, None)]
+    assert rows.chain(1) == [(2, 0, None)]
+    opened = rows.run(read_route, "s").open_partitions()
+    assert [(one.queue, one.range_start, one.range_end) for one in opened] == [
+        (0, 0, 512),
+        (1, 512, 1024),
+    ]
+
+
+def test_the_view_of_a_subject_says_so(rows: Rows):
+    """Who asks for the subject hears that it is static."""
+    assert rows.run(read_subject, "s").static
+    rows.run(plan_subject, CreateSubject(subject="other"), subjects_max=9)
+    rows.run(open_subject, "other")
+    assert not rows.run(read_subject, "other").static
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        Reshape(kind=OperationKind.RESIZE, subject="s", partitions=3),
+        Reshape(kind=OperationKind.RESIZE, subject="s", partitions=2),
+        Reshape(kind=OperationKind.SPLIT, partition_ids=(1,)),
+        Reshape(kind=OperationKind.MERGE, partition_ids=(1, 2)),
+    ],
+    ids=lambda ask: f"{ask.kind} {ask.partitions}",
+)
+def test_the_number_of_queues_never_changes(rows: Rows, ask: Reshape):
+    """Resize, split and merge are refused by name, planned or done, and the route stays."""
+    route = rows.run(read_route, "s")
+    with pytest.raises(StaticSubjectError, match="never changes") as refused:
+        rows.run(plan_operations, ask)
+    assert "move" in refused.value.hint
+    with pytest.raises(StaticSubjectError):
+        rows.run(begin_operations, ask, driver="d", lease_ms=1_000)
+    assert rows.run(read_route, "s") == route
+
+
+def test_created_again_with_the_other_word_is_refused(rows: Rows):
+    """Static and not static are different settings."""
+    with pytest.raises(SubjectExistsError):
+        rows.run(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
+
+
+def test_only_static_subjects_have_queues(rows: Rows):
+    """Another subject is refused by name, and one that is not there as such."""
+    rows.run(plan_subject, CreateSubject(subject="other"), subjects_max=9)
+    rows.run(open_subject, "other")
+    with pytest.raises(SubjectNotStaticError):
+        rows.run(read_queues, "other")
+    with pytest.raises(SubjectUnknownError):
+        rows.run(read_queues, "nothing")
+
+
+def test_without_its_source_a_static_subject_is_held():
+    """No queue goes on at an offset that nobody knows: an evacuation waits for the silent broker, best_tried or not."""
+    rows = Rows()
+    rows.report("g1", "g2")
+    best = CreateSubject(
+        subject="s", partitions=2, static=True, order_strategy=OrderStrategy.BEST_TRIED
+    )
+    rows.run(plan_subject, best, subjects_max=9)
+    rows.run(open_subject, "s")
+    rows.now_ms += TTL_MS
+    rows.report("g2")
+    ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
+    ((operation_id, _),) = rows.run(begin_operations, ask, driver="d", lease_ms=1_000)
+    operation = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
+    hosted = {one.partition_id: None for one in operation.todo}
+    rows.run(note_steps, operation_id, hosted, "")
+    assert not operation.may_forsake
+    assert rows.run(advance_operation, operation_id) is OperationState.PLAN
+    assert rows.chain(0) == [(1, 0, None)]
