@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ..protocol.errors import FencedError, InvalidRequestError, TokenUnknownError
 from ..protocol.ids import MAX_I64
-from ..protocol.limits import TTL_MS_DEFAULT, TTL_MS_MAX
+from ..protocol.limits import TOKEN_STEP_MAX, TTL_MS_DEFAULT, TTL_MS_MAX
 
 SESSION_CHARS_MAX = 64
 
@@ -50,6 +50,7 @@ def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> 
     Raises:
         FencedError: a higher token has been seen, or this one from another session.
         InvalidRequestError: impossible token, session or ttl.
+        TokenUnknownError: so far above the last one that nobody can have granted it.
     """
     if not 1 <= token <= MAX_I64:
         raise InvalidRequestError(f"not a fencing token: {token}")
@@ -57,6 +58,10 @@ def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> 
         raise InvalidRequestError(f"a session has 1 to {SESSION_CHARS_MAX} characters")
     if not 1 <= ttl_ms <= TTL_MS_MAX:
         raise InvalidRequestError(f"not a ttl: {ttl_ms} ms")
+    if token > lock.fence + TOKEN_STEP_MAX:
+        raise TokenUnknownError(
+            "a token from the future was never granted", token=token, current_token=lock.fence
+        )
     if token > lock.fence:
         return True
     _check_owner(lock, token=token, session=session)
@@ -84,7 +89,7 @@ def _check_owner(lock: PullLock, *, token: int, session: str) -> None:
     if token < lock.fence:
         raise FencedError(token=token, current_token=lock.fence)
     if session != lock.session:
-        raise FencedError("another session has this token", token=token)
+        raise FencedError("another session has this token", token=token, current_token=lock.fence)
 
 
 def raise_fence(lock: PullLock, *, token: int, session: str) -> None:

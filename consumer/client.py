@@ -281,7 +281,12 @@ class Consumer:
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
         if self._parting is not None:
             await asyncio.wait([self._parting])
-        await self._membership.released(client.session, client.partition_id, client.token)
+        if client.fenced:
+            # Most often somebody newer has it.  If not, grants go on above the fence; never in a hot loop.
+            await asyncio.sleep(self._settings.backoff.wait_ms(1, self._dice) / 1000)
+        await self._membership.released(
+            client.session, client.partition_id, client.token, fence=client.fence
+        )
 
     def _give_back(self, grant: Grant) -> None:
         assert self._membership is not None

@@ -147,11 +147,13 @@ class Membership:
         self._version = grants.version
         self._on_grants(grants, sent_at_ms + grants.ttl_ms - self._settings.margin_ms)
 
-    async def released(self, session: str, partition_id: int, token: int) -> None:
+    async def released(
+        self, session: str, partition_id: int, token: int, *, fence: int = 0
+    ) -> None:
         """Report a finished hand-over; if that fails, the next heartbeat says the same."""
         try:
             await self._meta.release(
-                ReleaseGrant(session=session, partition_id=partition_id, token=token)
+                ReleaseGrant(session=session, partition_id=partition_id, token=token, fence=fence)
             )
         except KeylaneError as error:
             log.info("report of partition %d: %s", partition_id, error.message)

@@ -71,6 +71,8 @@ class PullClient:
         self.logic_start = grant.partition.logic_start
         self.stopping = False
         self.fenced = False
+        self.fence = 0
+        """The higher token that the broker has seen, once it has fenced this one."""
         self.deadline_ns = deadline_ms * 1_000_000
         """End of the lease on this machine's boot clock, as read before every handler; 0 once handing over."""
         self.waiting_for = "the fence"
@@ -90,6 +92,8 @@ class PullClient:
         self._on_fatal = on_fatal
         self._acks = AckQueue()
         self._acked = AckedOffsets()
+        self._taken: set[int] = set()
+        """Offsets that iteration gave to the user, who has not acked them yet."""
         self._next_offset = -1
         self._sealed_end: int | None = None
         self._cursor = 0
@@ -166,11 +170,17 @@ class PullClient:
         if self.stopping:
             self._settled.set()
 
+    def taken(self, message: Message) -> None:
+        """Iteration gave the message to the user, who is going to ack it."""
+        self._taken.add(message.offset)
+
     async def ack(self, message: Message) -> None:
-        """The user's ack of a message handed out by iteration."""
+        """The user's ack; once more, or of what a handler was given and returns from, is harmless."""
         if self._closed or self.lapsed:
             raise LeaseLostError(partition_id=self.partition_id, offset=message.offset)
-        self.done(message.offset)
+        if message.offset in self._taken:
+            self._taken.remove(message.offset)
+            self.done(message.offset)
 
     @property
     def outstanding(self) -> int:
@@ -189,16 +199,17 @@ class PullClient:
             await body()
         except FencedError as error:
             log.info("partition %d: %s", self.partition_id, error.message)
-            self._lose()
+            self._lose(error)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             self._on_fatal(error)
             raise
 
-    def _lose(self) -> None:
+    def _lose(self, error: FencedError) -> None:
         if not self.fenced:
             self.fenced = True
+            self.fence = int(error.details.get("current_token") or 0)
             self.deadline_ns = 0
             self._on_lost(self)
 

@@ -47,6 +47,7 @@ class Stream:
             client = message.delivery
             assert isinstance(client, PullClient)
             if self._boot_ns() < client.deadline_ns:
+                client.taken(message)
                 return message
             client.forget(1)
 

@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,12 +18,15 @@ from sqlalchemy.engine import Connection
 from ..protocol.control import Grant, Grants, Heartbeat, ReleaseGrant
 from ..protocol.errors import TokenUnknownError
 from ..protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
+from ..protocol.limits import TOKEN_STEP_MAX
 from ..protocol.routing import PartitionState
 from .dialect import insert_new, insert_or_replace
 from .leases import Lease, Readable, grant, readable_partitions, release, settle_leases
 from .schema import drained, groups, leases, partitions, sessions, subjects
 from .store_partitions import granted_partitions, subject_parents
 from .store_sessions import live_session, mark_unsettled, sweep_sessions
+
+log = logging.getLogger("keylane.metaserver")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,7 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
     live_session(connection, session)  # it may have been swept while the lock was waited for
     refused: dict[ReleaseGrant, TokenUnknownError] = {}
     free: dict[PartitionId, Lease] = {}
+    last_token = group.last_token
     held = _some_leases(connection, group.group_id, [ask.partition_id for ask in asks])
     for ask in asks:
         partition_id = PartitionId(ask.partition_id)
@@ -119,11 +124,11 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
             refused[ask] = error
         else:
             free |= {} if left is None else {partition_id: left}
+            last_token = _counted_on(last_token, ask.fence)
     if not free:
         return Released(changes=NOTHING, refused=refused)
     able = _locked_sessions(connection, {one.wanted for one in free.values() if one.wanted})
     changed: set[SessionId] = set()
-    last_token = group.last_token
     for partition_id, lease in sorted(free.items()):
         granted = grant(lease, last_token=last_token) if lease.wanted in able else None
         if granted is not None and granted.session is not None:
@@ -263,6 +268,14 @@ def _readable(connection: Connection, group: _Group) -> list[Readable]:
     ]
     passed = sa.select(drained.c.partition_id).where(drained.c.group_id == group.group_id)
     return readable_partitions(facts, set(connection.execute(passed).scalars()))
+
+
+def _counted_on(last_token: FencingToken, fence: int) -> FencingToken:
+    """The token to count on from, when a broker has seen `fence`: a database restored from a copy is behind it."""
+    if not last_token < fence <= last_token + TOKEN_STEP_MAX:
+        return last_token
+    log.warning("a broker has seen token %d, above our last one, %d", fence, last_token)
+    return FencingToken(fence)
 
 
 def _some_leases(

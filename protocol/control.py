@@ -216,6 +216,8 @@ class ReleaseGrant(Struct, frozen=True, kw_only=True):
     session: str
     partition_id: int
     token: int
+    fence: int = 0
+    """A higher token that the broker has seen: one the metaserver may not know, if its database is older than that."""
 
 
 class Suspend(Struct, frozen=True, kw_only=True):

@@ -36,3 +36,6 @@ CONNECTIONS_MAX = 10_000
 PRODUCERS_PER_PARTITION_MAX = 10_000
 ACK_RANGES_MAX = 10_000
 """Ranges of acked messages above one cursor; the consumer stops pulling before that."""
+
+TOKEN_STEP_MAX = 1 << 32
+"""A fencing token this far above the last one is no grant's: tokens count grants."""

@@ -59,6 +59,8 @@ class Message(msgspec.Struct, gc=False):
         """
         Say that this message is handled; the ack queue carries it to the broker within milliseconds.
 
+        For messages of `async for`; what a handler returned from is acked already.  Again is harmless.
+
         Raises:
             LeaseLostError: another consumer owns the partition now and will get the message again.
             ClosedError: the message was not handed out by a consumer.
