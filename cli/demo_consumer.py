@@ -14,7 +14,7 @@ from ..consumer import Consumer
 from ..protocol.clock import SystemClock
 from ..protocol.message import Message
 from ..rpc.program import run_program, say_ready
-from .checker import Record
+from .demo_history import Record
 from .demo_records import encode_record
 from .demo_source import ROW_PROPERTY
 

@@ -11,7 +11,7 @@ from ..protocol.limits import PULL_BYTES_MAX
 from ..protocol.routing import Partition
 from ..rpc.client import BrokerClient
 from ..rpc.network import Network
-from .checker import PartitionLog
+from .demo_history import PartitionLog
 from .demo_source import ROW_PROPERTY, digest
 
 _properties = msgspec.msgpack.Decoder(dict[str, str]).decode

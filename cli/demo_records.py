@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .checker import Record
+from .demo_history import Record
 
 
 def encode_record(record: Record) -> bytes:

@@ -12,8 +12,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .checker import Findings
 from .demo_source import CarrierTable
+from .history.findings import Findings
 from .options import OutputFormat
 from .screen import make_table
 

@@ -23,8 +23,8 @@ from ..protocol.errors import (
     QueueFullError,
 )
 from ..protocol.routing import OrderStrategy
-from .checker import Anomaly, CursorSample, Source, check_history
 from .demo_cluster import CONSUMERS, GROUP, SUBJECT, TTL_MS, DemoCluster
+from .demo_history import JUDGED_GROUP, Source, judge_run
 from .demo_log import read_log
 from .demo_report import (
     Result,
@@ -35,6 +35,7 @@ from .demo_report import (
 )
 from .demo_source import ROW_PROPERTY, Ledger, flights_file, read_flights
 from .demo_spark import SparkResult
+from .history.events import Looked
 
 FAILOVER_LIMIT_S = TTL_MS / 1000 + 1.0
 STEP_TIMEOUT_S = 120.0
@@ -52,7 +53,7 @@ class Story:
         self.cluster = cluster
         self.screen = screen
         self.ledger = Ledger()
-        self.cursors: list[CursorSample] = []
+        self.cursors: list[Looked] = []
         self.failover_seconds = 0.0
         self.began = time.monotonic()
         self._failed_over = asyncio.Event()
@@ -179,7 +180,8 @@ class Story:
                     for group in part.groups:
                         if group.group == GROUP:
                             self.cursors.append(
-                                CursorSample(
+                                Looked(
+                                    JUDGED_GROUP,
                                     part.partition_id,
                                     group.token,
                                     group.cursor,
@@ -218,7 +220,7 @@ class Story:
             int(one.partition_id): await read_log(cluster.network, one)
             for one in cluster.partitions
         }
-        findings = check_history(
+        judged = judge_run(
             Source(self.ledger.keys, self.ledger.digests),
             logs,
             {name: tail.records for name, tail in cluster.tails.items()},
@@ -231,12 +233,12 @@ class Story:
         stored_in = {partition_id: len(log.rows) for partition_id, log in logs.items() if log.rows}
         result = Result(
             sent=sent,
-            stored=findings.stored,
-            handled=findings.handled,
-            redelivered=findings.redelivered,
-            lost=findings.counts[Anomaly.LOST],
-            order_violations=findings.order_violations,
-            stale_acks=findings.counts[Anomaly.STALE_ACK],
+            stored=judged.stored,
+            handled=judged.handled,
+            redelivered=judged.redelivered,
+            lost=judged.lost,
+            order_violations=judged.findings.order_violations,
+            stale_acks=judged.findings.counts["stale effect"],
             failover_seconds=round(self.failover_seconds, 2),
             spark_rows=spark.rows,
             spark_matches_csv=same_table(spark.carriers, self.ledger.carriers())
@@ -245,11 +247,15 @@ class Story:
         )
         return Verdict(
             result=result,
-            findings=findings,
+            findings=judged.findings,
             carriers=spark.carriers,
             failover_limit_s=FAILOVER_LIMIT_S,
             retries=retries,
             problems=problems_of(
-                result, findings, rows=self.rows, failover_limit_s=FAILOVER_LIMIT_S, failed=failed
+                result,
+                judged.findings,
+                rows=self.rows,
+                failover_limit_s=FAILOVER_LIMIT_S,
+                failed=failed,
             ),
         )

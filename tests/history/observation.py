@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from history.events import Dropped, Ended, Event, Holds, LetGo, Served, Started
+from keylane.cli.history.events import Dropped, Ended, Event, Holds, LetGo, Served, Started
 from keylane.consumer.pull_client import PullClient
 from keylane.protocol.frames import Ack, Acked, Acquire, Acquired, Answer, Pull, Release, Request
 from keylane.protocol.message import Message

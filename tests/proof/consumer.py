@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from history.events import Event
 from history.observation import Telling, dropped, ended, started
 from keylane import Consumer, Message
+from keylane.cli.history.events import Event
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import KeylaneError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from history.checker import Findings
+from keylane.cli.history.findings import Findings
 from proof.stage import Stage
 
 TTL_MS = 1_000

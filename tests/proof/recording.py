@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from history.events import (
+from keylane.cli.history.events import (
     Dropped,
     Ended,
     Event,

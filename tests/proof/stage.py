@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Self
 
 from cluster import done_operation, read_partition
-from history.checker import Findings, check_history
-from history.events import Event, Stored
+from keylane.cli.history.checker import check_history
+from keylane.cli.history.events import Event, Stored
+from keylane.cli.history.findings import Findings
 from keylane.protocol.control import CreateSubject, PartitionStatus
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import OperationKind, Reshape

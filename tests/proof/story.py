@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from history.checker import Findings
+from keylane.cli.history.findings import Findings
 from proof.stage import Stage
 
 HOUR_S = 3_600

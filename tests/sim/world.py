@@ -11,8 +11,9 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from history.checker import Findings, check_history
-from history.events import Event, Stored
+from keylane.cli.history.checker import check_history
+from keylane.cli.history.events import Event, Stored
+from keylane.cli.history.findings import Findings
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import KeylaneError
@@ -95,6 +96,8 @@ class World:
         drift = 0.05 * (2 * self.dice.random() - 1) if "drift" in self.swarm.faults else 0.0
         boot_s = self.dice.choice((10.0, 1_000.0, 1e6))
         machine = Machine(self.loop, name, rate=1.0 + drift, boot_s=boot_s)
+        if "wall_jump" in self.swarm.faults:
+            machine.wall_jump_ms = self.dice.choice((0, 0, -3_600_000, 3_600_000))
         self.machines.append(machine)
         return machine
 
@@ -145,6 +148,7 @@ class World:
                     keys=shared,
                     settings=swarm.producer,
                     strict=swarm.strict,
+                    padding_bytes=swarm.padding_bytes,
                 )
             )
         for _ in range(swarm.consumers * swarm.groups):

@@ -1,6 +1,6 @@
 """A consumer's records survive the way through its file, and what was cut short is left out."""
 
-from keylane.cli.checker import Record
+from keylane.cli.demo_history import Record
 from keylane.cli.demo_records import RecordTail, encode_record, parse_records
 
 RECORDS = [

@@ -5,7 +5,6 @@ import json
 import msgspec
 import pytest
 
-from keylane.cli.checker import Anomaly, Findings
 from keylane.cli.demo_report import (
     Lines,
     Result,
@@ -14,6 +13,7 @@ from keylane.cli.demo_report import (
     same_table,
     show_verdict,
 )
+from keylane.cli.history.findings import ANOMALIES, Findings
 from keylane.cli.options import OutputFormat
 
 GOOD = Result(
@@ -70,7 +70,7 @@ def test_each_number_matters(change):
     assert len(problems(msgspec.structs.replace(GOOD, **change))) == 1
 
 
-@pytest.mark.parametrize("anomaly", list(Anomaly))
+@pytest.mark.parametrize("anomaly", ANOMALIES)
 def test_each_anomaly_matters(anomaly):
     """Each kind of anomaly is a problem, told by its name."""
     findings = Findings()

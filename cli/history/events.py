@@ -1,17 +1,20 @@
-"""What happened in a run, as events in the order of true time; the index of an event is its instant.
+"""What happened in a run, as events in the order of true time; the index of an event is its instant.  Pure.
 
-Values are unique: a message is known by its value wherever it turns up.
+Values are unique: a message is known by its value, or by what stands for it, wherever it turns up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
+
+Value = Hashable
 
 
 class Sent(NamedTuple):
     """A producer queued a message: the `number`-th of its session."""
 
-    value: bytes
+    value: Value
     key: bytes
     producer: str
     number: int
@@ -21,7 +24,7 @@ class Sent(NamedTuple):
 class Settled(NamedTuple):
     """A producer heard what became of it: "stored", "not done", "unknown"; "gone" if it died before."""
 
-    value: bytes
+    value: Value
     outcome: str
     partition_id: int = 0
     offset: int = -1
@@ -34,7 +37,7 @@ class Stored(NamedTuple):
     partition_id: int
     offset: int
     key: bytes
-    value: bytes
+    value: Value
 
 
 class Started(NamedTuple):
@@ -44,7 +47,7 @@ class Started(NamedTuple):
     session: str
     partition_id: int
     offset: int
-    value: bytes
+    value: Value
     token: int
     clock_ns: int
     """The boot clock of the consumer's machine, as read now."""
@@ -112,4 +115,20 @@ class Served(NamedTuple):
     """Acked: in the request of an ack, above the cursor in the answer of an acquire."""
 
 
-Event = Sent | Settled | Stored | Started | Ended | Dropped | Granted | LetGo | Holds | Served
+class Looked(NamedTuple):
+    """Somebody saw a group's cursor at its broker."""
+
+    group: str
+    partition_id: int
+    token: int
+    cursor: int
+    acked_above: int
+    """Messages acked above the cursor."""
+    run: int = 0
+    """Which run of the broker answered.  What it shows may not be durable yet, so a crash may take a cursor
+    back; nobody was told that those acks are safe."""
+
+
+Event = (
+    Sent | Settled | Stored | Started | Ended | Dropped | Granted | LetGo | Holds | Served | Looked
+)

@@ -1,0 +1,181 @@
+"""Judges a history of one run, event by event.  Pure.
+
+    lost            acked and not stored where the receipt says, or acked for a group that never handled it
+    phantom         stored or handled and never sent so, or stored although the sender was told it was not
+    duplicate       stored twice, though no reordering was declared
+    inversion       two messages of one key and producer stored in another order than they were sent
+    skip            a handler began before the message before it of its key was handled, or a cursor passed one
+    nonmonotonic    an owner went back over what it had handled; a cursor or an ack that was durable is forgotten
+    stale effect    a broker served a token below one that it had served before, or a fenced owner's ack counted
+    late start      a handler began at or after its lease's end, by its own clock
+    duplicate token a token granted, or used, twice on a partition, or one below an earlier one
+    two grants      a lease given away that was neither let go nor expired; a handler of an older grant that
+                    began after a newer one; a lease let go while its handler still runs
+    starvation      after everything is healed, something sent is not settled, or something stored not handled
+
+Handling a message again under a higher token is no anomaly: delivery is at least once.
+
+Source: the names follow Jepsen's Kafka workload and Maelstrom; the rules of stale effects are those of linearizable
+registers: an accepted call counts against the fence only if it was asked after the higher one was served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .events import (
+    Dropped,
+    Ended,
+    Event,
+    Granted,
+    Holds,
+    LetGo,
+    Looked,
+    Sent,
+    Served,
+    Settled,
+    Started,
+    Stored,
+    Value,
+)
+from .findings import Findings
+from .log import Log
+from .ownership import Ownership
+from .progress import Progress, Range
+
+
+def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
+    """
+    Judge the events of one run, in the order of true time, the final log (`Stored`) among them.
+
+    Args:
+        drained: the run was healed and given time, so everything must be settled and handled.
+    """
+    judge = Judge()
+    for kinds in ({Sent: judge.log.sent}, {Settled: judge.log.settled}, {Stored: judge.log.stored}):
+        _feed(events, kinds)
+    judge.log.close(drained=drained)
+    take: dict[type[Any], Callable[..., None]] = {
+        Started: judge.started,
+        Ended: judge.ended,
+        Dropped: judge.ownership.dropped,
+        Served: judge.served,
+        Granted: judge.ownership.granted,
+        LetGo: judge.ownership.let_go,
+        Holds: judge.ownership.holds,
+        Looked: judge.looked,
+    }
+    for judge.now, event in enumerate(events):
+        taken = take.get(type(event))
+        if taken is not None:
+            taken(*event)
+    return judge.close(drained=drained)
+
+
+def _feed(events: Sequence[Event], take: dict[Any, Callable[..., None]]) -> None:
+    ((kind, taken),) = take.items()
+    for event in events:
+        if type(event) is kind:
+            taken(*event)
+
+
+class Judge:
+    """
+    Takes events as they come, without keeping them: the whole log first, then everything else in order of time.
+
+    The arguments of its methods are the fields of the events of the same names; `now` is the instant.
+    """
+
+    def __init__(self, *, partitions_fixed: bool = False) -> None:
+        self.found = Findings()
+        self.log = Log(self.found, partitions_fixed=partitions_fixed)
+        self.ownership = Ownership(self.found)
+        self.now = 0
+        self._groups: dict[str, dict[int, Progress]] = {}
+
+    def progress(self, group: str, partition_id: int) -> Progress:
+        """A group on a partition."""
+        partitions = self._groups.setdefault(group, {})
+        found = partitions.get(partition_id)
+        if found is None:
+            found = partitions[partition_id] = Progress(partition_id, self.found)
+        return found
+
+    def started(  # noqa: PLR0917 - the fields of an event
+        self,
+        group: str,
+        session: str,
+        partition_id: int,
+        offset: int,
+        value: Value,
+        token: int,
+        clock_ns: int = 0,
+        deadline_ns: int = 1,
+        ours: bool = False,
+    ) -> None:
+        """See `events.Started`."""
+        place = (partition_id, offset)
+        log, note = self.log, self.found.note
+        if log.values.get(place) != value:
+            note("phantom", f"{value!r} handled at {partition_id}/{offset}, where it is not")
+            return
+        if clock_ns >= deadline_ns:
+            late_ms = (clock_ns - deadline_ns) / 1e6
+            note("late start", f"{value!r} under token {token}, {late_ms:.1f} ms late")
+        self.ownership.begun(session, partition_id, offset, token, ours=ours)
+        sending = log.sendings.get(value)
+        if sending is None:
+            return  # told already, as a phantom in the log
+        self.progress(group, partition_id).begun(offset, sending.key, token, session)
+        for before in log.before(place):
+            if before[1] not in self.progress(group, before[0]).ended:
+                note(
+                    "skip",
+                    f"{partition_id}/{offset} of {sending.key!r} begun before "
+                    f"{before[0]}/{before[1]} was handled, under token {token}",
+                )
+
+    def ended(
+        self, group: str, partition_id: int, offset: int, token: int, session: str = ""
+    ) -> None:
+        """See `events.Ended`."""
+        self.progress(group, partition_id).handled(offset, token)
+        self.ownership.dropped(session, partition_id, offset)
+
+    def served(  # noqa: PLR0917 - the fields of an event
+        self,
+        kind: str,
+        group: str,
+        partition_id: int,
+        token: int,
+        began: int,
+        cursor: int = -1,
+        ranges: tuple[Range, ...] = (),
+    ) -> None:
+        """See `events.Served`."""
+        progress = self.progress(group, partition_id)
+        progress.served(kind, token, began, self.now)
+        if cursor >= 0:
+            progress.told(kind, began, self.now, cursor, ranges)
+
+    def looked(self, *fields: Any) -> None:
+        """See `events.Looked`."""
+        look = Looked(*fields)
+        self.progress(look.group, look.partition_id).looks.append(look)
+
+    def close(self, *, drained: bool) -> Findings:
+        """Nothing more will come: what every group owes, and all that was found."""
+        for group, partitions in self._groups.items():
+            for partition_id, offset in self.log.values:
+                progress = partitions.get(partition_id)
+                if progress is not None and offset in progress.ended:
+                    continue
+                where = f"{partition_id}/{offset} for {group!r}"
+                if progress is not None and offset < progress.cursor:
+                    self.found.note("lost", f"{where} was acked and never handled")
+                elif drained:
+                    self.found.note("starvation", f"{where} was never handled")
+            for progress in partitions.values():
+                progress.close(drained=drained)
+        return self.found

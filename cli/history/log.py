@@ -1,0 +1,162 @@
+"""What was sent, what its senders were told, and where it is stored at the end.  Pure.
+
+Everything sent is known before what it settled as, and that before what is stored.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import NamedTuple
+
+from .events import Value
+from .findings import Findings
+
+Place = tuple[int, int]
+"""Partition and offset."""
+
+
+class _Sending(NamedTuple):
+    key: bytes
+    producer: str
+    number: int
+    strict: bool
+
+
+class _Fate(NamedTuple):
+    outcome: str
+    partition_id: int
+    offset: int
+    reordered: bool
+
+
+_UNSETTLED = _Fate("", 0, -1, reordered=False)
+
+
+class Log:
+    """
+    Compares the log with what was sent.
+
+    Args:
+        partitions_fixed: no partition was ever split, merged or moved, so a key lives in one of them.
+    """
+
+    def __init__(self, found: Findings, *, partitions_fixed: bool = False) -> None:
+        self.values: dict[Place, Value] = {}
+        """What is stored at each place."""
+        self.sendings: dict[Value, _Sending] = {}
+        self._found = found
+        self._partitions_fixed = partitions_fixed
+        self._fates: dict[Value, _Fate] = {}
+        self._first_place: dict[Value, Place] = {}
+        self._more_places: defaultdict[Value, list[Place]] = defaultdict(list)
+        self._newest: dict[tuple[int, str, bytes], int] = {}
+        self._last: dict[tuple[int, bytes], Place] = {}
+        self._home: dict[bytes, int] = {}
+        self._strays: set[bytes] = set()
+        """Keys in more than one partition."""
+        self._before: dict[Place, Place] = {}
+        self._elsewhere: dict[Place, Place] = {}
+
+    def sent(self, value: Value, key: bytes, producer: str, number: int, strict: bool) -> None:
+        """See `events.Sent`."""
+        self.sendings[value] = _Sending(key, producer, number, strict)
+
+    def settled(
+        self,
+        value: Value,
+        outcome: str,
+        partition_id: int = 0,
+        offset: int = -1,
+        reordered: bool = False,
+    ) -> None:
+        """See `events.Settled`."""
+        self._fates[value] = _Fate(outcome, partition_id, offset, reordered)
+
+    def stored(self, partition_id: int, offset: int, key: bytes, value: Value) -> None:
+        """See `events.Stored`."""
+        place = (partition_id, offset)
+        self.values[place] = value
+        one = self.sendings.get(value)
+        if one is None or one.key != key:
+            self._found.note(
+                "phantom", f"{value!r} at {partition_id}/{offset}, which was not sent so"
+            )
+            return
+        fate = self._fates.get(value, _UNSETTLED)
+        promised = one.strict or (fate.outcome == "stored" and not fate.reordered)
+        first = self._first_place.setdefault(value, place)
+        if first != place:
+            self._more_places[value].append(place)
+            if promised:
+                self._found.note("duplicate", f"{value!r} at {partition_id}/{offset} and {first}")
+        if fate.outcome == "not done":
+            self._found.note("phantom", f"{value!r} at {place}, told as not done")
+        if key:
+            self._keyed(place, key, one, promised=promised)
+
+    def _keyed(self, place: Place, key: bytes, one: _Sending, *, promised: bool) -> None:
+        partition_id = place[0]
+        if promised:
+            lane = (partition_id, one.producer, key)
+            before = self._newest.get(lane, -1)
+            if one.number < before:
+                self._found.note(
+                    "inversion",
+                    f"{key!r}: number {one.number} of {one.producer} at {place} after {before}",
+                )
+            else:
+                self._newest[lane] = one.number
+        last = self._last.get((partition_id, key))
+        if last is not None:
+            self._before[place] = last
+        elif self._home.setdefault(key, partition_id) != partition_id:
+            self._strays.add(key)
+            if self._partitions_fixed:
+                self._found.note(
+                    "inversion", f"{key!r} is in partitions {self._home[key]} and {partition_id}"
+                )
+        self._last[partition_id, key] = place
+
+    def close(self, *, drained: bool) -> None:
+        """The log is whole: look for what is not in it."""
+        note = self._found.note
+        for value, fate in self._fates.items():
+            one = self.sendings.get(value)
+            if fate.outcome in {"not done", "unknown"} and one is not None and one.strict:
+                note("lost", f"{value!r} was given up, although its order is strict")
+            if fate.outcome != "stored":
+                continue
+            first = self._first_place.get(value)
+            told = (fate.partition_id, fate.offset)
+            if first is None:
+                note("lost", f"{value!r} was acked and is nowhere")
+            elif (
+                fate.offset >= 0 and told != first and told not in self._more_places.get(value, ())
+            ):
+                note("lost", f"{value!r} is not at {told}")
+        if drained:
+            for value, one in self.sendings.items():
+                if one.strict and value not in self._fates:
+                    note("starvation", f"{value!r} was never settled")
+        self._join_partitions()
+
+    def _join_partitions(self) -> None:
+        """The order of STRICT keys from one partition to the next: that of their producer."""
+        lanes: defaultdict[tuple[str, bytes], list[tuple[int, Place]]] = defaultdict(list)
+        for value, place in self._first_place.items():
+            one = self.sendings[value]
+            if one.strict and one.key in self._strays:
+                lanes[one.producer, one.key].append((one.number, place))
+        for lane in lanes.values():
+            lane.sort()
+            for (_, earlier), (_, later) in pairwise(lane):
+                if earlier[0] != later[0]:
+                    self._elsewhere[later] = earlier
+
+    def before(self, place: Place) -> tuple[Place, ...]:
+        """What has to be handled before the message at `place`."""
+        here, there = self._before.get(place), self._elsewhere.get(place)
+        if there is None:
+            return () if here is None else (here,)
+        return (there,) if here is None else (here, there)

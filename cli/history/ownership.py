@@ -1,0 +1,90 @@
+"""Who was granted what, and what was let go: the metaserver's part of a history.  Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from .findings import Findings
+
+
+class Ownership:
+    """Judges grants and hand-overs, in the order of time."""
+
+    def __init__(self, found: Findings) -> None:
+        self._note = found.note
+        self._group_of: dict[str, int] = {}
+        self._granted: dict[tuple[int, int], int] = {}
+        """(group, partition) → the newest token."""
+        self._sessions: dict[tuple[int, int, int], str] = {}
+        """(group, partition, token) → session."""
+        self._let_go: set[tuple[str, int, int]] = set()
+        self._running: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+        """By session, (partition, offset) of its handlers."""
+        self._holding: dict[str, tuple[tuple[int, int], ...]] = {}
+
+    def granted(
+        self,
+        group_id: int,
+        partition_id: int,
+        token: int,
+        session: str,
+        holder: str,
+        holder_left_ms: int,
+    ) -> None:
+        """See `events.Granted`."""
+        self._group_of[session] = group_id
+        where = f"partition {partition_id}, token {token} for {session[:8]}"
+        before = self._granted.get((group_id, partition_id), 0)
+        if token <= before:
+            self._note("duplicate token", f"{where}, not above an earlier one")
+        if self._sessions.setdefault((group_id, partition_id, token), session) != session:
+            self._note("duplicate token", f"{where} and another session")
+        if holder_left_ms > 0 and holder != session and not self._is_free(holder, partition_id):
+            self._note("two grants", f"{where}, while {holder[:8]} has {holder_left_ms} ms left")
+        self._granted[group_id, partition_id] = max(token, before)
+
+    def _is_free(self, holder: str, partition_id: int) -> bool:
+        if (holder, 0, 0) in self._let_go:
+            return True
+        token = self._token(holder, partition_id)
+        if (holder, partition_id, token) in self._let_go:
+            return True
+        said = self._holding.get(holder)
+        return said is not None and (partition_id, token) not in said
+
+    def _token(self, session: str, partition_id: int) -> int:
+        """The newest token of a session's group on a partition."""
+        return self._granted.get((self._group_of.get(session, 0), partition_id), 0)
+
+    def let_go(self, session: str, partition_id: int, token: int) -> None:
+        """See `events.LetGo`."""
+        self._let_go.add((session, partition_id, token))
+        for running_id, offset in sorted(self._running[session]):
+            if partition_id in {0, running_id}:
+                where = f"{running_id}/{offset}"
+                self._note(
+                    "two grants", f"{session[:8]} lets go of {where} while it is handled ({token})"
+                )
+
+    def holds(self, session: str, holding: tuple[tuple[int, int], ...]) -> None:
+        """See `events.Holds`."""
+        self._holding[session] = holding
+
+    def begun(
+        self, session: str, partition_id: int, offset: int, token: int, *, ours: bool
+    ) -> None:
+        """A handler began."""
+        granted = self._token(session, partition_id)
+        if token < granted:
+            self._note(
+                "two grants",
+                f"{partition_id}/{offset} begun under token {token} after {granted} was granted",
+            )
+        if ours:
+            self._running[session].add((partition_id, offset))
+
+    def dropped(self, session: str, partition_id: int, offset: int) -> None:
+        """See `events.Dropped`."""
+        running = self._running.get(session)
+        if running is not None:
+            running.discard((partition_id, offset))
