@@ -10,8 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
-from history.events import Sent, Settled
 from keylane import Producer
+from keylane.cli.history.events import Sent, Settled
 from keylane.producer.settings import ProducerSettings
 from keylane.producer.ticket import Ticket
 from keylane.protocol.backoff import Backoff

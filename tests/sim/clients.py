@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from history.events import Event, Sent, Settled
 from history.observation import Telling, dropped, ended, started
+from keylane.cli.history.events import Event, Sent, Settled
 from keylane.consumer.client import Consumer
 from keylane.consumer.settings import ConsumerSettings
 from keylane.producer.client import Producer
@@ -34,8 +34,10 @@ class ProducerHost(Host):
         keys: list[bytes],
         settings: dict[str, Any],
         strict: bool,
+        padding_bytes: int,
     ) -> None:
         super().__init__(*args)
+        self._padding_bytes = padding_bytes
         self._record = record
         self._meta = meta
         self._keys = keys
@@ -80,6 +82,7 @@ class ProducerHost(Host):
             for _ in range(min(count - number, dice.choice((1, 1, 2, 5, 20)))):
                 key = dice.choice(self._keys) if dice.random() < 0.97 else b""
                 value = b"%s:%d" % (name.encode(), number)
+                value += b"." * int(self._padding_bytes * dice.random() ** 3)
                 try:
                     ticket = producer.send(SUBJECT, value, key=key)
                 except QueueFullError:

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 from sqlalchemy.pool import StaticPool
 
-from history.events import Granted
 from history.grants import Leases
+from keylane.cli.history.events import Granted
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
 from sim.machine import Machine

@@ -15,7 +15,7 @@ from sim.hosts import BrokerHost, Host, MetaHost
 if TYPE_CHECKING:
     from sim.world import World
 
-OPERATIONS = ("resize", "move", "split", "merge")
+OPERATIONS = ("resize", "move", "split", "merge", "evacuate")
 """Drawn more often than each fault: every one of them is a story of its own."""
 
 
@@ -76,10 +76,13 @@ class Faults:
             self._later(down_s * self._dice.random(), self.restart, host)
 
     def _pause(self, hosts: list[Host], longest_s: float) -> None:
+        """Frozen for a while; a machine that was often finds its calendar set anew."""
         host = self._some(hosts)
         if host is not None and not host.process.paused:
             process = host.process
             process.paused = True
+            if "wall_jump" in self._world.swarm.faults and self._dice.random() < 0.5:
+                self._jump(host)
             self._later(longest_s * self._dice.random() ** 2, self._loop.resume, process)
 
     def _consumer_crash(self) -> None:
@@ -90,6 +93,9 @@ class Faults:
 
     def _consumer_pause(self) -> None:
         self._pause(list(self._world.consumers), self._world.swarm.ttl_ms / 100)
+
+    def _producer_pause(self) -> None:
+        self._pause(list(self._world.producers), 5.0)
 
     def _broker_pause(self) -> None:
         self._pause(list(self._world.brokers), 5.0)
@@ -124,6 +130,20 @@ class Faults:
             host.disk.crash_at = host.disk.steps + self._dice.randint(1, 8)
             self._later(2.0, self.restart, host)
             self._later(4.0, self.restart, host)
+
+    def _broker_stall(self) -> None:
+        """Its disk does not answer for a while; sometimes that is how its end begins."""
+        host = self._some(list(self._world.brokers))
+        if isinstance(host, BrokerHost):
+            seconds = 0.5 + 2 * self._dice.random()
+            host.stalled_until = self._loop.now + seconds
+            if self._dice.random() < 0.5:
+                self._later(seconds * self._dice.random(), self._cut_power, host, host.starts)
+
+    def _cut_power(self, host: BrokerHost, starts: int) -> None:
+        if host.running and host.starts == starts:
+            host.lose_power()
+            self._later(0.2 + self._dice.random(), self.restart, host)
 
     def _broker_flush(self) -> None:
         """A write or a flush fails; an operator starts the broker again."""
@@ -197,6 +217,10 @@ class Faults:
     def _move(self) -> None:
         self._world.operate_on(1, OperationKind.MOVE, self._dice.choice(("g0", "g1")))
 
+    def _evacuate(self) -> None:
+        group = self._dice.choice(("g0", "g1"))
+        self._world.operate(Reshape(kind=OperationKind.EVACUATE, broker_group=group))
+
     # ── network and clocks ────────────────────────────────────────────────────────────────────────────
     def _cut(self, left: list[Host], right: list[Host]) -> None:
         net = self._world.internet
@@ -229,8 +253,11 @@ class Faults:
 
     def _wall_jump(self) -> None:
         hosts = [*self._world.metas, *self._world.consumers, self._dice.choice(self._world.hosts)]
-        machine = self._dice.choice(hosts).machine
-        machine.wall_jump_ms += self._dice.choice((-3_600_000, -5_000, 5_000, 3_600_000))
+        self._jump(self._dice.choice(hosts))
+
+    def _jump(self, host: Host) -> None:
+        jump_ms = self._dice.choice((-3_600_000, -5_000, 5_000, 3_600_000))
+        host.machine.wall_jump_ms += jump_ms
 
     def _loss(self) -> None:
         self._for_a_while("loss_chance", 0.3 * self._dice.random())

@@ -9,13 +9,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from history.events import Served
 from history.observation import served
 from keylane.broker.control import BrokerControl
 from keylane.broker.registration import Registration
 from keylane.broker.service import BrokerService
 from keylane.broker.storage.identity import claim_folder
 from keylane.broker.store import Store
+from keylane.cli.history.events import Served
 from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.calls import control_calls, control_routes
 from keylane.metaserver.catalogue import Catalogue
@@ -175,6 +175,8 @@ class BrokerHost(Host):
         self._tick = clock_tick
         self._settings = settings
         self._disk_s = disk_s
+        self.stalled_until = 0.0
+        """Nothing comes back from the disk before."""
 
     @property
     def address(self) -> str:
@@ -233,6 +235,8 @@ class BrokerHost(Host):
         """As a thread would: some time before, the work at one moment, some time after."""
         dice = self.dice
         await asyncio.sleep(self._disk_s * dice.random())
+        while self.loop.now < self.stalled_until:
+            await asyncio.sleep(self.stalled_until - self.loop.now)
         try:
             result = function(*args)
         except Crashed:
@@ -249,5 +253,6 @@ class BrokerHost(Host):
 
     def lose_power(self) -> None:
         """The machine stops: what was not synced may be gone."""
+        self.stalled_until = 0.0
         self.end(machine_down=True)
         self.disk = self.disk.after_crash(self.dice)

@@ -43,28 +43,27 @@ def run_many(seeds: list[int]) -> list[dict[str, Any]]:
 
 
 def hunt(name: str, limit: int) -> dict[str, Any]:
-    """Runs seeds with one mutant until it is caught."""
+    """Runs seeds with one mutant until it is caught: first the one that caught it before, then from 0 on."""
     from sim.mutants.bank import MUTANTS
+    from sim.mutants.catches import CATCHES
 
-    mutant = MUTANTS[name]
-    events = 0
-    with mutant.applied():
-        for seed in range(limit):
+    known = [CATCHES[name]] if name in CATCHES else []
+    seeds = [*known, *(seed for seed in range(limit) if seed not in known)][:limit]
+    with MUTANTS[name].applied():
+        for tried, seed in enumerate(seeds, 1):
             try:
                 outcome = run_one(seed)
             except Exception as error:  # noqa: BLE001 - a mutant may break anything, that is its nature
-                return {"mutant": name, "seeds": seed + 1, "caught": True, "by": repr(error)[:100]}
-            events += outcome["events"]
+                return _caught(name, seed, tried, repr(error))
             if outcome["violations"]:
                 counts = outcome["findings"]["counts"]
                 by = [kind for kind, count in counts.items() if count] or outcome["problems"][:1]
-                return {
-                    "mutant": name,
-                    "seeds": seed + 1,
-                    "caught": True,
-                    "by": ", ".join(by)[:100],
-                }
-    return {"mutant": name, "seeds": limit, "caught": False, "by": ""}
+                return _caught(name, seed, tried, ", ".join(by))
+    return {"mutant": name, "seed": None, "tried": len(seeds), "caught": False, "by": ""}
+
+
+def _caught(name: str, seed: int, tried: int, by: str) -> dict[str, Any]:
+    return {"mutant": name, "seed": seed, "tried": tried, "caught": True, "by": by[:100]}
 
 
 def pool(workers: int) -> ProcessPoolExecutor:
@@ -101,6 +100,12 @@ def _tell(outcome: dict[str, Any]) -> None:
         print("   ", line)
 
 
+def _fate(found: dict[str, Any]) -> str:
+    if not found["caught"]:
+        return f"NOT CAUGHT in {found['tried']} seeds"
+    return f"caught by seed {found['seed']} ({found['tried']} tried): {found['by']}"
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=0, help="how many")
@@ -134,10 +139,7 @@ def main() -> int:
     caught = 0
     for found in hunts(names, args.limit, args.workers) if names else ():
         caught += found["caught"]
-        word = (
-            f"caught by seed {found['seeds']}: {found['by']}" if found["caught"] else "NOT CAUGHT"
-        )
-        print(f"mutant {found['mutant']}: {word}", flush=True)
+        print(f"mutant {found['mutant']}: {_fate(found)}", flush=True)
     seconds = round(time.perf_counter() - began, 1)
     print(json.dumps(total | {"mutants": len(names), "mutants_caught": caught, "seconds": seconds}))
     return int(bool(total["violations"]) or caught < len(names))

@@ -8,11 +8,11 @@ from typing import Any
 
 FAULTS = (
     "consumer_crash", "consumer_leave", "consumer_pause", "consumer_join", "producer_crash",
-    "broker_crash", "broker_power", "broker_torn", "broker_pause", "broker_flush", "broker_full",
-    "broker_moves", "meta_crash", "meta_commit", "meta_power", "meta_pause",
+    "producer_pause", "broker_crash", "broker_power", "broker_torn", "broker_pause", "broker_stall",
+    "broker_flush", "broker_full", "broker_moves", "meta_crash", "meta_commit", "meta_power", "meta_pause",
     "cut_consumer_meta", "cut_consumer_broker", "cut_broker_meta", "cut_producer", "one_way",
     "reset", "loss", "late", "twice", "wall_jump", "drift",
-    "resize", "move", "split", "merge", "meta_step",
+    "resize", "move", "split", "merge", "evacuate", "meta_step",
 )  # fmt: skip
 
 
@@ -31,6 +31,8 @@ class Swarm:
     keys: int
     messages: int
     """Of each producer."""
+    padding_bytes: int
+    """How much longer a value may be than its name."""
     ttl_ms: int
     fault_s: float
     """How long the faulty phase lasts."""
@@ -59,6 +61,7 @@ def draw(dice: random.Random) -> Swarm:
         metaservers=dice.choice((1, 1, 2)),
         keys=dice.choice((1, 3, 6, 12)),
         messages=dice.choice((40, 80, 120)),
+        padding_bytes=dice.choice((0, 0, 300, 3_000)),
         ttl_ms=dice.choice((1_000, 2_000, 3_000)),
         fault_s=dice.choice((8.0, 12.0, 20.0)),
         gap_s=dice.choice((0.4, 1.0, 2.0)),

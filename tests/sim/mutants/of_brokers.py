@@ -183,6 +183,17 @@ def seal_not_durable(patches: Patches) -> None:
     patches.set(Store, "seal", seal)
 
 
+def older_picture_of_a_partition_accepted(patches: Patches) -> None:
+    """To be told once more to host a partition opens it again."""
+
+    def host(self: Any, facts: Any) -> Any:
+        partition, durable = real(self, facts)
+        partition.sealed = partition.ended = False
+        return partition, durable
+
+    real = patches.set(Store, "host", host)
+
+
 def dedup_forgotten_at_restart(patches: Patches) -> None:
     def opened(cls: Any, *args: Any, **kwargs: Any) -> Any:
         store = real(cls, *args, **kwargs)
@@ -299,6 +310,7 @@ BREAKS: tuple[Breaks, ...] = (
     old_producer_epoch_accepted,
     sealed_takes_appends,
     seal_not_durable,
+    older_picture_of_a_partition_accepted,
     dedup_forgotten_at_restart,
     fences_forgotten_at_restart,
     readable_before_durable,

@@ -8,10 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from keylane.metaserver import leases as leases_module
-from keylane.metaserver import members, store_brokers, store_leases
+from keylane.metaserver import members, store_brokers, store_leases, store_operations
 from keylane.metaserver.dialect import now_ms
 from keylane.metaserver.reshaper import Reshaper
-from keylane.metaserver.schema import sessions
+from keylane.metaserver.schema import sessions, subjects
 from keylane.protocol.operations import OperationState
 from keylane.protocol.routing import PartitionState
 from sim import hosts
@@ -127,6 +127,21 @@ def no_drain_rule(patches: Patches) -> None:
     )
 
 
+def route_version_not_raised(patches: Patches) -> None:
+    """The children are open, and the route is as old as before."""
+
+    def opened(connection: Any, operation: Any) -> Any:
+        state = real(connection, operation)
+        connection.execute(
+            sa.update(subjects)
+            .where(subjects.c.subject_id == operation.subject_id)
+            .values(route_version=subjects.c.route_version - 1)
+        )
+        return state
+
+    real = patches.set(store_operations, "_open", opened)
+
+
 def child_opened_before_seal(patches: Patches) -> None:
     """The route changes although the brokers of the parents were never told to seal."""
 
@@ -152,5 +167,6 @@ BREAKS: tuple[Breaks, ...] = (
     changed_grants_are_not_told,
     another_boot_is_not_noticed,
     no_drain_rule,
+    route_version_not_raised,
     child_opened_before_seal,
 )

@@ -11,7 +11,7 @@ from keylane.producer.executor import Executor
 from keylane.producer.failure import Step
 from keylane.producer.parcel import Parcel
 from keylane.producer.sender import SubjectSender
-from keylane.protocol.errors import SequenceGapError, UnreachableError
+from keylane.protocol.errors import SequenceGapError, StorageError, UnreachableError
 from keylane.protocol.message import Receipt
 from sim.mutants.mutant import Breaks, Patches
 
@@ -41,6 +41,19 @@ def strict_gives_up(patches: Patches) -> None:
         return Step.GIVE_UP if step is Step.AGAIN and kwargs["tries"] > 2 else step
 
     real = patches.set(executor_module, "decide_after_failure", decide)
+
+
+def strict_gives_up_at_a_broken_disk(patches: Patches) -> None:
+    def decide(error: Any, strategy: Any, **kwargs: Any) -> Step:
+        step = real(error, strategy, **kwargs)
+        return Step.GIVE_UP if isinstance(error, StorageError) else step
+
+    real = patches.set(executor_module, "decide_after_failure", decide)
+
+
+def given_up_told_as_not_done(patches: Patches) -> None:
+    """A message of which one try is without an answer is told as surely not stored."""
+    patches.set(Parcel, "give_up", lambda self, error: self.settle(error))
 
 
 def acked_when_sent(patches: Patches) -> None:
@@ -103,6 +116,8 @@ BREAKS: tuple[Breaks, ...] = (
     repeats_under_a_new_sequence,
     repeats_in_another_order,
     strict_gives_up,
+    strict_gives_up_at_a_broken_disk,
+    given_up_told_as_not_done,
     acked_when_sent,
     receipt_of_another_message,
     key_hashed_anew,

@@ -1,0 +1,150 @@
+"""`make proof`: seeds, mutants and the long story of real processes; adds what was run to docs/PROOF.md.
+
+Each call is a share: its results are a line of docs/proof.jsonl, out of which the document is written anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from proof.controls import run_without_drain_rule, run_without_fence
+from proof.document import DOCUMENT, SHARES, document
+from proof.stage import Stage
+from proof.story import Story, Told
+from sim.mutants.bank import MUTANTS
+from sim.run import MUTANT_SEEDS_MAX, hunts, outcomes
+
+CYCLE = (4, 8, 3, 2)
+KEYS = 10_000
+PER_SECOND = 500
+PAUSE_TTLS_MAX = 10.0
+
+
+def simulate(first: int, count: int, workers: int) -> dict[str, Any]:
+    """Seeds without mutants."""
+    total = {"seeds": 0, "faults": 0, "events": 0, "violations": 0}
+    bad = []
+    for outcome in outcomes(first, count, workers):
+        total["seeds"] += 1
+        for name in ("faults", "events", "violations"):
+            total[name] += outcome[name]
+        if outcome["violations"]:
+            bad.append(outcome["seed"])
+            print(
+                f"seed {outcome['seed']}: {outcome['findings']} {outcome['problems']}", flush=True
+            )
+    return total | {"first": first, "bad_seeds": sorted(bad)}
+
+
+def hunt_mutants(limit: int, workers: int) -> dict[str, Any]:
+    """Every mutant, until a seed catches it."""
+    found = sorted(hunts(sorted(MUTANTS), limit, workers), key=lambda one: one["mutant"])
+    for one in found:
+        if not one["caught"]:
+            print(f"mutant {one['mutant']} is not caught in {one['tried']} seeds", flush=True)
+    return {"limit": limit, "found": found}
+
+
+async def perform(cycles: int, seed: int) -> Told:
+    """2 → 4 → 8 → 3 → 2 partitions so many times, under load and under every fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with Stage(Path(folder), keys=KEYS, per_second=PER_SECOND) as stage:
+            story = Story(stage, random.Random(seed), pause_ttls_max=PAUSE_TTLS_MAX)
+            await story.run(CYCLE * cycles, faults_each=3, gap_s=0.5)
+            return await story.told()
+
+
+async def control(name: str) -> int:
+    """How many violations a run without one of the rules shows."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_without_fence if name == "stale effect" else run_without_drain_rule
+        return (await run(Path(folder))).counts[name]
+
+
+def run_processes(cycles: int, seed: int) -> dict[str, Any]:
+    """The long story, and the two control runs."""
+    told = asyncio.run(perform(cycles, seed))
+    for line in told.findings.examples:
+        print(line, flush=True)
+    return {
+        "cycles": cycles,
+        "seed": seed,
+        "keys": KEYS,
+        "messages": told.messages,
+        "events": sum(told.events.values()),
+        "faults": dict(sorted(told.faults.items())),
+        "counts": told.findings.counts,
+        "control_stale_effects": asyncio.run(control("stale effect")),
+        "control_skips": asyncio.run(control("skip")),
+    }
+
+
+def version() -> str:
+    """The commit, and whether more than this document was changed since."""
+    ask = ["git", "log", "-1", "--format=%h"]
+    commit = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
+    ask = ["git", "status", "--porcelain", "--", ":!docs/PROOF.md", ":!docs/proof.jsonl"]
+    changed = subprocess.run(ask, capture_output=True, text=True, check=False).stdout
+    return (commit or "unknown") + ("+" if changed else "")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make proof", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20_000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--limit", type=int, default=MUTANT_SEEDS_MAX, help="seeds for a mutant")
+    parser.add_argument("--cycles", type=int, default=20, help="of resizes of real processes")
+    parser.add_argument("--story", type=int, default=1, help="the story's seed")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args()
+    share: dict[str, Any] = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+        "version": version(),
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, "
+        f"Python {platform.python_version()}",
+    }
+    parts: dict[str, tuple[bool, Callable[[], dict[str, Any]]]] = {
+        "simulation": (bool(args.seeds), lambda: simulate(args.first, args.seeds, args.workers)),
+        "mutants": (bool(args.limit), lambda: hunt_mutants(args.limit, args.workers)),
+        "processes": (bool(args.cycles), lambda: run_processes(args.cycles, args.story)),
+    }
+    for name, (wanted, run) in parts.items():
+        if wanted:
+            began = time.monotonic()
+            share[name] = run() | {"seconds": round(time.monotonic() - began)}
+    with SHARES.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(share) + "\n")
+    DOCUMENT.write_text(document(SHARES.read_text(encoding="utf-8")), encoding="utf-8")
+    return _tell(share)
+
+
+def _tell(share: dict[str, Any]) -> int:
+    """The last line, as of `make sim`; the exit status."""
+    sim, process = share.get("simulation", {}), share.get("processes", {})
+    mutants = share.get("mutants", {}).get("found", [])
+    caught = sum(one["caught"] for one in mutants)
+    harmless = sum(not process[name] for name in process if name.startswith("control"))
+    line = {name: sim.get(name, 0) for name in ("seeds", "faults", "events", "violations")}
+    line["violations"] += sum(process.get("counts", {}).values()) + harmless
+    seconds = sum(share[name]["seconds"] for name in share if isinstance(share[name], dict))
+    print(
+        json.dumps(line | {"mutants": len(mutants), "mutants_caught": caught, "seconds": seconds})
+    )
+    return int(bool(line["violations"]) or caught < len(mutants))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
