@@ -72,6 +72,31 @@ async def test_who_leaves_slowly_keeps_only_what_is_slow(shared_cluster: Cluster
             await eventually(lambda: len(second.assignment) == 4)
 
 
+async def test_an_ack_again_changes_nothing(shared_cluster: Cluster):
+    """A message acked twice counts once, by hand as in a handler: the close waits for nothing and for nobody less."""
+    await shared_cluster.create("acked", partitions=1)
+    async with Producer(shared_cluster.meta) as producer:
+        for number in range(10):
+            await producer.send("acked", b"%d" % number, key=b"k")
+    async with Consumer(shared_cluster.meta, subject="acked", group="g") as consumer:
+        seen = [await anext(consumer) for _ in range(4)]
+        for message in (*seen[:3], *seen[:3]):
+            await message.ack()
+        await eventually(lambda: consumer.assignment[0].outstanding == 7)
+        await seen[3].ack()
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        await message.ack()
+        handled.append(message.value)
+        await message.ack()
+
+    async with Consumer(shared_cluster.meta, subject="acked", group="g", handler=handle) as again:
+        await eventually(lambda: len(handled) == 6)
+        await eventually(lambda: again.assignment[0].outstanding == 0)
+    assert handled == [b"%d" % number for number in range(4, 10)]
+
+
 async def test_a_session_may_begin_suspended(shared_cluster: Cluster):
     """A session that replaces a suspended one is granted nothing either, until it says so."""
     await shared_cluster.create("quietly", partitions=2)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from cluster import Cluster
-from keylane import Producer
+from cluster import Cluster, eventually
+from keylane import Consumer, Message, Producer
 from keylane.broker.pull_lock import PullLock, check_holder, decide_acquire, raise_fence, take
 from keylane.metaserver.database import SqlDatabase, open_database
 from keylane.metaserver.schema import leases
@@ -28,6 +28,7 @@ from keylane.protocol.control import (
 )
 from keylane.protocol.errors import FencedError, SessionUnknownError, TokenUnknownError
 from keylane.protocol.frames import Ack, Acquire, Pull, Release
+from keylane.protocol.limits import TOKEN_STEP_MAX
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 
@@ -61,9 +62,35 @@ async def test_tokens_of_the_future(shared_cluster: Cluster) -> None:
                 await broker.call(request)
         with pytest.raises(TokenUnknownError):
             await meta.release(ReleaseGrant(session=A, partition_id=one, token=future))
+    for future in (token + TOKEN_STEP_MAX + 1, 2**63 - 1):
+        with pytest.raises(TokenUnknownError):
+            await broker.call(Acquire(0, one, "g", A, future, 30_000))
     assert (await broker.partition(one)).groups == before.groups
     assert (await meta.heartbeat(Heartbeat(session=A))).grants == (granted,)
     await broker.call(Ack(0, one, "g", A, token, ((0, 1),)))
+    await broker.close()
+    await network.close()
+
+
+async def test_a_metaserver_that_is_behind_catches_up(shared_cluster: Cluster) -> None:
+    """A fence above every token granted, as after a database was restored from a copy, stops a group for a moment."""
+    route = await shared_cluster.create("behind", partitions=1)
+    (partition,) = route.partitions
+    handled: list[Message] = []
+    network = HttpNetwork()
+    broker = BrokerClient(network, partition.address)
+    async with Producer(shared_cluster.meta) as producer:
+        async with Consumer(
+            shared_cluster.meta, subject="behind", group="g", handler=handled.append
+        ):
+            await producer.send("behind", b"one", key=b"k")
+            await eventually(lambda: len(handled) == 1)
+            fence = handled[0].fencing_token + 1_000
+            await broker.call(Acquire(0, partition.partition_id, "g", A, fence, 1_000))
+            await producer.send("behind", b"two", key=b"k")
+            await eventually(lambda: handled[-1].value == b"two")
+    # Once fenced, once more than the fence: not a long way up in small steps.
+    assert fence < handled[-1].fencing_token < fence + 10
     await broker.close()
     await network.close()
 
