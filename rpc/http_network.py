@@ -21,6 +21,7 @@ from ..protocol.errors import (
 )
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from .channel import WebSocketChannel
+from .reasons import reason
 
 T = TypeVar("T")
 DATA_PATH = "/v1/data"
@@ -49,7 +50,7 @@ class HttpNetwork:
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise NotSentError(
-                f"cannot reach the broker at {address}: {str(error) or type(error).__name__}",
+                f"cannot reach the broker at {address}: {reason(error)}",
                 address=address,
             ) from error
         return WebSocketChannel(socket, address)
@@ -68,7 +69,11 @@ class HttpNetwork:
         """See `network.Network.control`; a body over the limit is a MessageTooLargeError."""
         packed = b"" if body is None else encode_json(body)
         if len(packed) > CONTROL_BYTES_MAX:
-            raise MessageTooLargeError(size_bytes=len(packed), limit_bytes=CONTROL_BYTES_MAX)
+            raise MessageTooLargeError(
+                f"{method} {path}: a body of {len(packed)} bytes, at most {CONTROL_BYTES_MAX}",
+                size_bytes=len(packed),
+                limit_bytes=CONTROL_BYTES_MAX,
+            )
         try:
             async with self._session.request(
                 method,
@@ -82,10 +87,12 @@ class HttpNetwork:
                 data = await response.read()
                 status = response.status
         except (aiohttp.ClientConnectorError, aiohttp.InvalidURL, UnicodeError) as error:
-            raise NotSentError(f"cannot reach {address}: {error}", address=address) from error
+            raise NotSentError(
+                f"cannot reach {address}: {reason(error)}", address=address
+            ) from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise OutcomeUnknownError(
-                f"no answer from {address} to {method} {path}: {str(error) or type(error).__name__}"
+                f"no answer from {address} to {method} {path}: {reason(error)}"
             ) from error
         try:
             if status == 200:

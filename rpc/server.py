@@ -25,6 +25,7 @@ from ..protocol.errors import (
     FrameError,
     GroupBusyError,
     GroupUnknownError,
+    HostError,
     InternalError,
     InvalidRequestError,
     KeylaneError,
@@ -49,9 +50,11 @@ from ..protocol.limits import (
     IN_FLIGHT_PER_CONNECTION_MAX,
 )
 from .http_network import DATA_PATH, HEARTBEAT_SECONDS
+from .reasons import reason
 
 log = logging.getLogger("keylane.rpc")
 
+PORT_MAX = 65_535
 Params = Mapping[str, str]
 DataHandler = Callable[[Request, memoryview], Awaitable[tuple[Answer, bytes]]]
 
@@ -124,6 +127,13 @@ async def _typed_errors(
 ) -> web.StreamResponse:
     try:
         return await handler(request)
+    except web.HTTPRequestEntityTooLarge:
+        return _error_response(
+            MessageTooLargeError(
+                f"{request.method} {request.path[:200]}: the body is over {CONTROL_BYTES_MAX} bytes",
+                limit_bytes=CONTROL_BYTES_MAX,
+            )
+        )
     except web.HTTPException as error:
         text = f"{request.method} {request.path[:200]!r}: {error.status} {error.reason}"
         return _error_response(InvalidRequestError(text), error.status)
@@ -214,7 +224,7 @@ def check_loopback(host: str) -> None:
     Let a loopback address through.
 
     Raises:
-        AddressError: any other.
+        HostError: any other.
     """
     if host == "localhost":
         return
@@ -223,9 +233,18 @@ def check_loopback(host: str) -> None:
             return
     except ValueError:
         pass
-    raise AddressError(
-        f"{host!r} is not a loopback address, and access control is still to come", host=host
-    )
+    raise HostError(f"{host!r} is not a loopback address", host=host)
+
+
+def check_port(port: int) -> None:
+    """
+    Let a port through.
+
+    Raises:
+        AddressError: there is no such port.
+    """
+    if not 0 <= port <= PORT_MAX:
+        raise AddressError(f"ports are 0 to {PORT_MAX}, not {port}", port=port)
 
 
 class Server:
@@ -255,16 +274,20 @@ class Server:
         Bind and serve.
 
         Raises:
-            AddressError: not loopback, in use, or not allowed.
+            HostError: not loopback.
+            AddressError: no port, in use, or not allowed.
         """
         check_loopback(host)
+        check_port(port)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, backlog=1024, reuse_address=True)
         try:
             await site.start()
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             await self._runner.cleanup()
-            raise AddressError(f"cannot listen on {host}:{port}: {error}", port=port) from error
+            raise AddressError(
+                f"cannot listen on {host}:{port}: {reason(error)}", port=port
+            ) from error
         self.host = host
         self.port = self._runner.addresses[0][1]
 

@@ -32,6 +32,7 @@ from keylane.protocol.errors import (
     GroupUnknownError,
     InvalidNameError,
     InvalidRequestError,
+    MessageTooLargeError,
     NotEnoughBrokersError,
     SessionUnknownError,
     StrategyMismatchError,
@@ -380,7 +381,8 @@ async def test_bad_requests(
     ):
         assert response.status == status
         body = await response.json()
-    assert body["code"] == InvalidRequestError.code
+    kind = MessageTooLargeError if status == 413 else InvalidRequestError
+    assert body["code"] == kind.code
     assert body["message"]
     assert (await house.meta.subjects()).subjects == []
 

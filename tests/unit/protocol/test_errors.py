@@ -148,3 +148,12 @@ def test_every_error_says_what_it_is():
     assert all(kind.__name__.endswith("Error") for kind in KINDS)
     assert {kind.__name__ for kind in KINDS} | {"Fate", "Retry"} == set(errors.__all__)
     assert len(errors.__all__) == len(set(errors.__all__))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_error_explains_itself(kind):
+    """`help` of an error says when it is raised, in a docstring of its own; all but the root have a hint."""
+    assert kind.__doc__
+    assert kind.__doc__ not in {one.__doc__ for one in KINDS if one is not kind}
+    assert "hint" in vars(kind) or kind is KeylaneError
+    assert kind.hint or kind is KeylaneError

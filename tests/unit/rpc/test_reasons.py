@@ -1,0 +1,47 @@
+"""Why a connection failed is told in plain words, whoever passed the error on."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import aiohttp
+import pytest
+
+from keylane.protocol.control import Health
+from keylane.protocol.errors import NotSentError
+from keylane.rpc.reasons import reason
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('::1', 1)"), "refused"),
+        (OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 111]"), "refused"),
+        (OSError(errno.EADDRINUSE, "error while attempting to bind"), "in use"),
+        (TimeoutError(), "timed out"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (aiohttp.ServerDisconnectedError(), "Server disconnected"),
+        (ValueError(), "ValueError"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_words(error, words):
+    """What is known is told in a few words, the rest in its own."""
+    assert words in reason(error)
+    assert "Errno" not in reason(error)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_nobody_listens(network, host):
+    """Nobody listens: the error says so, and nothing of the library that tried."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can be there
+        address = f"{host}:{taken.getsockname()[1]}"
+        with pytest.raises(NotSentError) as caught:
+            await network.control("GET", address, "/v1/health", Health, timeout_ms=5_000)
+        assert caught.value.message == f"cannot reach {address}: connection refused"
+        with pytest.raises(NotSentError) as caught:
+            await network.open_channel(address, timeout_ms=5_000)
+        told = f"cannot reach the broker at {address}: connection refused"
+        assert caught.value.message == told
