@@ -14,7 +14,9 @@ from ..protocol.control import (
     TimeBound,
 )
 from ..protocol.errors import InvalidRequestError, WrongBrokerError
+from ..protocol.progress import SetCursor
 from ..rpc.server import ControlRoute, Params
+from .resets import set_cursor
 from .store import Store
 
 
@@ -46,6 +48,7 @@ class BrokerControl:
             ControlRoute("GET", "/v1/partitions/{id}", None, self.describe),
             ControlRoute("GET", "/v1/partitions/{id}/offset", None, self.offset),
             ControlRoute("POST", "/v1/partitions/{id}/seal", None, self.seal),
+            ControlRoute("POST", "/v1/partitions/{id}/cursor", SetCursor, self.cursor),
             ControlRoute("GET", "/v1/health", None, self.health),
         ]
 
@@ -97,6 +100,13 @@ class BrokerControl:
         partition, durable = self._store.seal(_partition_id(params))
         await durable
         return partition.status(now_ms=self._clock.boot_ms())
+
+    async def cursor(self, body: object, params: Params) -> PartitionStatus:
+        """Set a group's cursor under a fresh token, durably; answers with that group only."""
+        assert isinstance(body, SetCursor)
+        partition = self._store.state.partition(_partition_id(params))
+        await set_cursor(self._store, partition, body)
+        return partition.status(now_ms=self._clock.boot_ms(), group=body.group)
 
     async def health(self, _body: object, _params: Params) -> Health:
         """Does it take writes, and is it known to the metaserver."""

@@ -2,7 +2,7 @@
 
 Invariants
     Only ranges of stored messages are acked, all of a request or none.
-    The cursor never falls and never passes a message that was not acked.
+    The cursor never falls and never passes a message that was not acked; only an operator sets it anew (`resets.py`).
 """
 
 from __future__ import annotations

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..consumer import QueueProgress, QueueReader
 from ..protocol.control import OwnerView, PartitionStatus
+from ..protocol.errors import KeylaneError
 from ..protocol.ids import check_name
 from .connection import connect, partition_status
-from .options import OutputFormat
+from .options import OutputFormat, parse_addresses
 from .screen import make_table, show_json, show_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class PartitionProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +46,8 @@ class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
     sessions: int
     lag: int | None
     partitions: tuple[PartitionProgress, ...]
+    queues: tuple[QueueProgress, ...] = ()
+    """Of a static subject: the same in logic offsets; those of which a broker cannot be asked are left out."""
 
 
 async def group_progress(meta: str, *, subject: str, group: str) -> GroupProgress:
@@ -56,9 +64,11 @@ async def group_progress(meta: str, *, subject: str, group: str) -> GroupProgres
         found = await asyncio.gather(
             *(partition_status(network, owner.partition) for owner in view.owners)
         )
+        static = (await client.subject(subject)).static
     partitions = tuple(
         _progress(group, owner, status) for owner, status in zip(view.owners, found, strict=True)
     )
+    queues = await _queues(meta, subject, group) if static else ()
     lags = [one.lag for one in partitions]
     known = [lag for lag in lags if lag is not None]
     return GroupProgress(
@@ -67,7 +77,20 @@ async def group_progress(meta: str, *, subject: str, group: str) -> GroupProgres
         sessions=view.sessions,
         lag=sum(known) if len(known) == len(lags) else None,
         partitions=partitions,
+        queues=queues,
     )
+
+
+async def _queues(meta: str, subject: str, group: str) -> tuple[QueueProgress, ...]:
+    async with QueueReader(parse_addresses(meta), subject=subject) as reader:
+        views = await reader.queues()
+        found = await asyncio.gather(
+            *(reader.progress(one.queue, group) for one in views), return_exceptions=True
+        )
+    for one in found:
+        if isinstance(one, BaseException) and not isinstance(one, KeylaneError):
+            raise one
+    return tuple(one for one in found if isinstance(one, QueueProgress))
 
 
 def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> PartitionProgress:
@@ -119,6 +142,13 @@ async def describe_group(meta: str, form: OutputFormat, *, subject: str, group: 
     lag = "unknown" if progress.lag is None else progress.lag
     title = f"{group} on {subject}: {progress.sessions} consumers, lag {lag}"
     show_table(make_table(title, columns, rows))
+    if progress.queues:
+        show_table(_queue_table(progress.queues))
     for one in progress.partitions:
         if one.problem:
             print(f"partition {one.partition_id}: {one.problem}")
+
+
+def _queue_table(queues: tuple[QueueProgress, ...]) -> Table:
+    rows = [(one.queue, one.cursor, one.min_offset, one.max_offset, one.lag) for one in queues]
+    return make_table("in logic offsets", ("queue#", "logic offset#", "min#", "max#", "lag#"), rows)

@@ -12,7 +12,7 @@ import typer
 
 from ..protocol.control import CreateSubject, Retention
 from ..protocol.routing import OrderStrategy
-from . import queue, reshape
+from . import queue, reset, reshape
 from .broker import broker_app
 from .meta import meta_app
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
@@ -26,9 +26,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 subject_app = typer.Typer(no_args_is_help=True, help="Create, list and describe subjects.")
-group_app = typer.Typer(no_args_is_help=True, help="Look at consumer groups.")
+group_app = typer.Typer(
+    no_args_is_help=True, help="Look at consumer groups, and set their progress."
+)
 reshape.register(subject_app)
 queue.register(subject_app)
+reset.register(group_app)
 app.add_typer(subject_app, name="subject")
 app.add_typer(group_app, name="group")
 app.add_typer(queue.queue_app, name="queue")

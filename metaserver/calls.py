@@ -33,12 +33,14 @@ from ..protocol.errors import InvalidRequestError
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import PULL_WAIT_MS_MAX
 from ..protocol.operations import OperationList, Reshape, SubjectHistory
+from ..protocol.progress import GroupReset, ResetGroup
 from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.verification import Verification
 from ..rpc.server import ControlRoute, Params
 from .catalogue import Catalogue
 from .members import Members
+from .resetter import Resetter
 from .reshaper import Reshaper
 from .verifier import Verifier
 
@@ -62,6 +64,7 @@ def control_calls(
     health: Callable[[], Awaitable[Health]],
     reshaper: Reshaper | None = None,
     verifier: Verifier | None = None,
+    resetter: Resetter | None = None,
 ) -> list[Call]:
     """Every call, in the order of `protocol/control.py`; without a reshaper partitions cannot be changed."""
     return [
@@ -70,6 +73,7 @@ def control_calls(
         Call("GET", "/v1/health", None, Health, lambda _body, _: health(), "Is it ready."),
         *(_operation_calls(reshaper) if reshaper is not None else ()),
         *(_verify_calls(verifier) if verifier is not None else ()),
+        *(_reset_calls(resetter) if resetter is not None else ()),
     ]
 
 
@@ -205,6 +209,19 @@ def _verify_calls(verifier: Verifier) -> list[Call]:
             Verification,
             lambda _body, _: verifier.verify(),
             "Twelve checks between the database and the brokers.",
+        )
+    ]
+
+
+def _reset_calls(resetter: Resetter) -> list[Call]:
+    return [
+        Call(
+            "POST",
+            "/v1/subjects/{subject}/groups/{group}/reset",
+            ResetGroup,
+            GroupReset,
+            lambda body, params: resetter.reset(params["subject"], params["group"], body),
+            "Set the progress of a consumer group that has no live consumers.",
         )
     ]
 

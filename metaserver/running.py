@@ -21,6 +21,7 @@ from .catalogue import Catalogue
 from .database import open_database
 from .members import Members
 from .openapi import openapi_document
+from .resetter import Resetter
 from .reshaper import Reshaper
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .verifier import Verifier
@@ -65,7 +66,7 @@ async def running_metaserver(
     Args:
         network: how brokers are called; none: a real one, closed at the end.
         clock: its boot time is SQLite's time; none: the machine's.
-        after_step: called with the name of each step of an operation on partitions.
+        after_step: called with the name of each step of an operation on partitions, and of a reset.
 
     Raises:
         ConfigError, DataFolderError, StorageError, AddressError
@@ -104,7 +105,15 @@ async def running_metaserver(
                 details = {"database": database.name, "brokers": to_builtins(brokers)}
                 return Health(program="metaserver", ready=True, details=details)
 
-            calls = control_calls(catalogue, members, health, reshaper, Verifier(database, network))
+            resetter = Resetter(
+                database,
+                network,
+                settings,
+                holder=f"{dice.getrandbits(128):032x}",
+                after_step=after_step,
+            )
+            verifier = Verifier(database, network)
+            calls = control_calls(catalogue, members, health, reshaper, verifier, resetter)
             document = openapi_document(calls, version=API_VERSION)
 
             async def openapi(_body: object, _params: Params) -> object:

@@ -17,10 +17,16 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol.control import Join, Suspend
-from ..protocol.errors import InvalidRequestError, OverloadedError, SessionUnknownError
+from ..protocol.errors import (
+    GroupBusyError,
+    InvalidRequestError,
+    OverloadedError,
+    SessionUnknownError,
+)
 from ..protocol.ids import SessionId, check_name
 from .dialect import insert_new, now_ms
 from .schema import groups, leases, sessions
+from .store_duties import duty_left_ms, reset_duty
 from .store_subjects import open_subject_row
 
 _SESSION = re.compile(r"[0-9a-f]{16,64}")
@@ -51,6 +57,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         InvalidNameError, SubjectUnknownError
         InvalidRequestError: the session is one of another group.
         OverloadedError: the group has `sessions_max` sessions.
+        GroupBusyError: its progress is being set.
     """
     check_name("consumer group", ask.group)
     if "\0" in ask.client:
@@ -74,6 +81,12 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         raise InvalidRequestError("this session has joined another group", session=ask.session)
     if found is not None and found.alive:
         return _session_row(found)
+    left_ms = duty_left_ms(connection, reset_duty(group_id))
+    if left_ms:
+        raise GroupBusyError(
+            "the progress of this consumer group is being set; join again in a moment",
+            left_ms=left_ms,
+        )
     if found is not None:  # it has died: its leases are free before it comes back
         end_sessions(connection, [SessionId(ask.session)])
     count = sa.select(sa.func.count()).where(sessions.c.group_id == group_id)

@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection
 
 from .dialect import insert_or_replace, now_ms
 from .schema import brokers, facts, operations, sessions
+from .store_duties import forget_duties
 
 BOOT = "boot"
 
@@ -33,5 +34,6 @@ def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool
         sa.update(brokers).values(seen_at=now_ms(), expires_at=now_ms() + broker_ttl_ms)
     )
     connection.execute(sa.update(operations).values(driven_until=0))
+    forget_duties(connection)
     insert_or_replace(connection, facts, {"name": BOOT, "value": boot})
     return True

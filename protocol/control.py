@@ -13,14 +13,15 @@
     GET  /v1/subjects/{subject}/groups/{group}         → GroupView
     GET  /v1/subjects/{subject}/groups                 → GroupList
     GET  /v1/health                 –                  → Health
-    and the calls that change partitions and look at logic queues: see operations.py,
-    queues.py
+    and the calls that change partitions, look at logic queues, and set a group's progress: see operations.py,
+    queues.py, progress.py
 
     POST /v1/partitions             HostPartition      → PartitionStatus    (to a broker; idempotent)
     GET  /v1/partitions             –                  → PartitionStatusList
     GET  /v1/partitions/{id}?group= –                  → PartitionStatus
     GET  /v1/partitions/{id}/offset?at_ms=&bound=lower|upper   → FoundOffset
     POST /v1/partitions/{id}/seal   –                  → PartitionStatus    (idempotent; next_offset is its end)
+    POST /v1/partitions/{id}/cursor SetCursor          → PartitionStatus    (idempotent; see progress.py)
     GET  /v1/health                 –                  → Health
 
 An error is answered with its HTTP status and an ErrorBody.  Durations are milliseconds and never instants:

@@ -314,7 +314,9 @@ class GroupBusyError(RefusedError):
     code = 1193
     retry = Retry.LATER
     summary = "the consumer group has live consumers"
-    hint = "Stop them, or wait until the ttl of those that died has passed."
+    hint = (
+        "Stop them, or wait until the ttl of those that died has passed, and no other reset runs."
+    )
 
 
 def kind_of(code: int) -> type[KeylaneError] | None:

@@ -33,6 +33,7 @@ from ..protocol.control import (
 from ..protocol.errors import NotSentError
 from ..protocol.frames import Answer, Request
 from ..protocol.operations import OperationList, Reshape, SubjectHistory
+from ..protocol.progress import GroupReset, ResetGroup, SetCursor
 from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.verification import Verification
@@ -174,6 +175,11 @@ class MetaClient:
         """Consumer groups of a subject."""
         return await self._call("GET", f"/v1/subjects/{_segment(subject)}/groups", GroupList)
 
+    async def reset_group(self, subject: str, group: str, body: ResetGroup) -> GroupReset:
+        """Set the progress of a consumer group that has no live consumers."""
+        path = f"/v1/subjects/{_segment(subject)}/groups/{_segment(group)}/reset"
+        return await self._call("POST", path, GroupReset, body=body, timeout_ms=30_000)
+
     async def health(self) -> Health:
         """Is it ready."""
         return await self._call("GET", "/v1/health", Health)
@@ -229,6 +235,11 @@ class BrokerClient:
     async def seal(self, partition_id: int) -> PartitionStatus:
         """Have a partition take no more messages; `next_offset` is its end."""
         return await self._control("POST", f"/v1/partitions/{partition_id}/seal", PartitionStatus)
+
+    async def set_cursor(self, partition_id: int, body: SetCursor) -> PartitionStatus:
+        """Set a group's cursor under a fresh token; the answer has that group only."""
+        path = f"/v1/partitions/{partition_id}/cursor"
+        return await self._control("POST", path, PartitionStatus, body)
 
     async def health(self) -> Health:
         """Is it ready, and does it take writes."""

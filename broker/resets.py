@@ -1,0 +1,81 @@
+"""A group's progress set by an operator: its fence rises to a fresh token, then its cursor goes where it is told.
+
+    POST /v1/partitions/{id}/cursor ─▶ FENCE [group, token, "=reset"] ─▶ CURSOR [group, token, cursor, []]   one commit
+
+Invariants
+    Whoever held the partition is refused from the decision on: no ack of his comes after the new cursor.
+    Again with the same token ends with the same cursor: nobody else can have that token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..protocol.errors import OffsetOutOfRangeError
+from ..protocol.offsets import AckedOffsets
+from ..protocol.progress import SetCursor
+from .group_commit import Entry
+from .partition import Group, HostedPartition
+from .pull_lock import decide_acquire
+from .records import encode_body
+from .store import OWN_RECORD_BYTES, Store
+
+SESSION = "=reset"
+"""Stands in the fence for a session; no consumer has such a name."""
+
+
+def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyncio.Future[None]:
+    """
+    Decide on a new cursor; what retention has removed is left out.  What to wait for.
+
+    Raises:
+        FencedError: a higher token has been seen, or this one from a consumer.
+        OffsetOutOfRangeError: beyond the last durable message.
+        InvalidNameError, OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing was changed.
+    """
+    partition.check_owners()
+    group = partition.group_for_acquire(ask.group)
+    rises = decide_acquire(group.lock, token=ask.token, session=SESSION, ttl_ms=1)
+    if ask.cursor > partition.readable_offset:
+        raise OffsetOutOfRangeError(
+            offset=ask.cursor,
+            first_offset=partition.first_offset,
+            next_offset=partition.readable_offset,
+        )
+    cursor = max(ask.cursor, partition.first_offset)
+    if not rises and group.acked.cursor == cursor and not group.acked.ranges:
+        return store.commit.flushed()
+    # Room for both before either is decided.
+    store.commit.check_room(2 * OWN_RECORD_BYTES, though_held=True)
+    if rises:
+        store.raise_fence(partition, group, token=ask.token, session=SESSION)
+    return _submit(store, partition, group, cursor)
+
+
+def _submit(
+    store: Store, partition: HostedPartition, group: Group, cursor: int
+) -> asyncio.Future[None]:
+    store.state.touch(partition)
+    before = group.acked
+    group.acked = AckedOffsets(cursor)
+    group.version += 1
+    version = group.version
+
+    def settled(_entry: Entry) -> None:
+        group.saved_version = max(group.saved_version, version)
+
+    def undo() -> None:
+        group.acked = before
+        group.version += (
+            1  # a record made meanwhile may have carried the new cursor: it is written again
+        )
+
+    entry = Entry(
+        encode_body(partition.partition_id, group.cursor_body()),
+        partition_id=partition.partition_id,
+        base_offset=cursor,
+        settled=settled,
+        undo=undo,
+        durable=True,
+    )
+    return store.commit.submit(entry)

@@ -1,0 +1,151 @@
+"""Rows of a reset: which partitions, fresh tokens for them, what is drained afterwards.  SQL, synchronous.
+
+Invariants
+    A group with a live session is left alone; while a reset holds it, no session begins.
+    What is drained is forgotten before any cursor falls, and noted again after it was set to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..protocol.errors import (
+    GroupBusyError,
+    GroupUnknownError,
+    PartitionUnknownError,
+    QueueUnknownError,
+    SubjectNotStaticError,
+)
+from ..protocol.ids import check_name
+from ..protocol.progress import ResetGroup
+from ..protocol.routing import Partition, PartitionState
+from .dialect import insert_new, insert_or_replace
+from .resets import check_ask
+from .schema import drained, groups, leases, partitions, sessions
+from .store_duties import leave_duty, reset_duty, take_duty
+from .store_partitions import subject_partitions
+from .store_sessions import mark_unsettled, sweep_sessions
+from .store_subjects import SERVED, open_subject_row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetScope:
+    """What a reset is about."""
+
+    group_id: int
+    static: bool
+    partitions: tuple[Partition, ...]
+
+
+def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGroup) -> ResetScope:
+    """
+    The partitions that a request means.
+
+    Raises:
+        InvalidNameError, InvalidRequestError, SubjectUnknownError, GroupUnknownError, QueueUnknownError,
+        PartitionUnknownError, SubjectNotStaticError
+    """
+    row = open_subject_row(connection, subject)
+    check_name("consumer group", group)
+    if ask.queue is not None and not row.static:
+        raise SubjectNotStaticError(subject=subject)
+    check_ask(ask, static=row.static)
+    here = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
+    group_id = connection.execute(sa.select(groups.c.group_id).where(here)).scalar_one_or_none()
+    if group_id is None:
+        raise GroupUnknownError(subject=subject, group=group)
+    found = subject_partitions(connection, row.subject_id, SERVED)
+    if ask.queue is not None:
+        found = tuple(one for one in found if one.queue == ask.queue)
+        if not found:
+            raise QueueUnknownError(subject=subject, queue=ask.queue)
+    if ask.partition_id is not None:
+        found = tuple(one for one in found if one.partition_id == ask.partition_id)
+        if not found:
+            raise PartitionUnknownError(
+                f"partition {ask.partition_id} is not one of {subject!r} that has data",
+                partition_id=ask.partition_id,
+            )
+    return ResetScope(group_id=group_id, static=row.static, partitions=found)
+
+
+def begin_reset(
+    connection: Connection, group_id: int, ids: Sequence[int], *, holder: str, lease_ms: int
+) -> dict[int, int]:
+    """
+    Keep sessions off the group for `lease_ms`, and give each partition a token above all that were granted.
+
+    Returns:
+        Partition id → token.
+
+    Raises:
+        GroupBusyError: it has live sessions, or another reset holds it.
+    """
+    here = groups.c.group_id == group_id
+    last = connection.execute(sa.select(groups.c.last_token).where(here).with_for_update())
+    last_token: int = last.scalar_one()
+    sweep_sessions(connection, group_id)
+    count = sa.select(sa.func.count()).where(sessions.c.group_id == group_id)
+    live = connection.execute(count).scalar_one()
+    if live:
+        raise GroupBusyError(f"the consumer group has {live} live consumers", sessions=live)
+    if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):
+        raise GroupBusyError("another reset of this consumer group is under way")
+    tokens = {one: last_token + number for number, one in enumerate(sorted(ids), 1)}
+    rows = [
+        {
+            "group_id": group_id,
+            "partition_id": partition_id,
+            "token": token,
+            "session": None,
+            "wanted": None,
+            "withdrawn": False,
+        }
+        for partition_id, token in tokens.items()
+    ]
+    insert_or_replace(connection, leases, rows)
+    through = sa.and_(drained.c.group_id == group_id, drained.c.partition_id.in_(ids))
+    connection.execute(sa.delete(drained).where(through))
+    connection.execute(sa.update(groups).where(here).values(last_token=last_token + len(tokens)))
+    mark_unsettled(connection, group_id)
+    return tokens
+
+
+def end_reset(
+    connection: Connection,
+    group_id: int,
+    tokens: Mapping[int, int],
+    cursors: Mapping[int, int],
+    *,
+    holder: str,
+) -> None:
+    """
+    Let sessions in again, and note what is drained.
+
+    Args:
+        cursors: partition id → cursor that its broker has set; empty if the reset was not finished.
+    """
+    here = groups.c.group_id == group_id
+    connection.execute(sa.select(groups.c.group_id).where(here).with_for_update()).one()
+    leave_duty(connection, reset_duty(group_id), holder=holder)
+    found = connection.execute(
+        sa.select(partitions.c.partition_id, partitions.c.end_offset, leases.c.token)
+        .join(leases, leases.c.partition_id == partitions.c.partition_id)
+        .where(
+            leases.c.group_id == group_id,
+            leases.c.partition_id.in_(cursors),
+            partitions.c.state == PartitionState.SEALED,
+        )
+    )
+    through = [
+        {"group_id": group_id, "partition_id": row.partition_id}
+        for row in found
+        # Whoever was granted it since has found the cursor there, and will say the same.
+        if row.token == tokens[row.partition_id] and cursors[row.partition_id] == row.end_offset
+    ]
+    insert_new(connection, drained, through)
+    mark_unsettled(connection, group_id)

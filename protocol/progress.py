@@ -1,0 +1,74 @@
+"""A consumer group's progress set by an operator: back to messages handled before, or on past others.  Pure.
+
+    POST /v1/subjects/{subject}/groups/{group}/reset    ResetGroup  → GroupReset         (to the metaserver)
+    POST /v1/partitions/{id}/cursor                     SetCursor   → PartitionStatus    (to a broker; idempotent)
+
+The metaserver takes a fresh fencing token for each partition, so that whoever held it before is refused; the broker
+raises the fence to it and sets the cursor, in that order, durably.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from .ids import MAX_I64
+
+Offset = Annotated[int, Meta(ge=0, le=MAX_I64)]
+
+
+class ResetTo(enum.StrEnum):
+    """Where to: the first message, behind the last one, an offset, the first message at or after a time."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    OFFSET = "offset"
+    TIME = "time"
+
+
+class ResetGroup(Struct, frozen=True, kw_only=True):
+    """
+    Set the progress of a consumer group that has no live consumers.
+
+    Without `queue` and `partition_id` everywhere; OFFSET needs one of them, because it means another message in each.
+    """
+
+    to: ResetTo
+    offset: Offset | None = None
+    """For OFFSET: a logic offset with `queue`, a physical one with `partition_id`."""
+    at_ms: Offset | None = None
+    """For TIME: milliseconds since 1970, by the brokers' calendars."""
+    queue: Annotated[int, Meta(ge=0, le=MAX_I64)] | None = None
+    """A logic queue of a static subject."""
+    partition_id: Annotated[int, Meta(ge=1, le=MAX_I64)] | None = None
+
+
+class CursorView(Struct, frozen=True, kw_only=True):
+    """A partition on which a group's progress was set."""
+
+    partition_id: int
+    queue: int
+    cursor: int
+    """The first message not acked; at the partition's end if there is none."""
+    logic_cursor: int
+    """The same as a logic offset."""
+    token: int
+    """Whoever comes with a lower one is refused."""
+
+
+class GroupReset(Struct, frozen=True, kw_only=True):
+    """What a reset has set, by queue and then by age."""
+
+    subject: str
+    group: str
+    cursors: list[CursorView]
+
+
+class SetCursor(Struct, frozen=True, kw_only=True):
+    """Raise a group's fence to `token` and set its cursor; again with the same token changes nothing."""
+
+    group: str
+    token: Annotated[int, Meta(ge=1, le=MAX_I64)]
+    cursor: Offset

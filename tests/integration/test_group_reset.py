@@ -1,0 +1,346 @@
+"""A group's progress set by an operator, on real processes: back over segments, on past them, cut off half-way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import Cluster, Program, eventually
+from keylane import Consumer, Message, Producer, QueueReader
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.errors import (
+    FencedError,
+    GroupBusyError,
+    GroupUnknownError,
+    InvalidRequestError,
+    NotSentError,
+    OffsetOutOfRangeError,
+    PartitionUnknownError,
+    QueueUnknownError,
+    ResetUnfinishedError,
+    SubjectNotStaticError,
+    SubjectUnknownError,
+    UnreachableError,
+)
+from keylane.protocol.frames import Ack
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo, SetCursor
+from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+SETTINGS = ConsumerSettings(ttl_ms=1_500)
+VALUES = [b"%d" % number for number in range(40)]
+
+
+@contextlib.asynccontextmanager
+async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
+    network = HttpNetwork()
+    try:
+        yield MetaClient(network, [cluster.meta])
+    finally:
+        await network.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path):
+    """Two brokers and a metaserver that soon notices who is silent, to be killed and restarted."""
+    settings = "operation_lease_ms = 400\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
+    cluster = Cluster(tmp_path, 2, meta_settings=settings)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+async def fill(cluster: Cluster, subject: str) -> list[int]:
+    """A queue of four segments, ten messages each, there and back between two groups; when each was complete."""
+    route = await cluster.create(subject, partitions=1, static=True)
+    at = route.partitions[0]
+    times = []
+    for number in range(4):
+        if number:
+            to = "g2" if at.broker_group == "g1" else "g1"
+            ask = Reshape(
+                kind=OperationKind.MOVE, partition_ids=(at.partition_id,), broker_group=to
+            )
+            (done,) = await cluster.reshape(ask)
+            (at,) = done.children
+        async with Producer(cluster.meta) as producer:
+            for value in VALUES[10 * number : 10 * number + 10]:
+                await producer.send(subject, value, key=b"k")
+        await asyncio.sleep(0.03)
+        times.append(time.time_ns() // 1_000_000)
+        await asyncio.sleep(0.03)
+    return times
+
+
+async def handle(cluster: Cluster, subject: str, count: int) -> list[bytes]:
+    """What a consumer of the group handles until there are so many, and a moment longer."""
+    seen: list[Message] = []
+    async with Consumer(
+        cluster.meta, subject=subject, group="g", handler=seen.append, settings=SETTINGS
+    ):
+        await eventually(lambda: len(seen) >= count, what=f"{count} messages")
+        await asyncio.sleep(0.1)
+    assert [one.logic_offset for one in seen] == [int(one.value) for one in seen]
+    return [one.value for one in seen]
+
+
+async def reset(cluster: Cluster, subject: str, to: ResetTo, **more: Any) -> GroupReset:
+    async with meta_of(cluster) as meta:
+        return await meta.reset_group(subject, "g", ResetGroup(to=to, **more))
+
+
+async def test_back_to_any_segment_and_on_to_the_end(shared_cluster: Cluster):
+    """Earliest, a logic offset in the first, a middle and the last segment, a time, latest: just that comes, in order."""
+    times = await fill(shared_cluster, "back")
+    assert await handle(shared_cluster, "back", 40) == VALUES
+    async with QueueReader(shared_cluster.meta, subject="back") as reader:
+        for to, more, begin in (
+            (ResetTo.EARLIEST, {}, 0),
+            (ResetTo.OFFSET, {"queue": 0, "offset": 7}, 7),
+            (ResetTo.OFFSET, {"queue": 0, "offset": 10}, 10),
+            (ResetTo.OFFSET, {"queue": 0, "offset": 29}, 29),
+            (ResetTo.TIME, {"at_ms": times[1]}, 20),
+            (ResetTo.OFFSET, {"queue": 0, "offset": 35}, 35),
+        ):
+            done = await reset(shared_cluster, "back", to, **more)
+            assert min(one.logic_cursor for one in done.cursors if one.cursor < 10) == begin
+            progress = await reader.progress(0, "g")
+            assert (progress.cursor, progress.lag) == (begin, 40 - begin)
+            assert await handle(shared_cluster, "back", 40 - begin) == VALUES[begin:]
+        await reset(shared_cluster, "back", ResetTo.EARLIEST)
+        await reset(shared_cluster, "back", ResetTo.LATEST)
+        assert (await reader.progress(0, "g")).lag == 0
+        async with Producer(shared_cluster.meta) as producer:
+            await producer.send("back", b"40", key=b"k")
+        assert await handle(shared_cluster, "back", 1) == [b"40"]
+
+
+async def test_a_subject_without_queues(shared_cluster: Cluster):
+    """After a resize: earliest brings everything, in the order of each key; a partition alone; latest nothing."""
+    route = await shared_cluster.create("plain", partitions=1)
+    sent: dict[bytes, list[bytes]] = {}
+
+    async def send(first: int) -> None:
+        async with Producer(shared_cluster.meta) as producer:
+            for number in range(first, first + 30):
+                key = b"key-%d" % (number % 5)
+                sent.setdefault(key, []).append(b"%d" % number)
+                await producer.send("plain", b"%d" % number, key=key)
+
+    async def all_of(count: int) -> list[Message]:
+        seen: list[Message] = []
+        async with Consumer(
+            shared_cluster.meta, subject="plain", group="g", handler=seen.append, settings=SETTINGS
+        ):
+            await eventually(lambda: len(seen) >= count)
+        return seen
+
+    await send(0)
+    await shared_cluster.reshape(Reshape(kind=OperationKind.RESIZE, subject="plain", partitions=3))
+    await send(30)
+    for _ in range(2):
+        found: dict[bytes, list[bytes]] = {}
+        for one in await all_of(60):
+            found.setdefault(one.order_key, []).append(one.value)
+        assert found == sent
+        await reset(shared_cluster, "plain", ResetTo.EARLIEST)
+    await reset(shared_cluster, "plain", ResetTo.LATEST)
+    first = int(route.partitions[0].partition_id)
+    done = await reset(shared_cluster, "plain", ResetTo.OFFSET, partition_id=first, offset=28)
+    assert [(one.partition_id, one.cursor) for one in done.cursors] == [(first, 28)]
+    assert [one.value for one in await all_of(2)] == [b"28", b"29"]
+
+
+async def test_a_busy_group_is_left_alone(shared_cluster: Cluster):
+    """While a consumer lives the reset is refused and nothing changes; who was stopped in a handler is fenced after it."""
+    await fill(shared_cluster, "busy")
+    async with (
+        meta_of(shared_cluster) as meta,
+        QueueReader(shared_cluster.meta, subject="busy") as reader,
+    ):
+        async with Consumer(
+            shared_cluster.meta, subject="busy", group="g", settings=SETTINGS
+        ) as consumer:
+            held = [await anext(consumer) for _ in range(5)]
+            await held[0].ack()
+            with pytest.raises(GroupBusyError):
+                await meta.reset_group("busy", "g", ResetGroup(to=ResetTo.LATEST))
+            session, token = held[0].delivery.session, held[0].fencing_token
+            partition_id = held[0].partition_id
+        assert (await reader.progress(0, "g")).cursor == 1
+        await meta.reset_group("busy", "g", ResetGroup(to=ResetTo.OFFSET, offset=3, queue=0))
+        place = next(
+            one.partition
+            for one in (await reader.queues())[0].segments
+            if one.partition.partition_id == partition_id
+        )
+        network = HttpNetwork()
+        broker = BrokerClient(network, place.address)
+        try:
+            with pytest.raises(FencedError):
+                await broker.call(Ack(0, partition_id, "g", session, token, ((0, 9),)))
+            with pytest.raises(FencedError):
+                await broker.set_cursor(partition_id, SetCursor(group="g", token=1, cursor=0))
+        finally:
+            await broker.close()
+            await network.close()
+        assert (await reader.progress(0, "g")).cursor == 3
+
+
+async def test_bad_requests(shared_cluster: Cluster):
+    """Each has an error of its own, and nothing changes."""
+    await shared_cluster.create("wrong", partitions=2, static=True)
+    await shared_cluster.create("other", partitions=2)
+    for subject in ("wrong", "other"):
+        async with Consumer(shared_cluster.meta, subject=subject, group="g"):
+            pass
+    async with meta_of(shared_cluster) as meta:
+        for subject, group, ask, error in (
+            ("nothing", "g", {"to": ResetTo.LATEST}, SubjectUnknownError),
+            ("wrong", "h", {"to": ResetTo.LATEST}, GroupUnknownError),
+            ("wrong", "g", {"to": ResetTo.OFFSET, "offset": 0}, InvalidRequestError),
+            ("wrong", "g", {"to": ResetTo.OFFSET, "offset": 1, "queue": 0}, OffsetOutOfRangeError),
+            ("wrong", "g", {"to": ResetTo.LATEST, "queue": 2}, QueueUnknownError),
+            ("wrong", "g", {"to": ResetTo.LATEST, "partition_id": 1}, InvalidRequestError),
+            ("other", "g", {"to": ResetTo.LATEST, "queue": 0}, SubjectNotStaticError),
+            ("other", "g", {"to": ResetTo.LATEST, "partition_id": 10**6}, PartitionUnknownError),
+            ("other", "g", {"to": ResetTo.OFFSET, "offset": 2**63, "partition_id": 1}, InvalidRequestError),
+        ):  # fmt: skip
+            with pytest.raises(error):
+                await meta.reset_group(subject, group, ResetGroup(**ask))
+        view = await meta.group("wrong", "g")
+        await meta.reset_group("wrong", "g", ResetGroup(to=ResetTo.LATEST))
+        assert max(one.token for one in (await meta.group("wrong", "g")).owners) > max(
+            one.token for one in view.owners
+        )
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("step", ["reset-begun", "reset-generation", "reset-told"])
+async def test_a_metaserver_killed_in_it(cluster: Cluster, step: str):
+    """The caller hears UNKNOWN; the same call again, to the next metaserver, finishes it; a restart of all keeps it."""
+    await fill(cluster, "cut")
+    assert await handle(cluster, "cut", 40) == VALUES
+    program = cluster.meta_program
+    program.kill()
+    program.environment = {"KEYLANE_DIE_AFTER": step}
+    program.restart()
+    with pytest.raises(UnreachableError) as unknown:
+        await brokers_known(cluster, ResetGroup(to=ResetTo.OFFSET, queue=0, offset=15))
+    assert unknown.value.fate == "unknown"
+    await eventually(lambda: program.process.poll() is not None, what="its death")
+    program.process.stdout.close()
+    program.environment = {}
+    program.restart()
+    done = await brokers_known(cluster, ResetGroup(to=ResetTo.OFFSET, queue=0, offset=15))
+    assert [one.cursor for one in done.cursors] == [10, 5, 0, 0]
+    for one in (*cluster.brokers, program):
+        one.kill()
+        one.restart()
+    assert await handle(cluster, "cut", 25) == VALUES[15:]
+
+
+async def brokers_known(cluster: Cluster, ask: ResetGroup) -> GroupReset:
+    """The reset, as soon as the restarted metaserver has heard of the brokers, and no other holds the group."""
+    async with meta_of(cluster) as meta:
+        until = time.monotonic() + 20
+        while True:
+            try:
+                return await meta.reset_group("cut", "g", ask)
+            except (NotSentError, GroupBusyError):
+                assert time.monotonic() < until
+                await asyncio.sleep(0.05)
+
+
+@pytest.mark.crash
+async def test_a_broker_that_does_not_answer(cluster: Cluster):
+    """Silent before it begins: nothing is changed.  Gone in the middle: UNKNOWN, and the same again finishes it."""
+    await fill(cluster, "cut")
+    assert await handle(cluster, "cut", 40) == VALUES
+    ask = ResetGroup(to=ResetTo.OFFSET, queue=0, offset=5)
+    broker = cluster.brokers[0]
+    async with meta_of(cluster) as meta, QueueReader(cluster.meta, subject="cut") as reader:
+        broker.kill()
+        with pytest.raises(NotSentError, match="nothing was changed"):
+            await meta.reset_group("cut", "g", ask)
+        restart_to_die_at_its_next_sync(broker)
+        assert await lag(reader) == 0
+        with pytest.raises(ResetUnfinishedError) as unfinished:
+            await brokers_known(cluster, ask)
+        assert unfinished.value.fate == "unknown"
+        broker.process.wait(10)
+        broker.process.stdout.close()
+        broker.environment = {}
+        broker.restart()
+    done = await brokers_known(cluster, ask)
+    assert [one.cursor for one in done.cursors] == [5, 0, 0, 0]
+    assert await handle(cluster, "cut", 35) == VALUES[5:]
+
+
+async def lag(reader: QueueReader) -> int:
+    """Of the group, as soon as the brokers are known."""
+    while True:
+        try:
+            return (await reader.progress(0, "g")).lag
+        except NotSentError:
+            await asyncio.sleep(0.05)
+
+
+def restart_to_die_at_its_next_sync(broker: Program) -> None:
+    """Some syncs belong to the start itself: try until one later is the first that it does not survive."""
+    for count in range(1, 20):
+        broker.environment = {"KEYLANE_FAIL_AT": f"sync:{count}"}
+        try:
+            broker.restart()
+        except AssertionError:
+            broker.process.stdout.close()
+        else:
+            return
+    raise AssertionError("it never started")
+
+
+async def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "keylane.cli", "group", *words, "--meta", cluster.meta]
+    return await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, check=False
+    )
+
+
+async def test_the_commands(shared_cluster: Cluster):
+    """`keylane group reset` sets it, and `describe` shows cursor and lag of each queue in logic offsets."""
+    await fill(shared_cluster, "cmds")
+    assert await handle(shared_cluster, "cmds", 40) == VALUES
+    done = await keylane(
+        shared_cluster, "reset", "cmds", "g", "--to", "15", "--queue", "0", "--output", "json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert [one["cursor"] for one in json.loads(done.stdout)["cursors"]] == [10, 5, 0, 0]
+    shown = await keylane(shared_cluster, "describe", "cmds", "g", "--output", "json")
+    (queue,) = json.loads(shown.stdout)["queues"]
+    assert queue == {"queue": 0, "cursor": 15, "min_offset": 0, "max_offset": 40, "lag": 25}
+    table = await keylane(shared_cluster, "describe", "cmds", "g")
+    assert "logic offset" in table.stdout
+    for to, begin in (("earliest", 0), ("latest", 40), ("1970-01-01T00:00:01", 0)):
+        done = await keylane(shared_cluster, "reset", "cmds", "g", "--to", to)
+        assert done.returncode == 0, done.stderr
+        async with QueueReader(shared_cluster.meta, subject="cmds") as reader:
+            assert (await reader.progress(0, "g")).cursor == begin
+    for words, text in (
+        (("--to", "3"), "an offset needs a queue"),
+        (("--to", "soon"), "not a time"),
+        (("--to", "99", "--queue", "0"), "OffsetOutOfRangeError"),
+    ):
+        refused = await keylane(shared_cluster, "reset", "cmds", "g", *words)
+        assert refused.returncode == 1
+        assert text in refused.stderr

@@ -1,0 +1,163 @@
+"""Cursors of a reset, for any lineage and any request: what comes again comes in order, and nothing behind it is left out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from keylane.metaserver.resets import Found, check_ask, generations, new_cursors
+from keylane.protocol.errors import InvalidRequestError, OffsetOutOfRangeError
+from keylane.protocol.progress import ResetGroup, ResetTo
+from keylane.protocol.routing import Partition, PartitionState
+
+
+@st.composite
+def lineages(draw: st.DrawFn) -> list[Found]:
+    """Partitions of a subject that was changed at random; parents have lower ids."""
+    found: list[Found] = []
+    for number in range(1, draw(st.integers(2, 9))):
+        parents = draw(st.sets(st.integers(1, number - 1), max_size=3)) if number > 1 else set()
+        found.append(one(draw, number, tuple(sorted(parents)), queue=number))
+    return found
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> list[Found]:
+    """One or two queues, each a chain of partitions with ids that are mixed."""
+    found: list[Found] = []
+    last: dict[int, Found] = {}
+    for number in range(1, draw(st.integers(2, 9))):
+        queue = draw(st.integers(0, 1))
+        before = last.get(queue)
+        parents = () if before is None else (before.partition.partition_id,)
+        start = 0 if before is None else before.partition.logic_start + before.next_offset
+        last[queue] = one(draw, number, parents, queue=queue, logic_start=start)
+        found.append(last[queue])
+    return found
+
+
+def one(draw: st.DrawFn, number: int, parents: tuple[int, ...], **more: int) -> Found:
+    count = draw(st.integers(0, 6))
+    first = draw(st.integers(0, count))
+    at_time = draw(st.none() | st.integers(first, count - 1)) if first < count else None
+    partition = Partition(
+        partition_id=number,
+        name=f"s.p{number}",
+        range_start=0,
+        range_end=1024,
+        broker_group="g1",
+        state=PartitionState.SEALED,
+        parents=parents,
+        **more,
+    )
+    return Found(partition=partition, first_offset=first, next_offset=count, at_time=at_time)
+
+
+targets = st.sampled_from(
+    [
+        ResetGroup(to=ResetTo.EARLIEST),
+        ResetGroup(to=ResetTo.LATEST),
+        ResetGroup(to=ResetTo.TIME, at_ms=1),
+    ]
+)
+
+
+def check_no_gap(found: list[Found], cursors: dict[int, int]) -> None:
+    """What continues a partition that is not acked to its end begins at its first message, and so on."""
+    behind: set[int] = set()
+    for each in found:
+        number = each.partition.partition_id
+        assert each.first_offset <= cursors[number] <= each.next_offset
+        after = not behind.isdisjoint(each.partition.parents)
+        if after:
+            assert cursors[number] == each.first_offset
+        if after or cursors[number] < each.next_offset:
+            behind.add(number)
+
+
+@given(lineages(), targets)
+def test_a_subject_without_queues(found, ask):
+    """Earliest is every first message, latest every end, a time never further than a parent that is not at its end."""
+    cursors = new_cursors(ask, found, static=False)
+    check_no_gap(found, cursors)
+    for each in found:
+        cursor = cursors[each.partition.partition_id]
+        if ask.to is ResetTo.EARLIEST:
+            assert cursor == each.first_offset
+        elif ask.to is ResetTo.LATEST:
+            assert cursor == each.next_offset
+        elif each.at_time is not None:
+            assert cursor <= each.at_time
+
+
+@given(chains(), targets)
+def test_a_subject_of_queues(found, ask):
+    """Each queue on its own: the first partition with a message of that time has it, those behind come whole."""
+    cursors = new_cursors(ask, found, static=True)
+    for queue in {each.partition.queue for each in found}:
+        chain = [each for each in found if each.partition.queue == queue]
+        check_no_gap(chain, cursors)
+        if ask.to is ResetTo.TIME:
+            hit = next((each for each in chain if each.at_time is not None), None)
+            if hit is None:
+                assert all(
+                    cursors[each.partition.partition_id] == each.next_offset for each in chain
+                )
+            else:
+                assert cursors[hit.partition.partition_id] == hit.at_time
+
+
+@given(chains(), st.integers(0, 60))
+def test_a_logic_offset(found, offset):
+    """A queue is set to a logic offset in it, and to no other."""
+    chain = [each for each in found if each.partition.queue == 0]
+    assume(chain)
+    left = [
+        each.partition.logic_start + at
+        for each in chain
+        for at in range(each.first_offset, each.next_offset)
+    ]
+    end = chain[-1].partition.logic_start + chain[-1].next_offset
+    ask = ResetGroup(to=ResetTo.OFFSET, offset=offset, queue=0)
+    if not min(left, default=end) <= offset <= end:
+        with pytest.raises(OffsetOutOfRangeError):
+            new_cursors(ask, chain, static=True)
+        return
+    cursors = new_cursors(ask, chain, static=True)
+    check_no_gap(chain, cursors)
+    again = [
+        each.partition.logic_start + at
+        for each in chain
+        for at in range(cursors[each.partition.partition_id], each.next_offset)
+    ]
+    assert again == [at for at in left if at >= offset]
+
+
+@given(lineages())
+def test_children_are_set_before_their_parents(found):
+    """Every partition is in one generation, behind all that continue it."""
+    order = generations([each.partition for each in found])
+    place = {number: index for index, ids in enumerate(order) for number in ids}
+    assert sorted(place) == [each.partition.partition_id for each in found]
+    for each in found:
+        for parent in each.partition.parents:
+            assert place[each.partition.partition_id] < place[parent]
+
+
+@pytest.mark.parametrize(
+    ("ask", "static"),
+    [
+        (ResetGroup(to=ResetTo.OFFSET, queue=0), True),
+        (ResetGroup(to=ResetTo.OFFSET, offset=1), True),
+        (ResetGroup(to=ResetTo.EARLIEST, offset=1, queue=0), True),
+        (ResetGroup(to=ResetTo.TIME), False),
+        (ResetGroup(to=ResetTo.LATEST, at_ms=1), False),
+        (ResetGroup(to=ResetTo.LATEST, queue=0, partition_id=1), True),
+        (ResetGroup(to=ResetTo.LATEST, partition_id=1), True),
+    ],
+)
+def test_requests_that_say_two_things_or_none(ask, static):
+    """Each is refused before anybody is asked."""
+    with pytest.raises(InvalidRequestError):
+        check_ask(ask, static=static)

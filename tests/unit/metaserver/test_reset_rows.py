@@ -1,0 +1,174 @@
+"""The rows of a reset: who keeps whom off, what is drained, which tokens are given."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from keylane.metaserver.dialect import prepare_sqlite
+from keylane.metaserver.migrate import migrate
+from keylane.metaserver.schema import drained, groups, leases, partitions
+from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_duties import (
+    duty_left_ms,
+    forget_duties,
+    leave_duty,
+    take_duty,
+)
+from keylane.metaserver.store_leases import read_grants, settle_group
+from keylane.metaserver.store_resets import begin_reset, end_reset, reset_scope
+from keylane.metaserver.store_sessions import join_group, leave_group
+from keylane.metaserver.store_subjects import open_subject, plan_subject
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
+from keylane.protocol.errors import GroupBusyError
+from keylane.protocol.progress import ResetGroup, ResetTo
+from keylane.protocol.routing import PartitionState
+
+A, B = "a" * 16, "b" * 16
+TTL_MS = 5_000
+
+
+class Rows:
+    """A subject of two partitions in memory, the first of them sealed at 10 and drained by group `g`."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.engine = sa.create_engine("sqlite://", poolclass=StaticPool)
+        prepare_sqlite(self.engine, self)
+        self.run(migrate)
+        body = BrokerHeartbeat(broker_group="g1", broker_id="x", address="g1:1")
+        self.run(report_broker, body, ttl_ms=10**9)
+        self.run(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
+        self.run(open_subject, "s")
+        self.join(A)
+        self.run(leave_group, A)
+        sealed = sa.update(partitions).where(partitions.c.partition_id == 1)
+        self.say(sealed.values(state=PartitionState.SEALED, end_offset=10))
+        self.say(sa.insert(drained).values(group_id=1, partition_id=1))
+
+    def boot_ms(self) -> int:
+        return self.now_ms
+
+    def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.engine.begin() as connection:
+            return work(connection, *args, **kwargs)
+
+    def say(self, statement: Any) -> Any:
+        return self.run(lambda connection: connection.execute(statement))
+
+    def join(self, session: str) -> None:
+        ask = Join(subject="s", group="g", session=session, ttl_ms=TTL_MS)
+        self.run(join_group, ask, sessions_max=9)
+        self.run(settle_group, 1)
+
+    def begin(self, holder: str = "one") -> dict[int, int]:
+        return self.run(begin_reset, 1, [1, 2], holder=holder, lease_ms=2_000)
+
+    def end(self, tokens: dict[int, int], cursors: dict[int, int], holder: str = "one") -> None:
+        self.run(end_reset, 1, tokens, cursors, holder=holder)
+
+    def drained(self) -> list[int]:
+        found = self.run(lambda connection: connection.execute(sa.select(drained)).all())
+        return [row.partition_id for row in found]
+
+    def last_token(self) -> int:
+        return int(
+            self.run(lambda connection: connection.execute(sa.select(groups)).one()).last_token
+        )
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return Rows()
+
+
+def test_the_scope_is_what_has_data(rows: Rows):
+    """Sealed and open partitions; not those that are planned or gone."""
+    scope = rows.run(reset_scope, "s", "g", ResetGroup(to=ResetTo.EARLIEST))
+    assert [one.partition_id for one in scope.partitions] == [1, 2]
+    rows.say(sa.update(partitions).where(partitions.c.partition_id == 1).values(state="expired"))
+    scope = rows.run(reset_scope, "s", "g", ResetGroup(to=ResetTo.EARLIEST))
+    assert [one.partition_id for one in scope.partitions] == [2]
+
+
+def test_tokens_are_above_all_that_were_granted(rows: Rows):
+    """Fresh ones, each its own; and the next grant is above them."""
+    before = rows.last_token()
+    tokens = rows.begin()
+    assert sorted(tokens.values()) == [before + 1, before + 2]
+    rows.end(tokens, {1: 0, 2: 0})
+    rows.join(B)
+    grants = rows.run(read_grants, B).grants
+    assert min(one.token for one in grants) > max(tokens.values())
+    assert [one.partition.partition_id for one in grants] == [1, 2]
+
+
+def test_a_live_session_and_another_reset_keep_it_off(rows: Rows):
+    """Refused, with no token taken; a session whose ttl has passed is none, and a crashed reset's hold ends."""
+    rows.join(B)
+    before = rows.last_token()
+    with pytest.raises(GroupBusyError):
+        rows.begin()
+    assert rows.last_token() == before
+    rows.now_ms += TTL_MS
+    rows.begin("one")
+    with pytest.raises(GroupBusyError):
+        rows.begin("two")
+    rows.now_ms += 2_000
+    rows.begin("two")
+
+
+def test_nobody_joins_meanwhile(rows: Rows):
+    """A consumer is refused while the cursors are set, and let in afterwards, or when the hold has ended by itself."""
+    tokens = rows.begin()
+    with pytest.raises(GroupBusyError, match="join again"):
+        rows.join(B)
+    rows.end(tokens, {})
+    rows.join(B)
+    rows.run(leave_group, B)
+    rows.begin()
+    rows.now_ms += 2_000
+    rows.join(A)
+
+
+def test_drained_is_what_was_set_to_its_end(rows: Rows):
+    """Forgotten first; noted again for the sealed partition whose cursor is at its end, and for no other."""
+    tokens = rows.begin()
+    assert rows.drained() == []
+    rows.end(tokens, {1: 10, 2: 10})
+    assert rows.drained() == [1]
+    tokens = rows.begin()
+    rows.end(tokens, {1: 9, 2: 0})
+    assert rows.drained() == []
+
+
+def test_what_was_granted_since_is_left_to_its_owner(rows: Rows):
+    """The hold had ended and a consumer was granted the partition: its own word counts."""
+    tokens = rows.begin()
+    rows.now_ms += 2_000
+    rows.join(B)
+    rows.end(tokens, {1: 10, 2: 0})
+    assert rows.drained() == []
+    held = rows.run(lambda connection: connection.execute(sa.select(leases)).all())
+    assert {row.session for row in held} == {B}
+
+
+def test_a_named_lease(rows: Rows):
+    """One holder at a time; it renews, gives back or loses it; a new beginning of time ends all."""
+    assert rows.run(take_duty, "x", holder="one", lease_ms=100)
+    assert not rows.run(take_duty, "x", holder="two", lease_ms=100)
+    rows.now_ms += 60
+    assert rows.run(take_duty, "x", holder="one", lease_ms=100)
+    rows.now_ms += 60
+    assert rows.run(duty_left_ms, "x") == 40
+    rows.run(leave_duty, "x", holder="two")
+    assert not rows.run(take_duty, "x", holder="two", lease_ms=100)
+    rows.run(leave_duty, "x", holder="one")
+    assert rows.run(duty_left_ms, "x") == 0
+    assert rows.run(take_duty, "x", holder="two", lease_ms=100)
+    rows.now_ms += 100
+    assert rows.run(take_duty, "x", holder="one", lease_ms=100)
+    rows.run(forget_duties)
+    assert rows.run(take_duty, "x", holder="two", lease_ms=100)
