@@ -25,6 +25,8 @@ class Found:
     first_offset: int
     next_offset: int
     at_time: int | None = None
+    fence: int = 0
+    """The group's."""
 
     @property
     def segment(self) -> Segment:

@@ -68,7 +68,7 @@ class Resetter:
             ResetUnfinishedError: some brokers know, others may not.
         """
         scope = await self._database.read(reset_scope, subject, group, ask)
-        found = await asyncio.gather(*(self._find(one, ask) for one in scope.partitions))
+        found = await asyncio.gather(*(self._find(one, group, ask) for one in scope.partitions))
         cursors = new_cursors(ask, found, static=scope.static)
         self._resets += 1
         holder = (
@@ -80,6 +80,7 @@ class Resetter:
             sorted(cursors),
             holder=holder,
             lease_ms=self._settings.operation_lease_ms,
+            fence=max((one.fence for one in found), default=0),
         )
         self._after_step("reset-begun")
         done: dict[int, int] = {}
@@ -95,7 +96,7 @@ class Resetter:
         log.info("group %s of %s was set to %s", group, subject, ask.to)
         return _answer(subject, group, scope.partitions, done, tokens)
 
-    async def _find(self, one: Partition, ask: ResetGroup) -> Found:
+    async def _find(self, one: Partition, group: str, ask: ResetGroup) -> Found:
         """The partition as its broker has it.  Raises NotSentError: it does not say."""
         try:
             broker = self._broker(one)
@@ -117,6 +118,7 @@ class Resetter:
             first_offset=status.first_offset,
             next_offset=status.next_offset,
             at_time=at_time,
+            fence=max((seen.token for seen in status.groups if seen.group == group), default=0),
         )
 
     async def _tell(

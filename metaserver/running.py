@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from msgspec import to_builtins
 
@@ -18,7 +19,7 @@ from ..rpc.server import ControlRoute, Params, Server
 from .attendant import Attendant
 from .calls import control_calls, control_routes
 from .catalogue import Catalogue
-from .database import open_database
+from .database import SqlDatabase, open_database
 from .members import Members
 from .openapi import openapi_document
 from .resetter import Resetter
@@ -86,33 +87,20 @@ async def running_metaserver(
             catalogue = Catalogue(database, network, settings)
             members = Members(database, settings)
             dice = random.SystemRandom()
+            driver = f"{dice.getrandbits(128):032x}"
             reshaper = Reshaper(
                 database,
                 network,
                 settings,
                 catalogue=catalogue,
                 members=members,
-                driver=f"{dice.getrandbits(128):032x}",
+                driver=driver,
                 dice=dice,
                 after_step=after_step,
             )
-
-            async def health() -> Health:
-                try:
-                    brokers = await catalogue.brokers()
-                except StorageError as error:
-                    return Health(program="metaserver", ready=False, reason=error.message)
-                details = {"database": database.name, "brokers": to_builtins(brokers)}
-                return Health(program="metaserver", ready=True, details=details)
-
-            resetter = Resetter(
-                database,
-                network,
-                settings,
-                holder=f"{dice.getrandbits(128):032x}",
-                after_step=after_step,
-            )
+            resetter = Resetter(database, network, settings, holder=driver, after_step=after_step)
             verifier = Verifier(database, network)
+            health = partial(_health, database, catalogue)
             calls = control_calls(catalogue, members, health, reshaper, verifier, resetter)
             document = openapi_document(calls, version=API_VERSION)
 
@@ -139,3 +127,12 @@ async def running_metaserver(
     finally:
         if own is not None:
             await own.close()
+
+
+async def _health(database: SqlDatabase, catalogue: Catalogue) -> Health:
+    try:
+        brokers = await catalogue.brokers()
+    except StorageError as error:
+        return Health(program="metaserver", ready=False, reason=error.message)
+    details = {"database": database.name, "brokers": to_builtins(brokers)}
+    return Health(program="metaserver", ready=True, details=details)

@@ -21,6 +21,7 @@ from ..protocol.errors import (
     SubjectNotStaticError,
 )
 from ..protocol.ids import check_name
+from ..protocol.limits import TOKEN_STEP_MAX
 from ..protocol.progress import ResetGroup
 from ..protocol.routing import Partition, PartitionState
 from .dialect import insert_new, insert_or_replace
@@ -74,10 +75,19 @@ def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGrou
 
 
 def begin_reset(
-    connection: Connection, group_id: int, ids: Sequence[int], *, holder: str, lease_ms: int
+    connection: Connection,
+    group_id: int,
+    ids: Sequence[int],
+    *,
+    holder: str,
+    lease_ms: int,
+    fence: int = 0,
 ) -> dict[int, int]:
     """
     Keep sessions off the group for `lease_ms`, and give each partition a token above all that were granted.
+
+    Args:
+        fence: the highest that the brokers have seen: above ours where the database was restored from a copy.
 
     Returns:
         Partition id → token.
@@ -95,6 +105,8 @@ def begin_reset(
         raise GroupBusyError(f"the consumer group has {live} live consumers", sessions=live)
     if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):
         raise GroupBusyError("another reset of this consumer group is under way")
+    if fence <= last_token + TOKEN_STEP_MAX:
+        last_token = max(last_token, fence)
     tokens = {one: last_token + number for number, one in enumerate(sorted(ids), 1)}
     rows = [
         {

@@ -37,7 +37,7 @@ class ResetUnfinishedError(UnreachableError):
 
     code = 1203
     summary = "the group's progress was set on some partitions and not on all"
-    hint = "The same call again finishes it; no consumer is let in meanwhile for a short time only."
+    hint = "The same call again finishes it."
 
 
 class StorageError(KeylaneError):

@@ -105,6 +105,13 @@ def test_tokens_are_above_all_that_were_granted(rows: Rows):
     assert [one.partition.partition_id for one in grants] == [1, 2]
 
 
+def test_tokens_count_on_from_what_a_broker_has_seen(rows: Rows):
+    """A database restored from a copy does not give tokens that every broker would refuse."""
+    seen = rows.last_token() + 1_000
+    tokens = rows.run(begin_reset, 1, [1, 2], holder="one", lease_ms=1_000, fence=seen)
+    assert min(tokens.values()) == seen + 1
+
+
 def test_a_live_session_and_another_reset_keep_it_off(rows: Rows):
     """Refused, with no token taken; a session whose ttl has passed is none, and a crashed reset's hold ends."""
     rows.join(B)
