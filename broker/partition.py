@@ -18,10 +18,11 @@ from ..protocol.ids import check_name
 from ..protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from ..protocol.offsets import AckedOffsets
 from ..protocol.record import Header
-from ..protocol.routing import PartitionState
+from ..protocol.routing import ConsumeStrategy, PartitionState
 from .appends import Duplicate, ProducerState, after_append, decide_append
 from .pull_lock import PullLock, raise_fence
 from .records import CursorBody, FenceBody
+from .shared import InFlight
 
 GROUPS_PER_PARTITION_MAX = 1_000
 
@@ -29,7 +30,9 @@ GROUPS_PER_PARTITION_MAX = 1_000
 class Group:
     """One consumer group on one partition."""
 
-    __slots__ = ("acked", "durable_fence", "lock", "name", "saved_version", "version")
+    __slots__ = (
+        "acked", "durable_fence", "in_flight", "lock", "name", "saved_version", "version",
+    )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -41,6 +44,14 @@ class Group:
         """Rises with every ack that changed something."""
         self.saved_version = 0
         """The version that is on the disk."""
+        self.in_flight: InFlight | None = None
+        """What the sessions of a shared group are at; in memory only."""
+
+    def handed_out(self) -> InFlight:
+        """What is in flight under the present token, which is a shared one."""
+        if self.in_flight is None or self.in_flight.token != self.lock.fence:
+            self.in_flight = InFlight(self.lock.fence)
+        return self.in_flight
 
     def quiet(self, now_ms: int) -> bool:
         """Its fence and progress are on the disk, and nobody holds the lock."""
@@ -48,6 +59,7 @@ class Group:
             self.durable_fence == self.lock.fence
             and self.version == self.saved_version
             and self.lock.expires_at_ms <= now_ms
+            and (self.in_flight is None or self.in_flight.due_ms <= now_ms)
         )
 
     def skip_to(self, first_offset: int) -> bool:
@@ -246,6 +258,7 @@ class HostedPartition:
                 - max(one.acked.cursor, self.first_offset)
                 - sum(end - start for start, end in one.acked.ranges),
                 holder=one.lock.holder(now_ms),
+                strategy=ConsumeStrategy.SHARED if one.lock.shared else ConsumeStrategy.EXCLUSIVE,
             )
             for name, one in sorted(self.groups.items())
             if group is None or name == group

@@ -6,6 +6,8 @@
 The fence is the safety: it is durable before the owner it names reads the cursor.  The lock is for people and for
 fair waiting: an expired or lost one is taken again by the owner's next call, because nobody newer has come.
 
+A shared group has one token for all its sessions; its lock is in the name of SHARED.
+
 Invariants
     The fence never falls.  From the moment a higher token is decided on, every call of a lower one is refused.
 
@@ -22,6 +24,8 @@ from ..protocol.ids import MAX_I64
 from ..protocol.limits import TOKEN_STEP_MAX, TTL_MS_DEFAULT, TTL_MS_MAX
 
 SESSION_CHARS_MAX = 64
+SHARED = "*"
+"""In the place of a session: the token is that of every session of the group."""
 
 
 @dataclass(slots=True)
@@ -40,7 +44,13 @@ class PullLock:
 
     def holder(self, now_ms: int) -> str | None:
         """The session that holds the lock now."""
-        return self.session if not self.released and now_ms < self.expires_at_ms else None
+        held = not self.released and not self.shared and now_ms < self.expires_at_ms
+        return self.session if held else None
+
+    @property
+    def shared(self) -> bool:
+        """The token is that of every session of the group."""
+        return self.session == SHARED
 
 
 def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> bool:
@@ -54,8 +64,8 @@ def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> 
     """
     if not 1 <= token <= MAX_I64:
         raise InvalidRequestError(f"not a fencing token: {token}")
-    if not 1 <= len(session) <= SESSION_CHARS_MAX:
-        raise InvalidRequestError(f"a session has 1 to {SESSION_CHARS_MAX} characters")
+    if session != SHARED:
+        check_session(session)
     if not 1 <= ttl_ms <= TTL_MS_MAX:
         raise InvalidRequestError(f"not a ttl: {ttl_ms} ms")
     if token > lock.fence + TOKEN_STEP_MAX:
@@ -66,6 +76,12 @@ def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> 
         return True
     _check_owner(lock, token=token, session=session)
     return False
+
+
+def check_session(session: str) -> None:
+    """Let the name of one session through.  Raises InvalidRequestError."""
+    if not 1 <= len(session) <= SESSION_CHARS_MAX or session == SHARED:
+        raise InvalidRequestError(f"a session has 1 to {SESSION_CHARS_MAX} characters")
 
 
 def check_holder(lock: PullLock, *, token: int, session: str) -> None:

@@ -21,21 +21,30 @@ from ..protocol.frames import (
     Acked,
     Acquire,
     Acquired,
+    AcquireShared,
     Answer,
     Append,
     Appended,
     Batches,
+    Handed,
     Pull,
+    PullShared,
     Read,
     Release,
     Released,
     Request,
 )
-from ..protocol.ids import check_offset
-from ..protocol.limits import ACK_RANGES_MAX, PULL_BYTES_MAX, PULL_WAIT_MS_MAX
+from ..protocol.ids import MAX_I64, check_offset
+from ..protocol.limits import (
+    ACK_RANGES_MAX,
+    HOLD_MS_MAX,
+    IN_FLIGHT_PER_SESSION_MAX,
+    PULL_BYTES_MAX,
+    PULL_WAIT_MS_MAX,
+)
 from .partition import Group, HostedPartition
 from .progress import apply_ack, decide_ack
-from .pull_lock import check_holder, decide_acquire, release, renew, take
+from .pull_lock import SHARED, check_holder, check_session, decide_acquire, release, renew, take
 from .store import Store
 from .waiting import Waiting
 
@@ -53,7 +62,9 @@ class BrokerService:
         self._handlers: dict[type[Any], Callable[[Any, memoryview], Awaitable[Handled]]] = {
             Append: self._append,
             Acquire: self._acquire,
+            AcquireShared: self._acquire,
             Pull: self._pull,
+            PullShared: self._pull_shared,
             Ack: self._ack,
             Release: self._release,
             Read: self._read,
@@ -77,8 +88,10 @@ class BrokerService:
         await durable
         return Appended(request.correlation_id, base_offset, self._store.level, duplicate), b""
 
-    async def _acquire(self, request: Acquire, _payload: memoryview) -> Handled:
-        token, session = request.token, request.session
+    async def _acquire(self, request: Acquire | AcquireShared, _payload: memoryview) -> Handled:
+        check_session(request.session)
+        shared = isinstance(request, AcquireShared)
+        token, session = request.token, SHARED if shared else request.session
         partition = self._store.state.partition(request.partition_id)
         partition.check_owners()
         group = partition.group_for_acquire(request.group)
@@ -100,6 +113,8 @@ class BrokerService:
         if saved is not None:
             await saved
         check_holder(group.lock, token=token, session=session)
+        if shared:
+            group.handed_out().enter(request.session)
         return answer, b""
 
     async def _pull(self, request: Pull, _payload: memoryview) -> Handled:
@@ -114,6 +129,51 @@ class BrokerService:
         answer = await self._batches(request, partition, bytes_max)
         check_holder(group.lock, token=request.token, session=request.session)
         return answer
+
+    async def _pull_shared(self, request: PullShared, _payload: memoryview) -> Handled:
+        partition, group = self._held(request)
+        bytes_max = _check_shared(request)
+        session = request.session
+        until_ms = self._clock.boot_ms() + request.wait_ms
+        while True:
+            now_ms = self._clock.boot_ms()
+            group.skip_to(partition.first_offset)
+            in_flight = group.handed_out()
+            in_flight.check_entered(session)
+            ranges = in_flight.hand_out(
+                group.acked,
+                session,
+                count_max=request.count_max,
+                readable_offset=partition.readable_offset,
+                now_ms=now_ms,
+                hold_ms=request.hold_ms,
+            )
+            drained = partition.ended and group.acked.cursor >= partition.next_offset
+            if ranges or drained or now_ms >= until_ms:
+                break
+            due_ms = max(now_ms + 1, min(until_ms, in_flight.due_ms))
+            await self._waiting.wait(partition.partition_id, due_ms - now_ms)
+            partition, group = self._held(request)
+        data = b""
+        if ranges:
+            try:
+                start = ranges[0][0]
+                partition.readable_end(start)
+                data, upto = await self._store.read(partition, start, bytes_max=bytes_max)
+                partition, group = self._held(request)
+                ranges = in_flight.trim(session, ranges, upto=upto)
+            except BaseException:
+                in_flight.trim(session, ranges, upto=0)
+                self._waiting.wake(partition.partition_id)
+                raise
+        answer = Handed(
+            request.correlation_id,
+            tuple(ranges),
+            group.acked.cursor,
+            partition.readable_offset,
+            partition.ended,
+        )
+        return answer, data
 
     async def _read(self, request: Read, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
@@ -145,6 +205,10 @@ class BrokerService:
             self._store.commit.check_room(0, though_held=True)
             if apply_ack(group.acked, ranges):
                 group.version += 1
+            if group.lock.shared:
+                group.handed_out().acked(ranges)
+                if partition.ended and group.acked.cursor >= partition.next_offset:
+                    self._waiting.wake(partition.partition_id)  # the others hear of the end
         cursor = group.acked.cursor
         saved = self._save(partition, group)
         if saved is not None:
@@ -165,24 +229,49 @@ class BrokerService:
 
     async def _release(self, request: Release, _payload: memoryview) -> Handled:
         partition, group = self._held(request)
-        release(group.lock)
+        if group.lock.shared:
+            group.handed_out().give_back(request.session)
+        else:
+            release(group.lock)
         self._waiting.wake(partition.partition_id)
         return Released(request.correlation_id), b""
 
-    def _held(self, request: Pull | Ack | Release) -> tuple[HostedPartition, Group]:
+    def _held(self, request: Pull | PullShared | Ack | Release) -> tuple[HostedPartition, Group]:
         """The partition and the group of the asker, who holds the lock, or takes it again, and renews it."""
+        check_session(request.session)
         partition = self._store.state.partition(request.partition_id)
         partition.check_owners()
         group = partition.groups.get(request.group)
         if group is None:
             raise TokenUnknownError("the group never acquired this partition", token=request.token)
-        check_holder(group.lock, token=request.token, session=request.session)
+        check_holder(group.lock, token=request.token, session=_owner(request, group))
         renew(group.lock, now_ms=self._clock.boot_ms())
         return partition, group
 
     def close(self) -> None:
         """Answer the pulls that wait."""
         self._waiting.wake_all()
+
+
+def _owner(request: Pull | PullShared | Ack | Release, group: Group) -> str:
+    """In whose name the request is made: of a shared group in that of all, but never to pull as an only owner."""
+    of_all = isinstance(request, PullShared) or (
+        group.lock.shared and not isinstance(request, Pull)
+    )
+    return SHARED if of_all else request.session
+
+
+def _check_shared(request: PullShared) -> int:
+    for name, value, high in (
+        ("count_max", request.count_max, IN_FLIGHT_PER_SESSION_MAX),
+        ("hold_ms", request.hold_ms, HOLD_MS_MAX),
+        ("bytes_max", request.bytes_max, MAX_I64),
+    ):
+        if not 1 <= value <= high:
+            raise InvalidRequestError(f"{name} is from 1 to {high}, not {value}")
+    if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
+        raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
+    return min(request.bytes_max, PULL_BYTES_MAX)
 
 
 def _check_read(partition: HostedPartition, offset: int, bytes_max: int) -> int:

@@ -15,6 +15,7 @@ from ..consumer import Consumer
 from ..protocol.errors import InvalidRequestError
 from ..protocol.ids import check_name
 from ..protocol.message import Message
+from ..protocol.routing import ConsumeStrategy
 from .options import OutputFormat, parse_addresses
 
 FIELDS = (
@@ -95,6 +96,7 @@ async def consume(
     template: str,
     idle_s: float | None,
     ttl_ms: int,
+    shared: bool = False,
 ) -> None:
     """
     Print messages until `count` of them, `idle_s` without one, or an interrupt; then leave the group in peace.
@@ -115,6 +117,7 @@ async def consume(
         subject=subject,
         group=group,
         ttl_ms=ttl_ms,
+        strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
         name=f"consume {socket.gethostname()} {os.getpid()}",
     ) as consumer:
         stopped = asyncio.create_task(stop.wait())

@@ -1,4 +1,4 @@
-"""`keylane group describe`: who handles which partition, how far, and how far behind."""
+"""`keylane group`: describe (who handles which partition, how far, how far behind), list, switch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..consumer import QueueProgress, QueueReader
-from ..protocol.control import OwnerView, PartitionStatus
+from ..protocol.control import OwnerView, PartitionStatus, SwitchGroup
 from ..protocol.errors import KeylaneError
 from ..protocol.ids import check_name
+from ..protocol.routing import ConsumeStrategy
 from .connection import connect, partition_status
 from .options import OutputFormat, parse_addresses
 from .screen import make_table, show_json, show_table
@@ -43,6 +44,7 @@ class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     subject: str
     group: str
+    strategy: ConsumeStrategy
     sessions: int
     lag: int | None
     partitions: tuple[PartitionProgress, ...]
@@ -74,6 +76,7 @@ async def group_progress(meta: str, *, subject: str, group: str) -> GroupProgres
     return GroupProgress(
         subject=subject,
         group=group,
+        strategy=view.strategy,
         sessions=view.sessions,
         lag=sum(known) if len(known) == len(lags) else None,
         partitions=partitions,
@@ -140,7 +143,7 @@ async def describe_group(meta: str, form: OutputFormat, *, subject: str, group: 
         for one in progress.partitions
     ]
     lag = "unknown" if progress.lag is None else progress.lag
-    title = f"{group} on {subject}: {progress.sessions} consumers, lag {lag}"
+    title = f"{group} on {subject}: {progress.strategy}, {progress.sessions} consumers, lag {lag}"
     show_table(make_table(title, columns, rows))
     if progress.queues:
         show_table(_queue_table(progress.queues))
@@ -152,3 +155,30 @@ async def describe_group(meta: str, form: OutputFormat, *, subject: str, group: 
 def _queue_table(queues: tuple[QueueProgress, ...]) -> Table:
     rows = [(one.queue, one.cursor, one.min_offset, one.max_offset, one.lag) for one in queues]
     return make_table("in logic offsets", ("queue#", "logic offset#", "min#", "max#", "lag#"), rows)
+
+
+async def list_groups(meta: str, form: OutputFormat, *, subject: str) -> None:
+    """Show the consumer groups of a subject."""
+    check_name("subject", subject)
+    async with connect(meta) as (client, _network):
+        found = (await client.groups(subject)).summaries
+    if form is OutputFormat.JSON:
+        show_json(found)
+        return
+    rows = [(one.group, one.strategy, one.sessions) for one in found]
+    title = f"groups of {subject}" if rows else f"no groups on {subject} yet"
+    show_table(make_table(title, ("group", "strategy", "consumers#"), rows))
+
+
+async def switch_group(
+    meta: str, form: OutputFormat, *, subject: str, group: str, strategy: ConsumeStrategy
+) -> None:
+    """Have a group consume in another way, and say so."""
+    check_name("subject", subject)
+    check_name("consumer group", group)
+    async with connect(meta) as (client, _network):
+        view = await client.switch_group(subject, group, SwitchGroup(strategy=strategy))
+    if form is OutputFormat.JSON:
+        show_json(view)
+        return
+    print(f"{group} on {subject} is {view.strategy}")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ..protocol.control import CreateSubject, Retention
-from ..protocol.routing import OrderStrategy
+from ..protocol.routing import ConsumeStrategy, OrderStrategy
 from . import queue, reset, reshape
 from .broker import broker_app
 from .meta import meta_app
@@ -173,6 +173,40 @@ def group_describe(
     run(output, describe_group(meta, output, subject=subject, group=group))
 
 
+@group_app.command("list")
+def group_list(
+    subject: SubjectArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """List the consumer groups of a subject, and how they consume."""
+    from .group import list_groups
+    from .screen import run
+
+    run(output, list_groups(meta, output, subject=subject))
+
+
+@group_app.command("switch")
+def group_switch(
+    subject: SubjectArgument,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")],
+    strategy: Annotated[
+        ConsumeStrategy,
+        typer.Argument(
+            help="exclusive: each partition is one consumer's, in order. "
+            "shared: every consumer takes of every partition, without order."
+        ),
+    ],
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Have a group consume in another way.  Its consumers end; those started for the new way take over."""
+    from .group import switch_group
+    from .screen import run
+
+    run(output, switch_group(meta, output, subject=subject, group=group, strategy=strategy))
+
+
 @app.command()
 def produce(
     *,
@@ -225,6 +259,12 @@ def consume(
     ttl_ms: Annotated[
         int, typer.Option(help="How long the group waits for this consumer if it dies.")
     ] = 10_000,
+    shared: Annotated[
+        bool,
+        typer.Option(
+            "--shared", help="Share every partition with the others of the group; no order."
+        ),
+    ] = False,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -243,6 +283,7 @@ def consume(
             template=format,
             idle_s=idle,
             ttl_ms=ttl_ms,
+            shared=shared,
         ),
     )
 

@@ -17,6 +17,7 @@ from ..protocol.control import Grant, Grants
 from ..protocol.errors import ClosedError
 from ..protocol.ids import check_name
 from ..protocol.message import Message
+from ..protocol.routing import ConsumeStrategy
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.http_network import HttpNetwork
 from ..rpc.network import Network
@@ -24,6 +25,7 @@ from .composite import CompositePullClient, PullRegister
 from .membership import Membership
 from .pull_client import PullClient
 from .settings import ConsumerSettings
+from .shared_client import SharedClient
 from .stream import Stream
 from .workers import Handler, Workers
 
@@ -41,7 +43,8 @@ class Assignment:
 
 class Consumer:
     """
-    Handles the messages of a subject for a consumer group; partitions are exclusive to one consumer each.
+    Handles the messages of a subject for a consumer group; partitions are exclusive to one consumer each, unless
+    the group is shared.
 
         async def handle(message: Message) -> None: ...
 
@@ -58,6 +61,8 @@ class Consumer:
         concurrency: handlers at once, each on another key.
         ttl_ms: a consumer silent for so long loses its partitions; at least 1000.
         name: for people, shown with its partitions.
+        strategy: "shared": every consumer of the group takes messages of every partition, in no order, each at
+            least once.  The group's first consumer decides; a later one that says otherwise is refused.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class Consumer:
         concurrency: int | None = None,
         ttl_ms: int | None = None,
         name: str | None = None,
+        strategy: ConsumeStrategy | str | None = None,
         settings: ConsumerSettings | None = None,
         network: Network | None = None,
         clock: Clock | None = None,
@@ -82,6 +88,7 @@ class Consumer:
             settings,
             concurrency=concurrency if concurrency is not None else settings.concurrency,
             ttl_ms=ttl_ms if ttl_ms is not None else settings.ttl_ms,
+            strategy=strategy or settings.strategy,  # type: ignore[arg-type]  # looked at there
         )
         self._addresses = [meta] if isinstance(meta, str) else list(meta)
         self._subject = subject
@@ -144,6 +151,7 @@ class Consumer:
             clock=self._clock,
             dice=self._dice,
             on_crash=self._fatal,
+            ordered=self._settings.strategy is ConsumeStrategy.EXCLUSIVE,
         )
 
     async def __aexit__(
@@ -247,7 +255,9 @@ class Consumer:
         assert self._membership is not None
         if self._clock.boot_ms() >= deadline_ms:
             return None
-        return PullClient(
+        shared = self._settings.strategy is ConsumeStrategy.SHARED
+        kind = SharedClient if shared else PullClient
+        return kind(
             subject=self._subject,
             group=self._group,
             session=self._membership.session,
@@ -284,9 +294,10 @@ class Consumer:
         if client.fenced:
             # Most often somebody newer has it.  If not, grants go on above the fence; never in a hot loop.
             await asyncio.sleep(self._settings.backoff.wait_ms(1, self._dice) / 1000)
-        await self._membership.released(
-            client.session, client.partition_id, client.token, fence=client.fence
-        )
+        if client.once or client.fenced:  # else the token is the others' too
+            await self._membership.released(
+                client.session, client.partition_id, client.token, fence=client.fence
+            )
 
     def _give_back(self, grant: Grant) -> None:
         assert self._membership is not None

@@ -80,7 +80,8 @@ class CompositePullClient:
             return
         del self._clients[client.partition_id]
         client.stop_starting()
-        self._let_go[client.partition_id] = client.token
+        if client.once or client.fenced:
+            self._let_go[client.partition_id] = client.token
         self._ending_tokens[client.partition_id] = (client.session, client.token)
         self._ending[client.partition_id] = asyncio.create_task(
             self._ended(client), name=f"hand over {client.partition_id}"

@@ -19,7 +19,9 @@ from ..protocol.message import Message
 class Lanes:
     """Messages waiting, by key; any number of workers take from it, on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ordered: bool = True) -> None:
+        self._ordered = ordered
+        """Without it every message is as one without a key."""
         self.arrived: deque[Message] = deque()
         """What no worker has looked at yet."""
         self._lanes: dict[bytes, deque[Message] | None] = {}
@@ -36,7 +38,7 @@ class Lanes:
         while arrived:
             message = arrived.popleft()
             key = message.order_key
-            if not key:
+            if not key or not self._ordered:
                 return message
             if key in lanes:
                 lane = lanes[key]
@@ -51,7 +53,7 @@ class Lanes:
 
     def finish(self, key: bytes) -> Message | None:
         """The running message of `key` ended; the next of its lane, which runs now, if there is one."""
-        if not key:
+        if not key or not self._ordered:
             return None
         lane = self._lanes[key]
         if lane:

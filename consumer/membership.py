@@ -80,6 +80,7 @@ class Membership:
                 client=self._client,
                 ttl_ms=self._settings.ttl_ms,
                 suspended=self._suspended,
+                strategy=self._settings.strategy,
             )
         )
         self.session = session

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from itertools import pairwise, repeat
 
 from ..protocol.batch import batch_starts, columns
 from ..protocol.clock import Clock
@@ -26,12 +25,13 @@ from ..protocol.errors import (
     OffsetOutOfRangeError,
     Retry,
 )
-from ..protocol.frames import Ack, Acked, Acquire, Acquired, Batches, Pull, Release
-from ..protocol.message import Message
+from ..protocol.frames import Ack, Acked, Acquire, Acquired, AcquireShared, Batches, Pull, Release
+from ..protocol.message import Delivery, Message
 from ..protocol.offsets import AckedOffsets
 from ..protocol.record import Header
 from ..rpc.client import BrokerClient
 from .acks import AckQueue
+from .cutting import cut_messages
 from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
@@ -47,6 +47,9 @@ class PullClient:
     `on_lost(client)` hears that the broker fenced this token; `on_drained()` that the partition is sealed and acked
     to its end; `on_fatal(error)` of what no retry mends.
     """
+
+    once = True
+    """Under one token it is made only once, so that nothing is handled again."""
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class PullClient:
         self.token = grant.token
         self.queue = int(grant.partition.queue)
         self.logic_start = grant.partition.logic_start
+        self.holder = self  # what a delivery is asked for: whose messages end together
         self.stopping = False
         self.fenced = False
         self.fence = 0
@@ -174,10 +178,14 @@ class PullClient:
         """Iteration gave the message to the user, who is going to ack it."""
         self._taken.add(message.offset)
 
-    async def ack(self, message: Message) -> None:
-        """The user's ack; once more, or of what a handler was given and returns from, is harmless."""
+    def check_ours(self, message: Message) -> None:
+        """Raises LeaseLostError if acks are taken no more."""
         if self._closed or self.lapsed:
             raise LeaseLostError(partition_id=self.partition_id, offset=message.offset)
+
+    async def ack(self, message: Message) -> None:
+        """The user's ack; once more, or of what a handler was given and returns from, is harmless."""
+        self.check_ours(message)
         if message.offset in self._taken:
             self._taken.remove(message.offset)
             self.done(message.offset)
@@ -221,7 +229,7 @@ class PullClient:
                 if not acquired:
                     await self._acquire()
                     acquired = True
-                if self._sealed_end is not None and self._next_offset >= self._sealed_end:
+                if self._exhausted:
                     self.waiting_for = "acks to the end" if not self.drained else ""
                     return  # nothing will ever come; the acks keep the pull lock
                 await self._pull_once()
@@ -237,17 +245,17 @@ class PullClient:
                 log.info("partition %d: %s", self.partition_id, error.message)
                 await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._dice) / 1000)
 
+    @property
+    def _exhausted(self) -> bool:
+        """The partition is sealed, and all of it is pulled."""
+        return self._sealed_end is not None and self._next_offset >= self._sealed_end
+
+    def _acquire_request(self) -> Acquire | AcquireShared:
+        ttl_ms = self._settings.ttl_ms
+        return Acquire(0, self.partition_id, self._group, self.session, self.token, ttl_ms)
+
     async def _acquire(self) -> None:
-        answer, _ = await self._broker.call(
-            Acquire(
-                0,
-                self.partition_id,
-                self._group,
-                self.session,
-                self.token,
-                self._settings.ttl_ms,
-            )
-        )
+        answer, _ = await self._broker.call(self._acquire_request())
         assert isinstance(answer, Acquired)
         if self._next_offset < 0:
             self._acked = AckedOffsets(answer.cursor, list(answer.ranges))
@@ -265,12 +273,16 @@ class PullClient:
             self._drained_told = True
             self._on_drained()
 
-    async def _pull_once(self) -> None:
-        if self._buffered >= self._settings.buffer_messages:
+    async def _wait_for_room(self, limit: int) -> None:
+        """Until fewer than `limit` messages are with handlers."""
+        if self._buffered >= limit:
             self._starved = True
             self._room.clear()
             self.waiting_for = "handlers"
             await self._room.wait()
+
+    async def _pull_once(self) -> None:
+        await self._wait_for_room(self._settings.buffer_messages)
         if self._clock.boot_ns() >= self.deadline_ns:
             return
         self.waiting_for = "messages"
@@ -300,24 +312,7 @@ class PullClient:
         """Cut a batch into messages and hand out those at or above the next offset that are not acked."""
         if header.next_offset <= self._next_offset:
             return
-        cut = columns(payload, header, start)
-        blob, props = cut.blob, cut.property_edges
-        bare = props[0] == props[-1]
-        messages = list(
-            map(
-                Message,
-                repeat(self._subject),
-                [blob[low:high] for low, high in pairwise(cut.key_edges)],
-                [blob[low:high] for low, high in pairwise(cut.value_edges)],
-                range(header.base_offset, header.next_offset),
-                repeat(self.partition_id),
-                cut.sent_at_ns,
-                repeat(self.token),
-                repeat(1),
-                repeat(b"") if bare else [blob[low:high] for low, high in pairwise(props)],
-                repeat(self),
-            )
-        )
+        messages = self._cut(payload, start, header, self)
         if header.base_offset < self._next_offset:
             del messages[: self._next_offset - header.base_offset]
         if self._acked.ranges or self._acked.cursor > self._next_offset:
@@ -325,6 +320,12 @@ class PullClient:
         self._next_offset = header.next_offset
         self._buffered += len(messages)
         self._hand_out(messages)
+
+    def _cut(
+        self, payload: memoryview, start: int, header: Header, delivery: Delivery
+    ) -> list[Message]:
+        who = (self._subject, self.partition_id, self.token)
+        return cut_messages(columns(payload, header, start), header, *who, delivery)
 
     async def _ack(self) -> None:
         attempt = 0

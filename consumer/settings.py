@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 
 from ..protocol.backoff import Backoff
 from ..protocol.errors import ConfigError
-from ..protocol.limits import ACK_RANGES_MAX, PULL_BYTES_MAX, TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN
+from ..protocol.limits import (
+    ACK_RANGES_MAX,
+    HOLD_MS_MAX,
+    PULL_BYTES_MAX,
+    TTL_MS_DEFAULT,
+    TTL_MS_MAX,
+    TTL_MS_MIN,
+)
+from ..protocol.routing import ConsumeStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +26,18 @@ class ConsumerSettings:
 
     ttl_ms: int = TTL_MS_DEFAULT
     """A consumer that was silent for so long loses its partitions."""
+    strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
+    """How the group consumes, or its name; the group's first consumer decides it."""
     concurrency: int = 16
     """Handlers at once, each on another order key."""
     pull_bytes: int = 1 << 20
     pull_wait_ms: int = 5_000
     buffer_messages: int = 20_000
     """Per partition, pulled and not yet handled; above it pulling pauses."""
+    in_flight_messages: int = 200
+    """SHARED: per partition, handed out to this consumer and not yet handled.  The others do not see these meanwhile."""
+    in_flight_ms: int = 60_000
+    """SHARED: a message not acked for so long goes to another consumer too.  Longer than waiting and handling take."""
     ack_linger_ms: int = 20
     """Acks gather so long before one request carries them."""
     handover_ms: int = 5_000
@@ -43,6 +57,8 @@ class ConsumerSettings:
                 ("pull_bytes", 1, PULL_BYTES_MAX),
                 ("pull_wait_ms", 0, 30_000),
                 ("buffer_messages", 1, 1_000_000),
+                ("in_flight_messages", 1, 100_000),
+                ("in_flight_ms", 100, HOLD_MS_MAX),
                 ("ack_linger_ms", 0, 10_000),
                 ("handover_ms", 0, 600_000),
                 ("call_timeout_ms", 10, 600_000),
@@ -53,6 +69,11 @@ class ConsumerSettings:
             problems.append(
                 f"concurrency above {ACK_RANGES_MAX} could leave more gaps than a cursor keeps"
             )
+        try:
+            object.__setattr__(self, "strategy", ConsumeStrategy(self.strategy))
+        except ValueError:
+            spelled = " or ".join(ConsumeStrategy)
+            problems.append(f"strategy must be {spelled}, not {self.strategy!r:.40}")
         if problems:
             raise ConfigError("; ".join(problems))
 

@@ -44,8 +44,7 @@ class Stream:
                 await self._work.wait()
                 continue
             message = self._waiting.popleft()
-            client = message.delivery
-            assert isinstance(client, PullClient)
+            client: PullClient = message.delivery  # type: ignore[assignment]
             if self._boot_ns() < client.deadline_ns:
                 client.taken(message)
                 return message
@@ -53,7 +52,11 @@ class Stream:
 
     async def quiesce(self, client: PullClient, *, timeout_ms: int) -> None:
         """Forget what waits of `client`'s partition, and wait for the acks of what the user holds."""
-        kept = deque(one for one in self._waiting if one.delivery is not client)
+        kept = deque(
+            one
+            for one in self._waiting
+            if one.delivery.holder is not client  # type: ignore[union-attr]
+        )
         client.forget(len(self._waiting) - len(kept))
         self._waiting = kept
         try:

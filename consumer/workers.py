@@ -50,8 +50,9 @@ class Workers:
         clock: Clock,
         dice: random.Random,
         on_crash: Callable[[BaseException], None],
+        ordered: bool = True,
     ) -> None:
-        self._lanes = Lanes()
+        self._lanes = Lanes(ordered=ordered)
         self._handler = handler
         self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
@@ -112,8 +113,7 @@ class Workers:
 
     async def _again(self, worker: _Worker, message: Message, error: BaseException) -> None:
         """A handler raised: try again in place until it succeeds or the partition is lost."""
-        client = message.delivery
-        assert isinstance(client, PullClient)
+        client: PullClient = message.delivery  # type: ignore[assignment]
         try:
             while True:
                 if not isinstance(error, Exception):
@@ -167,7 +167,7 @@ class Workers:
                 await client.settled()
         except TimeoutError:
             for worker in self._workers:
-                if worker.message is not None and worker.message.delivery is client:
+                if worker.message is not None and _holder(worker.message) is client:
                     worker.cancelled = True
                     assert worker.task is not None
                     worker.task.cancel()
@@ -181,3 +181,9 @@ class Workers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _holder(message: Message) -> PullClient:
+    """The pull client that `message` came from."""
+    client: PullClient = message.delivery.holder  # type: ignore[union-attr]
+    return client

@@ -28,6 +28,7 @@ from ..protocol.control import (
     SubjectList,
     SubjectView,
     Suspend,
+    SwitchGroup,
 )
 from ..protocol.errors import InvalidRequestError
 from ..protocol.ids import MAX_I64
@@ -196,6 +197,14 @@ def _consumer_calls(members: Members) -> list[Call]:
             GroupList,
             lambda _body, params: members.groups(params["subject"]),
             "The consumer groups of a subject.",
+        ),
+        Call(
+            "POST",
+            "/v1/subjects/{subject}/groups/{group}/strategy",
+            SwitchGroup,
+            GroupView,
+            lambda body, params: members.switch(params["subject"], params["group"], body),
+            "Have a group consume in another way; its sessions end, and old owners are fenced.",
         ),
     ]
 

@@ -4,6 +4,8 @@
      ▲                          │ session ends                       │ release, or session ends
      └──────────────────────────┴────────────────────────────────────┘
 
+A group whose strategy is SHARED has no holders: each readable partition is granted to everybody, under one token.
+
 Invariants
     A held or withdrawn lease is granted to nobody else before it is free.
     A withdrawn lease never becomes held again: the same session gets it back only with a higher token.
@@ -20,6 +22,9 @@ from ..protocol.errors import TokenUnknownError
 from ..protocol.ids import FencingToken, PartitionId, SessionId
 from ..protocol.routing import PartitionState
 from .allocation import allocate
+
+EVERYBODY = SessionId("*")
+"""Who shall hold the leases of a SHARED group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +133,43 @@ def settle_leases(
             changed.add(target[partition_id])
     rows = tuple(lease for key, lease in sorted(after.items()) if lease != leases.get(key))
     return Settlement(leases=rows, sessions=frozenset(changed), last_token=last_token)
+
+
+def settle_shared(
+    leases: Mapping[PartitionId, Lease],
+    readable: Sequence[Readable],
+    *,
+    last_token: FencingToken,
+) -> Settlement:
+    """As `settle_leases`, for a SHARED group: what is readable is everybody's; `sessions` stays empty."""
+    open_to_all = {one.partition_id for one in readable}
+    changed = []
+    for partition_id in sorted(leases.keys() | open_to_all):
+        before = leases.get(partition_id)
+        lease = before or Lease(partition_id=partition_id)
+        wanted = EVERYBODY if partition_id in open_to_all else None
+        lease = replace(lease, session=None, wanted=wanted, withdrawn=False)
+        if wanted is not None and not lease.token:
+            last_token = FencingToken(last_token + 1)
+            lease = replace(lease, token=last_token)
+        if lease != before:
+            changed.append(lease)
+    return Settlement(leases=tuple(changed), sessions=frozenset(), last_token=last_token)
+
+
+def renew_token(lease: Lease | None, token: int, *, last_token: FencingToken) -> Lease | None:
+    """
+    The lease of a SHARED group under the next token, because its broker takes `token` no more; None if it has a
+    newer one already.
+
+    Raises:
+        TokenUnknownError: a token that was never granted.
+    """
+    if lease is None or not 0 < token <= lease.token:
+        raise TokenUnknownError(token=token)
+    if lease.token != token or lease.wanted != EVERYBODY:
+        return None
+    return replace(lease, token=FencingToken(last_token + 1))
 
 
 def grant(lease: Lease, *, last_token: FencingToken) -> Lease | None:

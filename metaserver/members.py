@@ -23,12 +23,13 @@ from ..protocol.control import (
     Leave,
     ReleaseGrant,
     Suspend,
+    SwitchGroup,
 )
 from ..protocol.errors import InvalidRequestError, KeylaneError, SessionUnknownError
 from ..protocol.ids import ConsumerGroup, SessionId
 from .database import Database
 from .settings import MetaserverSettings
-from .store_groups import grants_versions, group_names, group_versions, read_group
+from .store_groups import grants_versions, group_versions, list_groups, read_group
 from .store_leases import (
     Changes,
     note_drained,
@@ -45,6 +46,7 @@ from .store_sessions import (
     renew_sessions,
     suspend_session,
 )
+from .store_switch import switch_group
 from .wakeups import Turns, Wakeups
 
 log = logging.getLogger("keylane.metaserver")
@@ -131,6 +133,7 @@ class Members:
     async def suspend(self, ask: Suspend) -> Done:
         """Grant a session nothing, or something again.  Raises SessionUnknownError."""
         await self.settle(await self._database.write(suspend_session, ask))
+        self._wakeups.wake([SessionId(ask.session)])
         return Done()
 
     async def leave(self, ask: Leave) -> Done:
@@ -147,7 +150,20 @@ class Members:
 
     async def groups(self, subject: str) -> GroupList:
         """All groups of a subject.  Raises SubjectUnknownError."""
-        return GroupList(groups=await self._database.read(group_names, subject))
+        return await self._database.read(list_groups, subject)
+
+    async def switch(self, subject: str, group: str, ask: SwitchGroup) -> GroupView:
+        """
+        Have a group consume in another way; its sessions end and have to join again.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+        """
+        self._tell(
+            await self._database.write(switch_group, subject, group, ask.strategy),
+            why="its group was switched",
+        )
+        return await self.group(subject, group)
 
     async def settle(self, group_id: int) -> None:
         """Make the group's leases fit its sessions and partitions, as they are at this call or later."""
@@ -208,9 +224,9 @@ class Members:
         self._cached[session] = grants
         return grants
 
-    def _tell(self, changes: Changes) -> None:
+    def _tell(self, changes: Changes, *, why: str = "silent for its ttl") -> None:
         for session in changes.ended:
-            log.info("session %s ended: silent for its ttl", session)
+            log.info("session %s ended: %s", session, why)
             self._forget(session)
         self._wakeups.wake(changes.versions)
         self._wakeups.wake(changes.ended)

@@ -22,6 +22,7 @@ from ..protocol.control import HostPartition, PartitionStatus, PartitionStatusLi
 from ..protocol.errors import InvalidRequestError
 from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import (
+    ConsumeStrategy,
     OrderStrategy,
     Partition,
     PartitionState,
@@ -69,6 +70,8 @@ class RebuiltGroup:
     last_token: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
     drained: set[int] = field(default_factory=set)
+    strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
+    """As which its highest token was brought to a broker."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -218,10 +221,19 @@ def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     for one in found:
         for at_broker in one.groups:
             group = groups.setdefault(at_broker.group, RebuiltGroup(name=at_broker.group))
+            if at_broker.token > max(group.tokens.values(), default=0):
+                group.strategy = at_broker.strategy
             group.tokens[one.partition_id] = at_broker.token
             group.last_token = max(group.last_token, at_broker.token + TOKENS_BETWEEN)
             if one.state is PartitionState.SEALED and at_broker.cursor >= one.next_offset:
                 group.drained.add(one.partition_id)
+    for group in groups.values():
+        if (
+            group.strategy is ConsumeStrategy.SHARED
+        ):  # nobody takes a token back: each gets a new one
+            for partition_id in sorted(group.tokens):
+                group.last_token += 1
+                group.tokens[partition_id] = group.last_token
     return [group for _, group in sorted(groups.items())]
 
 

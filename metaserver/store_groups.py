@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..protocol.control import GroupView, OwnerView
+from ..protocol.control import GroupList, GroupSummary, GroupView, OwnerView
 from ..protocol.errors import GroupUnknownError
 from ..protocol.ids import ConsumerGroup, SessionId, check_name
+from ..protocol.routing import ConsumeStrategy
 from .dialect import now_ms
 from .schema import groups, leases, sessions, subjects
 from .store_partitions import subject_partitions
@@ -57,11 +58,25 @@ def grants_versions(connection: Connection, ids: Collection[int]) -> dict[Sessio
     return {SessionId(row.session): row.grants_version for row in connection.execute(found)}
 
 
-def group_names(connection: Connection, subject: str) -> list[str]:
+def list_groups(connection: Connection, subject: str) -> GroupList:
     """The consumer groups of a subject, by name.  Raises SubjectUnknownError."""
     row = open_subject_row(connection, subject)
-    found = sa.select(groups.c.name).where(groups.c.subject_id == row.subject_id)
-    return list(connection.execute(found.order_by(groups.c.name)).scalars())
+    alive = (
+        sa.select(sa.func.count())
+        .where(sessions.c.group_id == groups.c.group_id, sessions.c.expires_at > now_ms())
+        .scalar_subquery()
+        .label("sessions")
+    )
+    found = connection.execute(
+        sa.select(groups.c.name, groups.c.strategy, alive)
+        .where(groups.c.subject_id == row.subject_id)
+        .order_by(groups.c.name)
+    )
+    summaries = [
+        GroupSummary(group=one.name, strategy=ConsumeStrategy(one.strategy), sessions=one.sessions)
+        for one in found
+    ]
+    return GroupList(groups=[one.group for one in summaries], summaries=summaries)
 
 
 def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> GroupView:
@@ -72,11 +87,7 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
         InvalidNameError, SubjectUnknownError, GroupUnknownError
     """
     row = open_subject_row(connection, subject)
-    check_name("consumer group", group)
-    here = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
-    group_id = connection.execute(sa.select(groups.c.group_id).where(here)).scalar_one_or_none()
-    if group_id is None:
-        raise GroupUnknownError(subject=subject, group=group)
+    group_id, strategy = find_group(connection, row.subject_id, subject, group)
     left = (sessions.c.expires_at - now_ms()).label("left_ms")
     alive = sa.and_(sessions.c.group_id == group_id, sessions.c.expires_at > now_ms())
     live = {
@@ -100,4 +111,28 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
                 expires_in_ms=None if session is None else max(0, session.left_ms),
             )
         )
-    return GroupView(subject=subject, group=group, sessions=len(live), owners=tuple(owners))
+    return GroupView(
+        subject=subject,
+        group=group,
+        sessions=len(live),
+        owners=tuple(owners),
+        strategy=strategy,
+    )
+
+
+def find_group(
+    connection: Connection, subject_id: int, subject: str, group: str
+) -> tuple[int, ConsumeStrategy]:
+    """
+    The id of a group and how it consumes.
+
+    Raises:
+        InvalidNameError, GroupUnknownError
+    """
+    check_name("consumer group", group)
+    here = sa.and_(groups.c.subject_id == subject_id, groups.c.name == group)
+    found = sa.select(groups.c.group_id, groups.c.strategy).where(here)
+    row = connection.execute(found).one_or_none()
+    if row is None:
+        raise GroupUnknownError(subject=subject, group=group)
+    return row.group_id, ConsumeStrategy(row.strategy)

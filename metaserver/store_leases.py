@@ -19,9 +19,19 @@ from ..protocol.control import Grant, Grants, Heartbeat, ReleaseGrant
 from ..protocol.errors import TokenUnknownError
 from ..protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
 from ..protocol.limits import TOKEN_STEP_MAX
-from ..protocol.routing import PartitionState
+from ..protocol.routing import ConsumeStrategy, PartitionState
 from .dialect import insert_new, insert_or_replace
-from .leases import Lease, Readable, grant, readable_partitions, release, settle_leases
+from .leases import (
+    EVERYBODY,
+    Lease,
+    Readable,
+    grant,
+    readable_partitions,
+    release,
+    renew_token,
+    settle_leases,
+    settle_shared,
+)
 from .schema import drained, groups, leases, partitions, sessions, subjects
 from .store_partitions import granted_partitions, subject_parents
 from .store_sessions import live_session, mark_unsettled, sweep_sessions
@@ -59,6 +69,7 @@ class _Group:
     """The one the group was settled with."""
     subject_version: int
     """The one the subject has now."""
+    shared: bool
 
 
 def settle_group(connection: Connection, group_id: int) -> Changes:
@@ -73,13 +84,18 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
     live = [SessionId(one.session) for one in members]
     rows = sa.select(leases).where(leases.c.group_id == group_id)
     held = {row.partition_id: _lease(row) for row in connection.execute(rows)}
-    settlement = settle_leases(
-        held,
-        live,
-        _readable(connection, group),
-        suspended={SessionId(one.session) for one in members if one.suspended},
-        last_token=group.last_token,
-    )
+    readable = _readable(connection, group)
+    if group.shared:
+        settlement = settle_shared(held, readable, last_token=group.last_token)
+        moved = moved or bool(settlement.leases)
+    else:
+        settlement = settle_leases(
+            held,
+            live,
+            readable,
+            suspended={SessionId(one.session) for one in members if one.suspended},
+            last_token=group.last_token,
+        )
     _store_leases(connection, group_id, settlement.leases)
     # A new route version may mean a new address: everybody's grants are told again.
     changed = set(live) if moved else settlement.sessions
@@ -112,6 +128,8 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
     assert all(ask.session == session for ask in asks)
     group = _lock_group(connection, live_session(connection, session).group_id)
     live_session(connection, session)  # it may have been swept while the lock was waited for
+    if group.shared:
+        return _renew_tokens(connection, group, asks)
     refused: dict[ReleaseGrant, TokenUnknownError] = {}
     free: dict[PartitionId, Lease] = {}
     last_token = group.last_token
@@ -150,6 +168,38 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
     return Released(changes=Changes(versions=dict.fromkeys(changed, version)), refused=refused)
 
 
+def _renew_tokens(connection: Connection, group: _Group, asks: Sequence[ReleaseGrant]) -> Released:
+    """Brokers take these shared tokens no more, says a session: everybody gets the next ones."""
+    held = _some_leases(connection, group.group_id, [ask.partition_id for ask in asks])
+    refused: dict[ReleaseGrant, TokenUnknownError] = {}
+    renewed: dict[PartitionId, Lease] = {}
+    last_token = group.last_token
+    for ask in asks:
+        partition_id = PartitionId(ask.partition_id)
+        counted = _counted_on(last_token, ask.fence)
+        try:
+            lease = renew_token(held.get(partition_id), ask.token, last_token=counted)
+        except TokenUnknownError as error:
+            refused[ask] = error
+            continue
+        if lease is not None:
+            renewed[partition_id] = held[partition_id] = lease
+            last_token = lease.token
+    if not renewed:
+        return Released(changes=NOTHING, refused=refused)
+    _store_leases(connection, group.group_id, renewed.values())
+    version = group.version + 1
+    connection.execute(
+        sa.update(groups)
+        .where(groups.c.group_id == group.group_id)
+        .values(version=version, last_token=last_token)
+    )
+    found = sa.select(sessions.c.session).where(sessions.c.group_id == group.group_id)
+    everybody = set(connection.execute(found).scalars())
+    _raise_versions(connection, everybody, version)
+    return Released(changes=Changes(versions=dict.fromkeys(everybody, version)), refused=refused)
+
+
 def release_unheld(
     connection: Connection, ask: Heartbeat, holding: Collection[tuple[int, int]]
 ) -> Changes:
@@ -179,7 +229,7 @@ def release_unheld(
 
 def note_drained(connection: Connection, session: str, ids: Collection[int]) -> int | None:
     """
-    The group has acked these sealed partitions to their end, says the session that holds them.
+    The group has acked these sealed partitions to their end, says the session that holds them, or shares them.
 
     Others than SEALED ones of the session's own are passed over: their present owner will say it.
 
@@ -198,7 +248,7 @@ def note_drained(connection: Connection, session: str, ids: Collection[int]) -> 
         .join(partitions, partitions.c.partition_id == leases.c.partition_id)
         .where(
             leases.c.group_id == group_id,
-            leases.c.session == session,
+            sa.or_(leases.c.session == session, leases.c.wanted == EVERYBODY),
             leases.c.partition_id.in_(wanted),
             leases.c.partition_id.not_in(known),
             partitions.c.state == PartitionState.SEALED,
@@ -223,7 +273,16 @@ def read_grants(connection: Connection, session: str) -> Grants:
     """
     # The version first: if a change comes between, the grants are newer than it says, and are told again.
     row = live_session(connection, session)
-    held = granted_partitions(connection, session)
+    found = sa.select(groups.c.strategy).where(groups.c.group_id == row.group_id)
+    mine = sa.and_(leases.c.session == session, sa.not_(leases.c.withdrawn))
+    if connection.execute(found).scalar_one() == ConsumeStrategy.SHARED:
+        suspended = sa.select(sessions.c.suspended).where(sessions.c.session == session)
+        mine = sa.and_(
+            leases.c.group_id == row.group_id,
+            leases.c.wanted == EVERYBODY,
+            sa.not_(suspended.scalar_subquery()),
+        )
+    held = granted_partitions(connection, mine)
     return Grants(
         version=row.grants_version,
         ttl_ms=row.ttl_ms,
@@ -246,6 +305,7 @@ def _lock_group(connection: Connection, group_id: int) -> _Group:
         settled=row.settled,
         route_version=row.route_version,
         subject_version=row.subject_version,
+        shared=row.strategy == ConsumeStrategy.SHARED,
     )
 
 

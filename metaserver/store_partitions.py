@@ -40,9 +40,10 @@ def some_partitions(
     return _complete(rows, subject_parents(connection, condition))
 
 
-def granted_partitions(connection: Connection, session: str) -> list[tuple[Partition, int]]:
-    """What a session holds and was not asked back, with its tokens, by id."""
-    held = sa.and_(leases.c.session == session, sa.not_(leases.c.withdrawn))
+def granted_partitions(
+    connection: Connection, held: sa.ColumnElement[bool]
+) -> list[tuple[Partition, int]]:
+    """The partitions whose leases meet a condition, with their tokens, by id."""
     rows = connection.execute(
         _seen.add_columns(leases.c.token)
         .join(leases, leases.c.partition_id == partitions.c.partition_id)

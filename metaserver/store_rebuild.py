@@ -128,6 +128,7 @@ def _store_group(connection: Connection, subject_id: int, one: RebuiltGroup) -> 
     row = {
         "subject_id": subject_id,
         "name": one.name,
+        "strategy": one.strategy,
         "last_token": one.last_token,
         "version": 0,
         "settled": False,

@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection
 from ..protocol.control import Join, Suspend
 from ..protocol.errors import (
     GroupBusyError,
+    GroupStrategyError,
     InvalidRequestError,
     OverloadedError,
     SessionUnknownError,
@@ -56,6 +57,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
     Raises:
         InvalidNameError, SubjectUnknownError
         InvalidRequestError: the session is one of another group.
+        GroupStrategyError: the group consumes in another way.
         OverloadedError: the group has `sessions_max` sessions.
         GroupBusyError: its progress is being set.
     """
@@ -66,12 +68,19 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
     here = sa.and_(groups.c.subject_id == subject.subject_id, groups.c.name == ask.group)
     if connection.execute(sa.select(groups.c.group_id).where(here)).one_or_none() is None:
         start = {"last_token": 0, "version": 0, "settled": False, "route_version": 0}
-        insert_new(
-            connection, groups, {"subject_id": subject.subject_id, "name": ask.group, **start}
-        )
-    group_id, version = connection.execute(
-        sa.select(groups.c.group_id, groups.c.version).where(here).with_for_update()
+        who = {"subject_id": subject.subject_id, "name": ask.group, "strategy": ask.strategy}
+        insert_new(connection, groups, who | start)
+    group_id, version, strategy = connection.execute(
+        sa.select(groups.c.group_id, groups.c.version, groups.c.strategy)
+        .where(here)
+        .with_for_update()
     ).one()
+    if strategy != ask.strategy:
+        raise GroupStrategyError(
+            f"group {ask.group!r} is {strategy}, this consumer {ask.strategy}",
+            stored=strategy,
+            asked=ask.strategy.value,
+        )
     found = connection.execute(
         _row.add_columns((sessions.c.expires_at > now_ms()).label("alive")).where(
             sessions.c.session == ask.session
@@ -151,7 +160,12 @@ def suspend_session(connection: Connection, ask: Suspend) -> int:
     row = live_session(connection, ask.session)
     mark_unsettled(connection, row.group_id)
     here = sessions.c.session == ask.session
-    connection.execute(sa.update(sessions).where(here).values(suspended=ask.suspended))
+    version = sa.select(groups.c.version).where(groups.c.group_id == row.group_id)
+    connection.execute(
+        sa.update(sessions)
+        .where(here)
+        .values(suspended=ask.suspended, grants_version=version.scalar_subquery())
+    )
     return row.group_id
 
 

@@ -12,6 +12,7 @@
     POST /v1/consumers/leave        Leave              → Done
     GET  /v1/subjects/{subject}/groups/{group}         → GroupView
     GET  /v1/subjects/{subject}/groups                 → GroupList
+    POST /v1/subjects/{subject}/groups/{group}/strategy   SwitchGroup        → GroupView
     GET  /v1/health                 –                  → Health
     and the calls that change partitions, look at logic queues, and set a group's progress: see operations.py,
     queues.py, progress.py
@@ -39,7 +40,7 @@ from msgspec import Meta, Struct
 from .error_wire import error_from_wire, wire_details, wire_text
 from .errors import Fate, KeylaneError
 from .limits import PARTITIONS_MAX, PULL_WAIT_MS_MAX, TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN
-from .routing import OrderStrategy, Partition, PartitionState, Route
+from .routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState, Route
 
 Count = Annotated[int, Meta(ge=0)]
 WaitMs = Annotated[int, Meta(ge=0, le=PULL_WAIT_MS_MAX)]
@@ -173,6 +174,8 @@ class Join(Struct, frozen=True, kw_only=True):
     ttl_ms: TtlMs = TTL_MS_DEFAULT
     suspended: bool = False
     """It lives, and is granted nothing yet; see Suspend."""
+    strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
+    """The first session of a group decides it for all."""
 
 
 class Joined(Struct, frozen=True, kw_only=True):
@@ -251,12 +254,29 @@ class GroupView(Struct, frozen=True, kw_only=True):
     group: str
     sessions: int
     owners: tuple[OwnerView, ...]
+    """Of a SHARED group: the partitions with their tokens; they are every session's."""
+    strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
+
+
+class GroupSummary(Struct, frozen=True, kw_only=True):
+    """One line of the list of groups."""
+
+    group: str
+    strategy: ConsumeStrategy
+    sessions: int
 
 
 class GroupList(Struct, frozen=True, kw_only=True):
     """The consumer groups of a subject, by name."""
 
     groups: list[str]
+    summaries: list[GroupSummary] = []
+
+
+class SwitchGroup(Struct, frozen=True, kw_only=True):
+    """Have a group consume so from now on.  Its sessions end; those that join again have to say the same."""
+
+    strategy: ConsumeStrategy
 
 
 # ── partitions on a broker ────────────────────────────────────────────────────────────────────────────
@@ -291,6 +311,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     """Messages not acked yet."""
     holder: str | None = None
     """Session that has the pull lock."""
+    strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
+    """As which the token was brought."""
 
 
 class PartitionStatus(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@
     │   ├── FencedError, SessionUnknownError, TokenUnknownError   stop: somebody else owns it
     │   ├── SequenceGapError, ProducerFencedError          an earlier batch is missing
     │   ├── StrategyMismatchError, NotEnoughBrokersError, NoPartitionError
-    │   ├── OperationRunningError, BrokerGroupUnknownError
+    │   ├── OperationRunningError, BrokerGroupUnknownError, GroupStrategyError
     │   ├── OffsetOutOfRangeError, CorruptBatchError, FrameError
     │   ├── BrokerReadOnlyError, OverloadedError           try later
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
@@ -222,6 +222,14 @@ class BrokerGroupUnknownError(RefusedError):
     code = 1154
     summary = "no such broker group"
     hint = "The groups that ever reported themselves are in the metaserver's health."
+
+
+class GroupStrategyError(RefusedError):
+    code = 1155
+    summary = "the group consumes in another way"
+    hint = (
+        "Join with the group's strategy, or change it: keylane group switch SUBJECT GROUP STRATEGY"
+    )
 
 
 class OffsetOutOfRangeError(RefusedError):

@@ -87,6 +87,33 @@ class Read(Frame, frozen=True, array_like=True, tag=6):
     bytes_max: int
 
 
+class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
+    """As Acquire, for a group whose partitions every session shares: any session may bring the token.  Answer: Acquired."""
+
+    partition_id: int
+    group: str
+    session: str
+    token: int
+    ttl_ms: int
+
+
+class PullShared(Frame, frozen=True, array_like=True, tag=8):
+    """
+    Messages that nobody has in flight, to be acked within `hold_ms`; else somebody gets them again.  Answer: Handed.
+
+    Ack and Release are those of an exclusive group; Release gives back all that the session has in flight.
+    """
+
+    partition_id: int
+    group: str
+    session: str
+    token: int
+    count_max: int
+    bytes_max: int
+    wait_ms: int
+    hold_ms: int
+
+
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────
 class Appended(Frame, frozen=True, array_like=True, tag=65):
     """The batch is stored from `base_offset` on (-1: stored earlier, offset no longer known)."""
@@ -127,6 +154,15 @@ class Released(Frame, frozen=True, array_like=True, tag=69):
     """The lock is free."""
 
 
+class Handed(Frame, frozen=True, array_like=True, tag=70):
+    """What the session is to handle: `ranges` of the batches in the payload, and nothing else of them."""
+
+    ranges: tuple[tuple[int, int], ...]
+    cursor: int
+    next_offset: int
+    sealed: bool
+
+
 class Refused(Frame, frozen=True, array_like=True, tag=127):
     """An error, as its code, its text and the numbers it is about."""
 
@@ -136,8 +172,8 @@ class Refused(Frame, frozen=True, array_like=True, tag=127):
     fate: str = "not_done"
 
 
-Request = Append | Acquire | Pull | Ack | Release | Read
-Answer = Appended | Acquired | Batches | Acked | Released | Refused
+Request = Append | Acquire | Pull | Ack | Release | Read | AcquireShared | PullShared
+Answer = Appended | Acquired | Batches | Acked | Released | Handed | Refused
 
 _encode_header = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(Request).decode

@@ -39,3 +39,9 @@ ACK_RANGES_MAX = 10_000
 
 TOKEN_STEP_MAX = 1 << 32
 """A fencing token this far above the last one is no grant's: tokens count grants."""
+HOLD_MS_MAX = 3_600_000
+"""How long a message of a shared group may be in flight before somebody else gets it."""
+IN_FLIGHT_RANGES_MAX = 10_000
+"""Ranges of one partition that a shared group has in flight; nothing more is handed out above it."""
+IN_FLIGHT_PER_SESSION_MAX = 100_000
+"""Messages of one partition that one session may have in flight."""

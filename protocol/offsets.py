@@ -83,6 +83,13 @@ class AckedOffsets:
         index = bisect_right(self._starts, offset)
         return index > 0 and offset < self._ends[index - 1]
 
+    def next_acked(self, offset: int) -> int:
+        """The first offset at or above `offset`, and above the cursor, that is acked; 2**63 - 1 if there is none."""
+        index = bisect_right(self._starts, offset)
+        if index and offset < self._ends[index - 1]:
+            return offset
+        return self._starts[index] if index < len(self._starts) else MAX_I64
+
     def next_unacked(self, offset: int) -> int:
         """The first offset at or above `offset` that is not acked."""
         if offset < self.cursor:

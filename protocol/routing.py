@@ -38,6 +38,18 @@ class OrderStrategy(enum.StrEnum):
     BEST_TRIED = "best_tried"
 
 
+class ConsumeStrategy(enum.StrEnum):
+    """
+    How a consumer group shares out what is to be handled; stored per group, its first consumer decides.
+
+    EXCLUSIVE: each partition is one consumer's, and order is kept.  SHARED: every consumer takes messages of every
+    partition, without order.
+    """
+
+    EXCLUSIVE = "exclusive"
+    SHARED = "shared"
+
+
 class PartitionState(enum.StrEnum):
     """PLANNED is known to the metaserver only; OPEN takes appends; SEALED is read only; EXPIRED is gone."""
 

@@ -28,6 +28,7 @@ from ..protocol.control import (
     SubjectList,
     SubjectView,
     Suspend,
+    SwitchGroup,
     TimeBound,
 )
 from ..protocol.errors import NotSentError
@@ -179,6 +180,11 @@ class MetaClient:
         """Set the progress of a consumer group that has no live consumers."""
         path = f"/v1/subjects/{_segment(subject)}/groups/{_segment(group)}/reset"
         return await self._call("POST", path, GroupReset, body=body, timeout_ms=30_000)
+
+    async def switch_group(self, subject: str, group: str, body: SwitchGroup) -> GroupView:
+        """Have a consumer group consume in another way."""
+        path = f"/v1/subjects/{_segment(subject)}/groups/{_segment(group)}/strategy"
+        return await self._call("POST", path, GroupView, body=body)
 
     async def health(self) -> Health:
         """Is it ready."""

@@ -42,11 +42,14 @@ FRAMES: list[frames.Request | frames.Answer] = [
     frames.Ack(4, 7, "audit", "0123456789abcdef", 5, ((0, 3), (5, 2**40))),
     frames.Release(5, 7, "audit", "0123456789abcdef", 5),
     frames.Read(6, 7, 2**40, 1 << 20),
+    frames.AcquireShared(7, 7, "audit", "0123456789abcdef", 5, 30_000),
+    frames.PullShared(8, 7, "audit", "0123456789abcdef", 5, 256, 1 << 20, 5_000, 60_000),
     frames.Appended(1, -1, "fsync", True),
     frames.Acquired(2, 3, ((5, 9),), 12, False),
     frames.Batches(3, 0, 12, 9, True),
     frames.Acked(4, 2**40),
     frames.Released(5),
+    frames.Handed(8, ((3, 5), (9, 2**40)), 3, 2**40, True),
     frames.refusal(6, errors.FencedError(partition_id=7, token=5)),
 ]
 PAYLOAD = b"payload"

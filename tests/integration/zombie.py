@@ -1,6 +1,6 @@
 """A consumer process for tests: writes what it handles to a file, slowly, and what its acks met.
 
-Run as `python zombie.py META SUBJECT GROUP TTL_MS FILE SLEEP_S`.  One JSON line per event:
+Run as `python zombie.py META SUBJECT GROUP TTL_MS FILE SLEEP_S [shared IN_FLIGHT_MS]`.  One JSON line per event:
 {"event": "start" | "end" | "cancelled", "partition", "offset", "token", "key", "boot_ms", "deadline_ms"}
 """
 
@@ -10,6 +10,7 @@ import sys
 import time
 
 from keylane import Consumer, Message
+from keylane.consumer import ConsumerSettings
 
 
 def boot_ms() -> int:
@@ -17,7 +18,12 @@ def boot_ms() -> int:
 
 
 async def main() -> None:
-    meta, subject, group, ttl_ms, path, sleep_s = sys.argv[1:]
+    meta, subject, group, ttl_ms, path, sleep_s, *shared = sys.argv[1:]
+    settings = ConsumerSettings()
+    if shared:
+        settings = ConsumerSettings(
+            strategy="shared", in_flight_ms=int(shared[1]), in_flight_messages=20
+        )
     with open(path, "a", buffering=1) as out:
 
         def say(event: str, message: Message) -> None:
@@ -28,7 +34,7 @@ async def main() -> None:
                 "token": message.fencing_token,
                 "key": message.order_key.decode(),
                 "boot_ms": boot_ms(),
-                "deadline_ms": message.delivery._lease_until_ms,
+                "deadline_ms": message.delivery.holder._lease_until_ms,
             }
             out.write(json.dumps(line) + "\n")
 
@@ -43,7 +49,13 @@ async def main() -> None:
             say("end", message)
 
         async with Consumer(
-            meta, subject=subject, group=group, handler=handle, ttl_ms=int(ttl_ms), concurrency=4
+            meta,
+            subject=subject,
+            group=group,
+            handler=handle,
+            ttl_ms=int(ttl_ms),
+            concurrency=4,
+            settings=settings,
         ) as consumer:
             print("ready", flush=True)
             await consumer.wait()

@@ -35,6 +35,7 @@ class Client:
     lapsed: bool = False
     fenced: bool = False
     stopped: bool = False
+    once: bool = True
 
     def renew(self, _deadline_ms, address):
         self.address = address
@@ -98,3 +99,22 @@ async def test_a_brokers_new_address_reaches_the_client():
     side.composite.apply((grant(1),), 1_000)
     side.composite.apply((grant(1, address="127.0.0.1:8010"),), 2_000)
     assert [one.address for one in side.made] == ["127.0.0.1:8010"]
+
+
+async def test_a_shared_token_is_taken_up_again_unless_it_is_fenced():
+    """The token of a shared group stays: after a lapse the partition is taken up under it, after a fence it is not."""
+    side = Side()
+    side.composite.apply((grant(1),), 1_000)
+    side.made[0].once = False
+    side.made[0].lapsed = True
+    side.composite.apply((grant(1),), 2_000)
+    await asyncio.sleep(0.01)
+    assert [one.token for one in side.made] == [1, 1]
+    side.made[1].once = False
+    side.made[1].fenced = True
+    side.composite.end(side.made[1])
+    await asyncio.sleep(0.01)
+    side.composite.apply((grant(1),), 3_000)
+    assert len(side.made) == 2
+    side.composite.apply((grant(2),), 3_000)
+    assert side.made[2].token == 2

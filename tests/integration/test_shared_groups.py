@@ -1,0 +1,302 @@
+"""Shared groups with real brokers, metaservers and consumer processes; switched groups fence whoever is late."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, eventually, pause, resume
+from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.control import SwitchGroup
+from keylane.protocol.errors import GroupStrategyError
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.routing import ConsumeStrategy
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+TTL_MS = 1_500
+SHARED = ConsumerSettings(
+    ttl_ms=TTL_MS, strategy="shared", in_flight_ms=2_000, in_flight_messages=20
+)
+EXCLUSIVE = ConsumerSettings(ttl_ms=TTL_MS)
+Place = tuple[int, int]
+
+
+async def fill(cluster: Cluster, subject: str, count: int, *, partitions: int = 2) -> set[bytes]:
+    await cluster.create(subject, partitions=partitions)
+    values = {b"%d" % number for number in range(count)}
+    async with Producer(cluster.meta) as producer:
+        for number, value in enumerate(sorted(values)):
+            producer.send(subject, value, key=b"k%d" % (number % 50))
+    return values
+
+
+async def switch(cluster: Cluster, subject: str, strategy: ConsumeStrategy) -> None:
+    network = HttpNetwork()
+    try:
+        meta = MetaClient(network, [cluster.meta])
+        view = await meta.switch_group(subject, "g", SwitchGroup(strategy=strategy))
+        assert view.strategy is strategy
+        assert view.sessions == 0
+    finally:
+        await network.close()
+
+
+@contextmanager
+def consumer_process(
+    cluster: Cluster, subject: str, path: Path, *, sleep_s: float, shared: bool
+) -> Iterator[subprocess.Popen[str]]:
+    script = Path(__file__).with_name("zombie.py")
+    arguments = [cluster.meta, subject, "g", str(TTL_MS), str(path), str(sleep_s)]
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments, *(["shared", "2000"] if shared else [])],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def places(path: Path, event: str) -> list[Place]:
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(one["partition"], one["offset"]) for one in lines if one["event"] == event]
+
+
+def place(message: Message) -> Place:
+    return message.partition_id, message.offset
+
+
+async def test_all_sessions_work_on_one_partition(shared_cluster: Cluster):
+    """Three consumers take messages of the same partition at once, and each message goes to one of them."""
+    values = await fill(shared_cluster, "one-for-all", 600, partitions=1)
+    handled: dict[str, list[Message]] = {"a": [], "b": [], "c": []}
+
+    def handler(name: str):
+        async def handle(message: Message) -> None:
+            await asyncio.sleep(0.002)
+            handled[name].append(message)
+
+        return handle
+
+    def consumer(name: str) -> Consumer:
+        return Consumer(
+            shared_cluster.meta,
+            subject="one-for-all",
+            group="g",
+            handler=handler(name),
+            settings=SHARED,
+        )
+
+    async with consumer("a"), consumer("b"), consumer("c"):
+        await eventually(lambda: sum(map(len, handled.values())) >= 600)
+    every = [message.value for each in handled.values() for message in each]
+    assert sorted(every) == sorted(values), "each once, as nobody failed"
+    assert all(handled.values())
+    assert len({one.fencing_token for each in handled.values() for one in each}) == 1
+
+
+async def test_who_closes_gives_back_what_it_has(shared_cluster: Cluster):
+    """What a leaving consumer did not handle goes on at once, not at the deadline, and nothing is handled twice."""
+    values = await fill(shared_cluster, "given-back", 100, partitions=1)
+    settings = ConsumerSettings(
+        ttl_ms=TTL_MS, strategy="shared", in_flight_ms=600_000, handover_ms=100
+    )
+    first: list[Message] = []
+    async with Consumer(
+        shared_cluster.meta, subject="given-back", group="g", settings=settings
+    ) as consumer:
+        async for message in consumer:
+            first.append(message)
+            await message.ack()
+            if len(first) == 10:
+                break
+    second: list[Message] = []
+    async with Consumer(
+        shared_cluster.meta,
+        subject="given-back",
+        group="g",
+        handler=second.append,
+        settings=settings,
+    ):
+        await eventually(lambda: len(second) >= 90)
+    assert sorted(one.value for one in (*first, *second)) == sorted(values)
+
+
+async def test_a_failing_message_delays_no_other(shared_cluster: Cluster):
+    """Without order, later messages of its key go on; it comes again until it succeeds."""
+    values = await fill(shared_cluster, "no-order", 200, partitions=1)
+    handled: list[bytes] = []
+    tries: Counter[bytes] = Counter()
+
+    async def handle(message: Message) -> None:
+        tries[message.value] += 1
+        if message.offset == 0 and len(handled) < 199:
+            raise RuntimeError("not yet")
+        handled.append(message.value)
+
+    async with Consumer(
+        shared_cluster.meta, subject="no-order", group="g", handler=handle, settings=SHARED
+    ):
+        await eventually(lambda: len(handled) >= 200, seconds=40)
+    assert set(handled) == values
+    assert sum(count > 1 for count in tries.values()) == 1
+
+
+async def test_a_mismatch_is_refused_at_open_and_says_how_to_switch(shared_cluster: Cluster):
+    """The group's first consumer has decided."""
+    await shared_cluster.create("decided")
+    async with Consumer(shared_cluster.meta, subject="decided", group="g", strategy="shared"):
+        with pytest.raises(GroupStrategyError, match="keylane group switch"):
+            async with Consumer(shared_cluster.meta, subject="decided", group="g"):
+                pass
+
+
+async def test_shared_groups_follow_a_resize(shared_cluster: Cluster):
+    """Parents are drained by all together before children are begun, and everything is handled."""
+    values = await fill(shared_cluster, "resized-shared", 400)
+    handled: list[Message] = []
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0.002)
+        handled.append(message)
+
+    def consumer() -> Consumer:
+        return Consumer(
+            shared_cluster.meta,
+            subject="resized-shared",
+            group="g",
+            handler=handle,
+            settings=SHARED,
+        )
+
+    async with consumer(), consumer():
+        await eventually(lambda: len(handled) > 50)
+        await shared_cluster.reshape(
+            Reshape(kind=OperationKind.RESIZE, subject="resized-shared", partitions=3)
+        )
+        async with Producer(shared_cluster.meta) as producer:
+            for number in range(400, 600):
+                values.add(b"%d" % number)
+                producer.send("resized-shared", b"%d" % number, key=b"k%d" % (number % 50))
+        await eventually(lambda: len(handled) >= 600)
+    assert {one.value for one in handled} == values
+    old = max(place for place, one in enumerate(handled) if one.partition_id in _oldest(handled))
+    new = min(
+        place for place, one in enumerate(handled) if one.partition_id not in _oldest(handled)
+    )
+    assert {one.value for one in handled[:new]} <= {one.value for one in handled[: old + 1]}
+
+
+def _oldest(handled: list[Message]) -> set[int]:
+    return set(sorted({one.partition_id for one in handled})[:2])
+
+
+# ── real processes ────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.crash
+async def test_a_killed_session_costs_only_what_it_had_in_flight(
+    own_cluster: Cluster, tmp_path: Path
+):
+    """Three consumers, one killed with SIGKILL: all is handled, and twice only what was with the dead one."""
+    await fill(own_cluster, "killed-shared", 600)
+    paths = [tmp_path / f"events-{number}" for number in range(3)]
+
+    def consumer(number: int):
+        path = paths[number]
+        return consumer_process(own_cluster, "killed-shared", path, sleep_s=0.05, shared=True)
+
+    with consumer(0) as victim, consumer(1), consumer(2):
+        await eventually(lambda: all(len(places(path, "end")) > 10 for path in paths))
+        victim.kill()
+        await eventually(
+            lambda: len({one for path in paths for one in places(path, "end")}) >= 600, seconds=40
+        )
+    started = Counter(one for path in paths for one in places(path, "start"))
+    again = {one for one, count in started.items() if count > 1}
+    assert again <= set(places(paths[0], "start")), "what the others had came to nobody else"
+    # 2 partitions with 20 in flight each, and what was handled but not acked yet.
+    assert len(again) <= 2 * 20 + 20
+
+
+@pytest.mark.crash
+async def test_a_broker_restart_hands_out_again_what_is_not_acked(own_cluster: Cluster):
+    """Acks survive the broker, what was in flight comes again or goes on; nothing is left over."""
+    values = await fill(own_cluster, "restarted-shared", 600)
+    handled: Counter[bytes] = Counter()
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0.01)
+        handled[message.value] += 1
+
+    def consumer() -> Consumer:
+        return Consumer(
+            own_cluster.meta,
+            subject="restarted-shared",
+            group="g",
+            handler=handle,
+            settings=SHARED,
+        )
+
+    async with consumer(), consumer():
+        await eventually(lambda: len(handled) > 100)
+        own_cluster.brokers[0].kill()
+        await asyncio.sleep(0.3)
+        own_cluster.brokers[0].restart()
+        await eventually(lambda: len(handled) >= 600, seconds=40)
+    assert set(handled) == values
+    assert sum(count > 1 for count in handled.values()) <= 2 * 2 * 20 + 40
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    "shared", [False, True], ids=["exclusive-to-shared", "shared-to-exclusive"]
+)
+async def test_a_zombie_is_fenced_across_a_switch(
+    own_cluster: Cluster, tmp_path: Path, *, shared: bool
+):
+    """A consumer frozen before a switch moves nothing after it, in either direction, and ends by itself."""
+    await fill(own_cluster, "switched", 300)
+    path = tmp_path / "events"
+    handled: list[Message] = []
+    with consumer_process(own_cluster, "switched", path, sleep_s=0.02, shared=shared) as zombie:
+        await eventually(lambda: len(places(path, "end")) > 20)
+        pause(zombie.pid)
+        await switch(
+            own_cluster,
+            "switched",
+            ConsumeStrategy.EXCLUSIVE if shared else ConsumeStrategy.SHARED,
+        )
+        async with Consumer(
+            own_cluster.meta,
+            subject="switched",
+            group="g",
+            handler=handled.append,
+            settings=EXCLUSIVE if shared else SHARED,
+        ) as consumer:
+            await eventually(lambda: len(consumer.assignment) == 2)
+            await eventually(
+                lambda: len({place(one) for one in handled} | set(places(path, "end"))) >= 300
+            )
+            resume(zombie.pid)
+            assert await asyncio.to_thread(zombie.wait, 30) != 0, "it is refused and ends"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    late = [
+        one for one in events if one["event"] == "start" and one["boot_ms"] >= one["deadline_ms"]
+    ]
+    assert late == [], "no handler starts after its deadline"
+    assert min(one.fencing_token for one in handled) > max(one["token"] for one in events)

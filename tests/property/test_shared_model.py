@@ -1,0 +1,135 @@
+"""A shared group's messages in flight against a model that knows each message by itself."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from keylane.broker.shared import InFlight
+from keylane.protocol.offsets import AckedOffsets
+
+SESSIONS = ["a", "b", "c"]
+sessions = st.sampled_from(SESSIONS)
+
+
+class SharedMachine(RuleBasedStateMachine):
+    """Random sends, pulls, acks by anybody, deaths, give-backs, restarts of the broker, time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ms = 0
+        self.readable = 0
+        self.acked = AckedOffsets()
+        self.in_flight = InFlight(1)
+        self.handled: set[int] = set()
+        self.with_whom: dict[int, tuple[str, int]] = {}  # offset → (session, until)
+
+    def free(self) -> list[int]:
+        return [
+            one
+            for one in range(self.readable)
+            if one not in self.handled
+            and (one not in self.with_whom or self.with_whom[one][1] <= self.now_ms)
+        ]
+
+    @rule(count=st.integers(1, 30))
+    def send(self, count: int) -> None:
+        self.readable += count
+
+    @rule(passed_ms=st.integers(1, 60))
+    def wait(self, passed_ms: int) -> None:
+        self.now_ms += passed_ms
+
+    @rule(
+        session=sessions,
+        count_max=st.integers(1, 20),
+        hold_ms=st.integers(1, 100),
+        read_share=st.floats(0, 1),
+    )
+    def pull(self, session: str, count_max: int, hold_ms: int, read_share: float) -> None:
+        free = self.free()
+        ranges = self.in_flight.hand_out(
+            self.acked,
+            session,
+            count_max=count_max,
+            readable_offset=self.readable,
+            now_ms=self.now_ms,
+            hold_ms=hold_ms,
+        )
+        offsets = [one for start, end in ranges for one in range(start, end)]
+        assert set(offsets) <= set(free), "handed out although acked or in flight"
+        assert offsets == free[: len(offsets)], "not the lowest free ones"
+        assert len(offsets) <= count_max
+        assert bool(offsets) == bool(free)
+        upto = offsets[0] + 1 + int(read_share * count_max * 2) if offsets else 0
+        kept = self.in_flight.trim(session, ranges, upto=upto)
+        assert [one for start, end in kept for one in range(start, end)] == [
+            one for one in offsets if one < upto
+        ]
+        for one in offsets:
+            self.with_whom.pop(one, None)
+            if one < upto:
+                self.with_whom[one] = (session, self.now_ms + hold_ms)
+
+    @rule(start=st.integers(0, 200), count=st.integers(1, 20))
+    def ack(self, start: int, count: int) -> None:
+        end = min(start + count, self.readable)
+        if start >= end:
+            return
+        self.acked.add(start, end)
+        self.in_flight.acked([(start, end)])
+        for one in range(start, end):
+            self.handled.add(one)
+            self.with_whom.pop(one, None)
+
+    @rule(session=sessions)
+    def leave(self, session: str) -> None:
+        self.in_flight.give_back(session)
+        self.with_whom = {
+            key: value for key, value in self.with_whom.items() if value[0] != session
+        }
+
+    @rule()
+    def restart(self) -> None:
+        self.in_flight = InFlight(1)
+        self.with_whom = {}
+
+    @invariant()
+    def what_is_in_flight_is_what_the_model_has(self) -> None:
+        self.in_flight.expire(self.now_ms)
+        found = {
+            offset: (one.session, one.until_ms)
+            for one in self.in_flight.held
+            for offset in range(one.start, one.end)
+        }
+        alive = {key: one for key, one in self.with_whom.items() if one[1] > self.now_ms}
+        assert found == alive
+        for session in SESSIONS:
+            mine = sum(one[0] == session for one in alive.values())
+            assert self.in_flight.count(session) == mine
+
+    def teardown(self) -> None:
+        """Everything is handled in the end, whoever is silent."""
+        rounds = 0
+        while self.acked.cursor < self.readable:
+            self.now_ms += 100
+            for start, end in self.in_flight.hand_out(
+                self.acked,
+                "last",
+                count_max=50,
+                readable_offset=self.readable,
+                now_ms=self.now_ms,
+                hold_ms=10,
+            ):
+                self.acked.add(start, end)
+                self.in_flight.acked([(start, end)])
+            rounds += 1
+            assert rounds < 1_000, "something is never handed out"
+
+
+def test_in_flight_against_the_model() -> None:
+    """No message is with two sessions, none acked comes again, the lowest free go first, and all are handled."""
+    run_state_machine_as_test(
+        SharedMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+    )

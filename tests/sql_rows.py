@@ -1,0 +1,58 @@
+"""The metaserver's real tables in memory, with a clock that is moved by hand, for tests of its SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from keylane.metaserver.dialect import prepare_sqlite
+from keylane.metaserver.migrate import migrate
+from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_operations import advance_operation, claim_operation, note_steps
+from keylane.metaserver.store_plans import begin_operations
+from keylane.metaserver.store_subjects import open_subject, plan_subject
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
+
+
+class Rows:
+    """One database; every `run` is a transaction."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.engine = sa.create_engine("sqlite://", poolclass=StaticPool)
+        prepare_sqlite(self.engine, self)
+        self.run(migrate)
+
+    def boot_ms(self) -> int:
+        return self.now_ms
+
+    def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.engine.begin() as connection:
+            return work(connection, *args, **kwargs)
+
+    def report(self, *groups: str) -> None:
+        """These broker groups are alive for a day."""
+        for group in groups:
+            body = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
+            self.run(report_broker, body, ttl_ms=86_400_000)
+
+    def create(self, name: str, count: int) -> None:
+        self.run(plan_subject, CreateSubject(subject=name, partitions=count), subjects_max=100)
+        self.run(open_subject, name)
+
+    def resize(self, name: str, count: int) -> None:
+        """With brokers that answer at once; every parent ends at 100."""
+        ask = Reshape(kind=OperationKind.RESIZE, subject=name, partitions=count)
+        ((operation_id, _),) = self.run(begin_operations, ask, driver="d", lease_ms=1_000)
+        while True:
+            operation = self.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
+            if operation is None:
+                return
+            end = None if operation.state is OperationState.PLAN else 100
+            done = {one.partition_id: end for one in operation.todo}
+            self.run(note_steps, operation_id, done, "")
+            self.run(advance_operation, operation_id)

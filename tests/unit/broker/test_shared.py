@@ -1,0 +1,135 @@
+"""What is in flight of a shared group: handed out, acked, given back, past its deadline."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.broker import shared
+from keylane.broker.shared import NEVER_MS, Held, InFlight
+from keylane.protocol.limits import IN_FLIGHT_PER_SESSION_MAX
+from keylane.protocol.offsets import AckedOffsets
+
+A, B = "a" * 16, "b" * 16
+
+
+def hand_out(
+    one: InFlight,
+    acked: AckedOffsets,
+    session: str = A,
+    *,
+    count_max: int = 10,
+    readable_offset: int = 100,
+    now_ms: int = 0,
+    hold_ms: int = 1_000,
+) -> list[tuple[int, int]]:
+    return one.hand_out(
+        acked,
+        session,
+        count_max=count_max,
+        readable_offset=readable_offset,
+        now_ms=now_ms,
+        hold_ms=hold_ms,
+    )
+
+
+def test_two_sessions_never_have_the_same_message():
+    """Each gets the lowest messages nobody has."""
+    one, acked = InFlight(1), AckedOffsets()
+    assert hand_out(one, acked) == [(0, 10)]
+    assert hand_out(one, acked, B) == [(10, 20)]
+    assert hand_out(one, acked, readable_offset=25) == [(20, 25)]
+    assert hand_out(one, acked, B, readable_offset=25) == []
+
+
+def test_what_is_acked_is_never_handed_out():
+    """Ranges acked above the cursor are left out, as after a restart of the broker."""
+    one, acked = InFlight(1), AckedOffsets(3, [(5, 7), (9, 10)])
+    assert hand_out(one, acked, count_max=5) == [(3, 5), (7, 9), (10, 11)]
+
+
+def test_a_silent_session_delays_only_what_it_has():
+    """At its deadline that is free again, and nothing before; the others go on meanwhile."""
+    one, acked = InFlight(1), AckedOffsets()
+    hand_out(one, acked, A, hold_ms=1_000)
+    assert hand_out(one, acked, B, now_ms=999) == [(10, 20)]
+    one.acked([(10, 20)])
+    acked.add(10, 20)
+    assert one.due_ms == 1_000
+    assert hand_out(one, acked, B, now_ms=1_000) == [(0, 10)]
+
+
+def test_what_was_acked_of_a_range_does_not_come_again():
+    """Only the rest of a range is handed out again."""
+    one, acked = InFlight(1), AckedOffsets()
+    hand_out(one, acked, A)
+    one.acked([(2, 4), (6, 10)])
+    acked.add(2, 4)
+    acked.add(6, 10)
+    assert one.held == [Held(0, 2, A, 1_000), Held(4, 6, A, 1_000)]
+    assert hand_out(one, acked, B, now_ms=1_000) == [(0, 2), (4, 6), (10, 16)]
+
+
+def test_given_back_is_free_at_once():
+    """A session that leaves gives back what it has, and of nobody else's anything."""
+    one, acked = InFlight(1), AckedOffsets()
+    hand_out(one, acked, A)
+    hand_out(one, acked, B)
+    assert one.give_back(A)
+    assert not one.give_back(A)
+    assert one.held == [Held(10, 20, B, 1_000)]
+    assert hand_out(one, acked, B) == [(0, 10)]
+
+
+def test_what_was_not_read_is_free_again():
+    """A read that brought less than was handed out gives the rest back."""
+    one, acked = InFlight(1), AckedOffsets(0, [(5, 7)])
+    ranges = hand_out(one, acked)
+    assert ranges == [(0, 5), (7, 12)]
+    assert one.trim(A, ranges, upto=9) == [(0, 5), (7, 9)]
+    assert hand_out(one, acked, B, count_max=3) == [(9, 12)]
+
+
+def test_far_apart_is_not_one_read():
+    """A range that comes long after the one before it is left for the next request."""
+    one, acked = InFlight(1), AckedOffsets(0, [(1, 90)])
+    assert hand_out(one, acked) == [(0, 1)]
+    assert hand_out(one, acked) == [(90, 100)]
+
+
+def test_nothing_in_flight_has_no_deadline():
+    """Whoever waits, waits for messages only."""
+    one, acked = InFlight(1), AckedOffsets()
+    hand_out(one, acked)
+    one.acked([(0, 10)])
+    assert one.due_ms == NEVER_MS
+
+
+def test_a_session_has_a_limit():
+    """One session cannot take everything."""
+    one, acked = InFlight(1), AckedOffsets()
+    much = 10 * IN_FLIGHT_PER_SESSION_MAX
+    hand_out(one, acked, count_max=much, readable_offset=much)
+    assert one.count(A) == IN_FLIGHT_PER_SESSION_MAX
+    assert hand_out(one, acked, count_max=much, readable_offset=much) == []
+    assert hand_out(one, acked, B, count_max=1, readable_offset=much) != []
+
+
+def test_with_too_many_acked_ranges_only_the_lowest_gap_is_handed_out(monkeypatch):
+    """The cursor has to rise before anything else is begun, and then all goes on."""
+    monkeypatch.setattr(shared, "ACK_RANGES_MAX", 3)
+    one, acked = InFlight(1), AckedOffsets(0, [(2, 3), (4, 5), (6, 7)])
+    assert hand_out(one, acked) == [(0, 2)]
+    assert hand_out(one, acked, B) == []
+    one.acked([(0, 2)])
+    acked.add(0, 2)
+    assert hand_out(one, acked, B) == [(3, 4), (5, 6), (7, 15)]
+
+
+def test_ranges_in_flight_have_a_limit(monkeypatch: pytest.MonkeyPatch):
+    """Above it nothing is handed out until something is acked or free."""
+    monkeypatch.setattr(shared, "IN_FLIGHT_RANGES_MAX", 2)
+    one, acked = InFlight(1), AckedOffsets()
+    assert hand_out(one, acked, count_max=1) == [(0, 1)]
+    assert hand_out(one, acked, count_max=1) == [(1, 2)]
+    assert hand_out(one, acked, count_max=1) == []
+    assert hand_out(one, acked, count_max=1, now_ms=1_000) == [(0, 1)]

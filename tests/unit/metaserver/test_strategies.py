@@ -1,0 +1,169 @@
+"""Exclusive and shared groups in SQL: who decides, who is refused, and what a switch ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from keylane.metaserver.schema import groups, leases
+from keylane.metaserver.store_groups import list_groups, read_group
+from keylane.metaserver.store_leases import (
+    note_drained,
+    read_grants,
+    release_leases,
+    settle_group,
+)
+from keylane.metaserver.store_sessions import join_group, leave_group, suspend_session
+from keylane.metaserver.store_switch import switch_group
+from keylane.protocol.control import Join, ReleaseGrant, Suspend
+from keylane.protocol.errors import (
+    GroupStrategyError,
+    GroupUnknownError,
+    SessionUnknownError,
+    TokenUnknownError,
+)
+from keylane.protocol.routing import ConsumeStrategy
+from sql_rows import Rows
+
+EXCLUSIVE, SHARED = ConsumeStrategy.EXCLUSIVE, ConsumeStrategy.SHARED
+A, B, C = "a" * 16, "b" * 16, "c" * 16
+
+
+@pytest.fixture
+def rows() -> Rows:
+    rows = Rows()
+    rows.report("g1")
+    rows.create("s", 4)
+    return rows
+
+
+def join(rows: Rows, session: str, strategy: ConsumeStrategy) -> int:
+    ask = Join(subject="s", group="g", session=session, strategy=strategy)
+    group_id: int = rows.run(join_group, ask, sessions_max=10).group_id
+    rows.run(settle_group, group_id)
+    return group_id
+
+
+def tokens(rows: Rows, session: str) -> dict[int, int]:
+    grants = rows.run(read_grants, session).grants
+    return {one.partition.partition_id: one.token for one in grants}
+
+
+def switch(rows: Rows, strategy: ConsumeStrategy) -> Any:
+    return rows.run(switch_group, "s", "g", strategy)
+
+
+@pytest.mark.parametrize("first", ConsumeStrategy)
+def test_the_first_join_decides(rows: Rows, first: ConsumeStrategy):
+    """A join that disagrees is refused and changes nothing; the error says what is stored."""
+    join(rows, A, first)
+    other = SHARED if first is EXCLUSIVE else EXCLUSIVE
+    with pytest.raises(GroupStrategyError, match="keylane group switch") as refused:
+        join(rows, B, other)
+    assert refused.value.details == {"stored": first.value, "asked": other.value}
+    assert [
+        (one.group, one.strategy, one.sessions) for one in rows.run(list_groups, "s").summaries
+    ] == [("g", first, 1)]
+    assert rows.run(read_group, "s", "g").strategy is first
+
+
+def test_a_shared_group_grants_everything_to_everybody(rows: Rows):
+    """Every session has every partition, under one token each; joins and leaves move nothing."""
+    group_id = join(rows, A, SHARED)
+    join(rows, B, SHARED)
+    mine = tokens(rows, A)
+    assert len(mine) == 4
+    assert sorted(mine.values()) == [1, 2, 3, 4]
+    assert tokens(rows, B) == mine
+    rows.run(leave_group, A)
+    rows.run(settle_group, group_id)
+    join(rows, C, SHARED)
+    assert tokens(rows, B) == tokens(rows, C) == mine
+
+
+@pytest.mark.parametrize("first", ConsumeStrategy)
+def test_a_switch_ends_the_sessions_and_every_token(rows: Rows, first: ConsumeStrategy):
+    """Old sessions are unknown, new ones have tokens above all before, in one transaction."""
+    other = SHARED if first is EXCLUSIVE else EXCLUSIVE
+    join(rows, A, first)
+    before = tokens(rows, A)
+    changes = switch(rows, other)
+    assert set(changes.ended) == {A}
+    with pytest.raises(SessionUnknownError):
+        rows.run(read_grants, A)
+    with pytest.raises(GroupStrategyError):
+        join(rows, B, first)
+    join(rows, B, other)
+    after = tokens(rows, B)
+    assert after.keys() == before.keys()
+    assert min(after.values()) > max(before.values())
+    assert switch(rows, other).ended == (), "again changes nothing"
+    assert tokens(rows, B) == after
+
+
+def test_there_and_back_every_token_is_new(rows: Rows):
+    """Two switches without anybody in between leave no old token good."""
+    join(rows, A, SHARED)
+    before = max(tokens(rows, A).values())
+    switch(rows, EXCLUSIVE)
+    switch(rows, SHARED)
+    join(rows, B, SHARED)
+    assert min(tokens(rows, B).values()) > before
+
+
+def test_an_unknown_group_is_not_switched(rows: Rows):
+    """A group exists from its first consumer on."""
+    with pytest.raises(GroupUnknownError):
+        switch(rows, SHARED)
+
+
+def test_a_token_its_broker_refuses_is_replaced_once(rows: Rows):
+    """All sessions get the next token, whoever says it first; who says it later changes nothing."""
+    join(rows, A, SHARED)
+    join(rows, B, SHARED)
+    (partition_id, token), *_ = tokens(rows, A).items()
+    ask = ReleaseGrant(session=A, partition_id=partition_id, token=token)
+    assert set(rows.run(release_leases, [ask]).changes.versions) == {A, B}
+    renewed = tokens(rows, B)[partition_id]
+    assert renewed == 5
+    ask = ReleaseGrant(session=B, partition_id=partition_id, token=token)
+    assert rows.run(release_leases, [ask]).changes.versions == {}
+    assert tokens(rows, A)[partition_id] == renewed
+    never = ReleaseGrant(session=B, partition_id=partition_id, token=99)
+    assert isinstance(rows.run(release_leases, [never]).refused[never], TokenUnknownError)
+    seen = ReleaseGrant(session=A, partition_id=partition_id, token=renewed, fence=70)
+    rows.run(release_leases, [seen])
+    assert tokens(rows, A)[partition_id] == 71, "above what the broker has seen"
+    highest = rows.run(lambda c: c.execute(sa.select(groups.c.last_token)).scalar_one())
+    assert highest == max(tokens(rows, A).values())
+
+
+def test_a_drained_parent_lets_everybody_go_on(rows: Rows):
+    """Children of a sealed partition are everybody's once one session said that the parent is drained."""
+    group_id = join(rows, A, SHARED)
+    join(rows, B, SHARED)
+    rows.resize("s", 2)
+    rows.run(settle_group, group_id)
+    sealed = set(tokens(rows, A))
+    assert rows.run(note_drained, B, sorted(sealed)[:2]) == group_id
+    rows.run(settle_group, group_id)
+    assert len(set(tokens(rows, A)) - sealed) == 1
+    assert tokens(rows, A) == tokens(rows, B)
+    assert rows.run(note_drained, A, sorted(sealed)[:2]) is None
+    held = rows.run(lambda c: c.execute(sa.select(leases.c.session)).scalars().all())
+    assert set(held) == {None}
+
+
+def test_a_suspended_session_has_no_part(rows: Rows):
+    """It is granted nothing until it takes part again; the others keep what they have."""
+    join(rows, A, SHARED)
+    join(rows, B, SHARED)
+    before = rows.run(read_grants, A).version
+    rows.run(suspend_session, Suspend(session=A, suspended=True))
+    assert tokens(rows, A) == {}
+    assert rows.run(read_grants, A).version > before
+    assert len(tokens(rows, B)) == 4
+    rows.run(suspend_session, Suspend(session=A, suspended=False))
+    assert tokens(rows, A) == tokens(rows, B)
