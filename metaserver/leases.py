@@ -149,7 +149,7 @@ def settle_shared(
         lease = before or Lease(partition_id=partition_id)
         wanted = EVERYBODY if partition_id in open_to_all else None
         lease = replace(lease, session=None, wanted=wanted, withdrawn=False)
-        if wanted is not None and not lease.token:
+        if wanted is not None and (before is None or before.wanted != EVERYBODY):
             last_token = FencingToken(last_token + 1)
             lease = replace(lease, token=last_token)
         if lease != before:

@@ -227,13 +227,6 @@ def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
             group.last_token = max(group.last_token, at_broker.token + TOKENS_BETWEEN)
             if one.state is PartitionState.SEALED and at_broker.cursor >= one.next_offset:
                 group.drained.add(one.partition_id)
-    for group in groups.values():
-        if (
-            group.strategy is ConsumeStrategy.SHARED
-        ):  # nobody takes a token back: each gets a new one
-            for partition_id in sorted(group.tokens):
-                group.last_token += 1
-                group.tokens[partition_id] = group.last_token
     return [group for _, group in sorted(groups.items())]
 
 

@@ -32,25 +32,14 @@ def switch_group(
     row = open_subject_row(connection, subject)
     group_id, _ = find_group(connection, row.subject_id, subject, group)
     here = groups.c.group_id == group_id
-    locked = connection.execute(
-        sa.select(groups.c.strategy, groups.c.last_token).where(here).with_for_update()
-    ).one()
+    locked = connection.execute(sa.select(groups.c.strategy).where(here).with_for_update()).one()
     if locked.strategy == strategy:
         return NOTHING
     found = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
     ended = [SessionId(one) for one in connection.execute(found).scalars()]
     end_sessions(connection, ended)
-    last_token = locked.last_token
-    found = sa.select(leases.c.partition_id).where(leases.c.group_id == group_id)
-    for partition_id in sorted(connection.execute(found).scalars()):
-        last_token += 1
-        connection.execute(
-            sa.update(leases)
-            .where(leases.c.group_id == group_id, leases.c.partition_id == partition_id)
-            .values(token=last_token, session=None, wanted=None, withdrawn=False)
-        )
-    connection.execute(
-        sa.update(groups).where(here).values(strategy=strategy, last_token=last_token)
-    )
+    free = sa.update(leases).where(leases.c.group_id == group_id)
+    connection.execute(free.values(session=None, wanted=None, withdrawn=False))
+    connection.execute(sa.update(groups).where(here).values(strategy=strategy))
     mark_unsettled(connection, group_id)
     return Changes(versions={}, ended=ended)

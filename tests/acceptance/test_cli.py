@@ -137,6 +137,24 @@ def test_a_day_with_a_subject(dev):
     assert sum(one["offset"] for one in group["partitions"]) == 102
 
 
+def test_a_group_is_shared_and_switched(dev):
+    """`--shared` makes a shared group; who disagrees is told how to switch it; list and describe show it."""
+    assert dev.run("subject", "create", "crowd").returncode == 0
+    dev.run("produce", "crowd", text="x\ny\nz\n")
+    some = dev.json("consume", "crowd", "--group", "g", "--shared", "--count", "2")
+    assert len(some) == 2
+    refused = dev.run("consume", "crowd", "--group", "g", "--count", "1")
+    assert refused.returncode != 0
+    assert "keylane group switch" in refused.stdout + refused.stderr
+    (listed,) = dev.json("group", "list", "crowd")
+    assert listed == [{"group": "g", "strategy": "shared", "sessions": 0}]
+    assert "is exclusive" in dev.run("group", "switch", "crowd", "g", "exclusive").stdout
+    (rest,) = dev.json("consume", "crowd", "--group", "g", "--count", "1")
+    assert {one["value"] for one in (*some, rest)} == {"x", "y", "z"}
+    assert "exclusive" in dev.run("group", "describe", "crowd", "g").stdout
+    assert "exclusive" in dev.run("group", "list", "crowd").stdout
+
+
 def test_tables_for_eyes(dev):
     """Without --output, answers are tables and sentences with the same facts."""
     assert dev.run("subject", "create", "eyes").returncode == 0

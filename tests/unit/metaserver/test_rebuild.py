@@ -10,6 +10,9 @@ import sqlalchemy as sa
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
 from keylane.metaserver.rebuild import TOKENS_BETWEEN, RebuiltSubject, Source, plan_rebuild
+from keylane.metaserver.schema import groups
+from keylane.metaserver.store_groups import read_group
+from keylane.metaserver.store_leases import settle_group
 from keylane.metaserver.store_operations import read_operation
 from keylane.metaserver.store_rebuild import store_rebuilt
 from keylane.metaserver.store_subjects import planned_subjects, read_route
@@ -25,7 +28,7 @@ from keylane.protocol.control import (
 )
 from keylane.protocol.errors import ConfigError, InvalidRequestError
 from keylane.protocol.operations import OperationState, StepAction
-from keylane.protocol.routing import OrderStrategy, Partition, PartitionState
+from keylane.protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
 
 OPEN, SEALED = PartitionState.OPEN, PartitionState.SEALED
 PLANNED, EXPIRED = PartitionState.PLANNED, PartitionState.EXPIRED
@@ -44,6 +47,7 @@ def status(
     cursor: int = 0,
     strategy: OrderStrategy | None = OrderStrategy.STRICT,
     group: str = "g1",
+    consumes: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE,
 ) -> PartitionStatus:
     partition = Partition(
         partition_id=number,
@@ -55,7 +59,9 @@ def status(
         state=OPEN,
         parents=parents,
     )
-    progress = GroupStatus(group="g", token=token, cursor=cursor, acked_above=0, lag=0)
+    progress = GroupStatus(
+        group="g", token=token, cursor=cursor, acked_above=0, lag=0, strategy=consumes
+    )
     return PartitionStatus(
         partition_id=number,
         subject="s",
@@ -114,6 +120,24 @@ def test_tokens_are_above_every_fence() -> None:
     (group,) = subject.groups
     assert group.last_token == 41 + TOKENS_BETWEEN
     assert group.tokens == {1: 5, 2: 41}
+
+
+def test_a_group_consumes_as_its_highest_token_was_brought(engine: sa.Engine) -> None:
+    """A shared group stays shared, and every token of it is new; one switched since is exclusive."""
+    shared = ConsumeStrategy.SHARED
+    found = [
+        status(1, 0, 512, token=5, consumes=shared),
+        status(2, 512, 1024, token=9, consumes=shared),
+    ]
+    with engine.begin() as connection:
+        store_rebuilt(connection, plan_rebuild([source(*found)]), route_version=VERSION)
+        group_id = connection.execute(sa.select(groups.c.group_id)).scalar_one()
+        settle_group(connection, group_id)
+        view = read_group(connection, "s", "g")
+    assert view.strategy is shared
+    assert [one.token for one in view.owners] == [9 + TOKENS_BETWEEN + 1, 9 + TOKENS_BETWEEN + 2]
+    (group,) = rebuilt(*found[:1], status(2, 512, 1024, token=9)).groups
+    assert (group.strategy, group.tokens) == (ConsumeStrategy.EXCLUSIVE, {1: 5, 2: 9})
 
 
 def test_resized_subject_keeps_its_lineage() -> None:
