@@ -225,6 +225,8 @@ class BrokerGroupUnknownError(RefusedError):
 
 
 class GroupStrategyError(RefusedError):
+    """A consumer joins a group that consumes in another way than it says: exclusive, or shared."""
+
     code = 1155
     summary = "the group consumes in another way"
     hint = (
