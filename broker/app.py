@@ -16,6 +16,7 @@ from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat
 from ..rpc.client import MetaClient
 from ..rpc.http_network import HttpNetwork
+from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.server import Server
 from .cleaning import Cleaning
@@ -60,6 +61,7 @@ async def running_broker(
     """
     clock = clock or SystemClock()
     dice = dice or random.SystemRandom()
+    check_free(settings.host, settings.port)
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))
         writer = ThreadPoolExecutor(1, "commit")

@@ -15,7 +15,7 @@ async def show_health(address: str, form: OutputFormat) -> None:
     Show a broker's health; exit status 1 if it takes no writes.
 
     Raises:
-        InvalidRequestError, NotSentError.
+        ConfigError, NotSentError.
     """
     (place,) = parse_addresses(address)[:1]
     network = HttpNetwork()

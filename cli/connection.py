@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def connect(meta: str) -> AsyncIterator[tuple[MetaClient, Network]]:
-    """A client of the metaserver at `meta`, and its network.  Raises InvalidRequestError."""
+    """A client of the metaserver at `meta`, and its network.  Raises ConfigError."""
     from ..rpc.client import MetaClient
     from ..rpc.http_network import HttpNetwork
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import socket
 import string
 import sys
 from collections.abc import Callable
 
+import msgspec
+
 from ..consumer import Consumer
-from ..protocol.errors import InvalidRequestError
+from ..protocol.errors import ConfigError
 from ..protocol.ids import check_name
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
@@ -32,22 +32,24 @@ FIELDS = (
     "logic_offset",
 )
 
+_IN_JSON = {"partition": "partition_id", "token": "fencing_token"}
+
 
 def parse_format(text: str) -> Callable[[Message], str]:
     """
     A printer of messages from a template such as "{partition}:{offset} {key} {value}"; bytes are shown as UTF-8.
 
     Raises:
-        InvalidRequestError: a field that messages do not have.
+        ConfigError: a field that messages do not have.
     """
     try:
         parsed = list(string.Formatter().parse(text))
     except ValueError as error:
-        raise InvalidRequestError(f"--format {text!r}: {error}") from None
+        raise ConfigError(f"--format {text!r}: {error}") from None
     for _literal, field, spec, conversion in parsed:
         if spec or conversion or (field is not None and field not in FIELDS):
             known = ", ".join(f"{{{name}}}" for name in FIELDS)
-            raise InvalidRequestError(f"--format {text!r}: the fields are {known}")
+            raise ConfigError(f"--format {text!r}: the fields are {known}")
     pieces = [(literal, field) for literal, field, _spec, _conversion in parsed]
 
     def show(message: Message) -> str:
@@ -78,8 +80,9 @@ def message_facts(message: Message) -> dict[str, object]:
 
 
 def message_json(message: Message) -> str:
-    """A message as one JSON object."""
-    return json.dumps(message_facts(message), ensure_ascii=False)
+    """A message as one JSON object, its fields named as everywhere else in JSON."""
+    facts = {_IN_JSON.get(name, name): value for name, value in message_facts(message).items()}
+    return msgspec.json.encode(facts).decode()
 
 
 def _plain(value: object) -> str:
@@ -118,7 +121,6 @@ async def consume(
         group=group,
         ttl_ms=ttl_ms,
         strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
-        name=f"consume {socket.gethostname()} {os.getpid()}",
     ) as consumer:
         stopped = asyncio.create_task(stop.wait())
         try:

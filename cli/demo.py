@@ -12,9 +12,9 @@ from pathlib import Path
 import uvloop
 
 from ..protocol.errors import DataFolderError, KeylaneError
+from ..spark.java import find_java
 from .demo_cluster import GROUP, SUBJECT, DemoCluster
 from .demo_report import Verdict, open_screen, show_verdict
-from .demo_source import check_rows
 from .demo_story import Story
 from .options import OutputFormat
 from .screen import show_error
@@ -77,7 +77,7 @@ async def _run(form: OutputFormat, rows: int, folder: Path, *, keep: bool) -> Ve
     return verdict
 
 
-def run_demo(form: OutputFormat, *, rows: int | None, keep: bool, data: Path | None) -> int:
+def run_demo(form: OutputFormat, *, rows: int, keep: bool, data: Path | None) -> int:
     """
     Run the demo and show its verdict.
 
@@ -85,14 +85,17 @@ def run_demo(form: OutputFormat, *, rows: int | None, keep: bool, data: Path | N
         The exit status: 0 if nothing is off.
     """
     folder: Path | None = None
-    remove = False
+    told = False
     try:
-        count = check_rows(rows)
+        find_java()  # before anything starts: Spark, at the end, would be too late to hear of it
         folder = open_folder(data)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            verdict = runner.run(_run(form, count, folder, keep=keep))
-        show_verdict(form, verdict)
-        remove = not verdict.problems and not keep
+            verdict = runner.run(_run(form, rows, folder, keep=keep))
+        told = True
+        stays = keep or data is not None or bool(verdict.problems)
+        show_verdict(form, verdict, left=_left(folder) if stays and not keep else "")
+        if not stays:
+            shutil.rmtree(folder, ignore_errors=True)
         return 1 if verdict.problems else 0
     except KeylaneError as error:
         show_error(error, form)
@@ -100,7 +103,9 @@ def run_demo(form: OutputFormat, *, rows: int | None, keep: bool, data: Path | N
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     finally:
-        if folder is not None and data is None and remove:
-            shutil.rmtree(folder, ignore_errors=True)
-        elif folder is not None and not keep:
-            print(f"everything stored, and the logs, are in {folder}", file=sys.stderr)
+        if folder is not None and not told and form is OutputFormat.TABLE:
+            print(_left(folder), file=sys.stderr)
+
+
+def _left(folder: Path) -> str:
+    return f"everything stored, and the logs, are in {folder}"

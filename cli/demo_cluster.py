@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from ..protocol.control import CreateSubject, GroupView, PartitionStatusList
@@ -65,12 +66,17 @@ class DemoCluster:
             "--meta", self.meta_address, "--port", port,
         )  # fmt: skip
 
-    async def start_servers(self) -> None:
-        """Metaserver and brokers, all at once.  Raises what `Program.ready` raises."""
+    async def start_servers(self, on_ready: Callable[[Program], None]) -> None:
+        """Metaserver and brokers, all at once; each is told of when it is ready.  Raises as `Program.ready`."""
         servers = [self.metaserver, *self.brokers]
         for server in servers:
             server.start()
-        await asyncio.gather(*(server.ready() for server in servers))
+
+        async def follow(server: Program) -> None:
+            await server.ready()
+            on_ready(server)
+
+        await asyncio.gather(*(follow(server) for server in servers))
 
     async def create_subject(self) -> None:
         """

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
 from .demo_source import CarrierTable
 from .history.findings import Findings
@@ -62,6 +71,10 @@ class Screen(Protocol):
         """Rows acked to the producer and records written by the consumers, so far."""
         ...
 
+    def working(self, text: str) -> AbstractContextManager[None]:
+        """Show that `text` is going on, and for how long, until the block ends; then what it took."""
+        ...
+
     def close(self) -> None:
         """End the progress display."""
         ...
@@ -88,8 +101,23 @@ class Lines:
             # Messages handled again after a fail-over do not make it more than the job.
             self.say(f"sent {sent:,}, handled {min(handled, self._rows):,} of {self._rows:,}")
 
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """See Screen."""
+        began = time.monotonic()
+        self.say(f"{text} …")
+        yield
+        self.say(f"{text}: done, {time.monotonic() - began:.1f} s")
+
     def close(self) -> None:
         """See Screen."""
+
+
+class _Done(MofNCompleteColumn):
+    """How many of how many; nothing for what has no number."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.total is not None else Text()
 
 
 class Bars:
@@ -99,7 +127,7 @@ class Bars:
         self._progress = Progress(
             TextColumn("{task.description:>8}"),
             BarColumn(bar_width=None),
-            MofNCompleteColumn(),
+            _Done(),
             TimeElapsedColumn(),
             console=console,
             expand=True,
@@ -120,6 +148,19 @@ class Bars:
         # Messages handled again after a fail-over do not make the bar longer than the job.
         self._progress.update(self._handled, completed=min(handled, self._rows))
 
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """See Screen."""
+        began = time.monotonic()
+        task = self._progress.add_task(
+            text, total=None
+        )  # a bar that moves, whatever is done by then
+        try:
+            yield
+        finally:
+            self._progress.remove_task(task)
+        self.say(f"{text}: done, {time.monotonic() - began:.1f} s")
+
     def close(self) -> None:
         """See Screen."""
         self._progress.stop()
@@ -133,6 +174,10 @@ class Silent:
 
     def progress(self, sent: int, handled: int) -> None:
         """See Screen."""
+
+    def working(self, text: str) -> AbstractContextManager[None]:
+        """See Screen."""
+        return nullcontext()
 
     def close(self) -> None:
         """See Screen."""
@@ -182,10 +227,13 @@ def same_table(found: CarrierTable, expected: CarrierTable) -> bool:
     return True
 
 
-def show_verdict(form: OutputFormat, verdict: Verdict) -> None:
-    """The tables, what is off if anything is, and as the last line the result."""
+def show_verdict(form: OutputFormat, verdict: Verdict, *, left: str = "") -> None:
+    """The tables, what is off if anything is, what is `left` behind, and as the last line the result."""
     if form is OutputFormat.TABLE:
         _show_tables(verdict)
+        sys.stdout.flush()
+    if left:
+        print(left, file=sys.stderr, flush=True)
     sys.stdout.write(msgspec.json.encode(verdict.result).decode() + "\n")
     sys.stdout.flush()
 

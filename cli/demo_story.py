@@ -24,7 +24,7 @@ from ..protocol.errors import (
 )
 from ..protocol.routing import OrderStrategy
 from .demo_cluster import CONSUMERS, GROUP, SUBJECT, TTL_MS, DemoCluster
-from .demo_history import JUDGED_GROUP, Source, judge_run
+from .demo_history import JUDGED_GROUP, Judged, PartitionLog, Source, judge_run
 from .demo_log import read_log
 from .demo_report import (
     Result,
@@ -71,10 +71,9 @@ class Story:
         """
         cluster, say = self.cluster, self.screen.say
         path = flights_file()
-        await cluster.start_servers()
-        say(f"metaserver {cluster.metaserver.address}, process {cluster.metaserver.pid}")
-        for broker in cluster.brokers:
-            say(f"{broker.name} {broker.address}, process {broker.pid}")
+        await cluster.start_servers(
+            lambda server: say(f"{server.name} is ready at {server.address}, process {server.pid}")
+        )
         await self._within("the subject", cluster.create_subject())
         say(
             f"subject {SUBJECT}: {len(cluster.partitions)} partitions on {len(cluster.brokers)} brokers"
@@ -212,24 +211,15 @@ class Story:
 
     # ── judging ───────────────────────────────────────────────────────────────────────────────────────
     async def _judge(self, sent: int, failed: int, retries: int) -> Verdict:
-        cluster, say = self.cluster, self.screen.say
-        say("every message is handled and acked; Spark reads the subject, the checker the log")
-        await cluster.spark.ready(SPARK_TIMEOUT_S)
-        cluster.spark.tell("go")
-        logs = {
-            int(one.partition_id): await read_log(cluster.network, one)
-            for one in cluster.partitions
-        }
-        judged = judge_run(
-            Source(self.ledger.keys, self.ledger.digests),
-            logs,
-            {name: tail.records for name, tail in cluster.tails.items()},
-            self.cursors,
-        )
+        self.screen.say("every message is handled and acked")
         try:
-            spark = msgspec.json.decode(await cluster.spark.line(SPARK_TIMEOUT_S), type=SparkResult)
-        except msgspec.MsgspecError as error:
-            raise InternalError(f"Spark's answer is unreadable: {error}") from error
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(self._ask_spark())
+                checking = tasks.create_task(self._check())
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        spark = reading.result()
+        judged, logs = checking.result()
         stored_in = {partition_id: len(log.rows) for partition_id, log in logs.items() if log.rows}
         result = Result(
             sent=sent,
@@ -259,3 +249,32 @@ class Story:
                 failed=failed,
             ),
         )
+
+    async def _ask_spark(self) -> SparkResult:
+        """What Spark finds in the subject."""
+        program = self.cluster.spark
+        with self.screen.working("Spark reads the subject"):
+            await program.ready(SPARK_TIMEOUT_S)
+            program.tell("go")
+            line = await program.line(SPARK_TIMEOUT_S)
+        try:
+            return msgspec.json.decode(line, type=SparkResult)
+        except msgspec.MsgspecError as error:
+            raise InternalError(f"Spark's answer is unreadable: {error}") from error
+
+    async def _check(self) -> tuple[Judged, dict[int, PartitionLog]]:
+        """The log and the records against the file; in a thread, so that the screen goes on."""
+        cluster = self.cluster
+        with self.screen.working("checking every message"):
+            logs = {
+                int(one.partition_id): await read_log(cluster.network, one)
+                for one in cluster.partitions
+            }
+            judged = await asyncio.to_thread(
+                judge_run,
+                Source(self.ledger.keys, self.ledger.digests),
+                logs,
+                {name: tail.records for name, tail in cluster.tails.items()},
+                self.cursors,
+            )
+        return judged, logs

@@ -17,20 +17,19 @@ from ..protocol.control import CreateSubject
 from ..protocol.errors import (
     AddressError,
     DataFolderError,
-    InvalidRequestError,
     KeylaneError,
     NotEnoughBrokersError,
 )
 from ..protocol.ids import check_name
 from ..rpc.client import MetaClient
 from ..rpc.http_network import HttpNetwork
+from ..rpc.listening import PORT_MAX, check_free, check_port
 from ..rpc.program import run_program
 from .connection import available_brokers
 from .options import META_DEFAULT, OutputFormat
 from .screen import show_error, show_json
 
 BROKERS_DEFAULT = 2
-BROKERS_MAX = 32
 REGISTER_TIMEOUT_S = 20.0
 
 
@@ -50,13 +49,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 def broker_count(data: Path, asked: int | None) -> int:
     """
     How many brokers to run: what was asked for, and never fewer than `data` holds partitions of.
-
-    Raises:
-        InvalidRequestError: not 1 to 32.
     """
     count = BROKERS_DEFAULT if asked is None else asked
-    if not 1 <= count <= BROKERS_MAX:
-        raise InvalidRequestError(f"--brokers goes from 1 to {BROKERS_MAX}, not {count}")
     while (data / f"broker-{count + 1}").is_dir():
         count += 1
     return count
@@ -84,8 +78,13 @@ async def _start(
     stack: AsyncExitStack, data: Path, port: int, brokers: int, subjects: list[str]
 ) -> Cluster:
     began = time.monotonic()
-    if not 0 <= port <= 65_535 - brokers:
-        raise AddressError(f"ports {port} to {port + brokers} are not all ports", port=port)
+    check_port(port)
+    if port > PORT_MAX - brokers:
+        raise AddressError(
+            f"ports are 0 to {PORT_MAX}, and {brokers} brokers take those after {port}", port=port
+        )
+    for number in range(brokers + 1 if port else 0):
+        check_free("127.0.0.1", port + number)
     prepare_data(data)
     network = HttpNetwork()
     stack.push_async_callback(network.close)

@@ -19,6 +19,8 @@ from .screen import make_table, show_json, show_table
 if TYPE_CHECKING:
     from rich.table import Table
 
+OWNER_CHARS_MAX = 22
+
 
 class PartitionProgress(msgspec.Struct, frozen=True, kw_only=True):
     """A group on one partition.  What its broker says is None while the broker cannot be asked."""
@@ -128,12 +130,12 @@ async def describe_group(meta: str, form: OutputFormat, *, subject: str, group: 
     if form is OutputFormat.JSON:
         show_json(progress)
         return
-    columns = ("id#", "partition", "owner", "token#", "ttl left#", "offset#", "next#", "lag#")
+    columns = ("id#", "partition", "owner", "token#", "ttl#", "offset#", "next#", "lag#")
     rows = [
         (
             one.partition_id,
-            f"{one.name} on {one.broker_group}",
-            one.owner,
+            one.name,
+            _shortened(one.owner),
             one.token,
             None if one.expires_in_ms is None else f"{one.expires_in_ms / 1000:.1f} s",
             one.offset,
@@ -143,7 +145,8 @@ async def describe_group(meta: str, form: OutputFormat, *, subject: str, group: 
         for one in progress.partitions
     ]
     lag = "unknown" if progress.lag is None else progress.lag
-    title = f"{group} on {subject}: {progress.strategy}, {progress.sessions} consumers, lag {lag}"
+    who = f"{progress.strategy}, {_consumers(progress.sessions)}"
+    title = f"{group} on {subject}: {who}, lag {lag}"
     show_table(make_table(title, columns, rows))
     if progress.queues:
         show_table(_queue_table(progress.queues))
@@ -156,29 +159,5 @@ def _queue_table(queues: tuple[QueueProgress, ...]) -> Table:
     rows = [(one.queue, one.cursor, one.min_offset, one.max_offset, one.lag) for one in queues]
     return make_table("in logic offsets", ("queue#", "logic offset#", "min#", "max#", "lag#"), rows)
 
-
-async def list_groups(meta: str, form: OutputFormat, *, subject: str) -> None:
-    """Show the consumer groups of a subject."""
-    check_name("subject", subject)
-    async with connect(meta) as (client, _network):
-        found = (await client.groups(subject)).summaries
-    if form is OutputFormat.JSON:
-        show_json(found)
-        return
-    rows = [(one.group, one.strategy, one.sessions) for one in found]
-    title = f"groups of {subject}" if rows else f"no groups on {subject} yet"
-    show_table(make_table(title, ("group", "strategy", "consumers#"), rows))
-
-
-async def switch_group(
-    meta: str, form: OutputFormat, *, subject: str, group: str, strategy: ConsumeStrategy
-) -> None:
-    """Have a group consume in another way, and say so."""
-    check_name("subject", subject)
-    check_name("consumer group", group)
-    async with connect(meta) as (client, _network):
-        view = await client.switch_group(subject, group, SwitchGroup(strategy=strategy))
-    if form is OutputFormat.JSON:
-        show_json(view)
-        return
-    print(f"{group} on {subject} is {view.strategy}")
+    who = f"{progress.strategy}, {_consumers(progress.sessions)}"
+    title = f"{group} on {subject}: {who}, lag {lag}"

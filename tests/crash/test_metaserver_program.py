@@ -93,6 +93,7 @@ def test_port_in_use(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         said = refused("--data", tmp_path, "--port", port)
+    assert not list(tmp_path.iterdir())
     assert str(port) in said
     assert "Choose another port" in said
 
@@ -100,6 +101,7 @@ def test_port_in_use(tmp_path: Path) -> None:
 def test_address_that_is_not_loopback(tmp_path: Path) -> None:
     """Only loopback is served as long as there is no access control."""
     assert "access control" in refused("--data", tmp_path, "--port", 0, "--host", "0.0.0.0")
+    assert not list(tmp_path.iterdir())
 
 
 def test_unusable_folder(tmp_path: Path) -> None:

@@ -217,7 +217,8 @@ def test_a_program_that_cannot_start_says_why(process, tmp_path):
     port = process.address.rpartition(":")[2]
     other = BrokerProcess(tmp_path / "data")
     assert "AddressError" in other.refused("--port", port)
-    assert "AddressError" in other.refused("--host", "0.0.0.0")
+    assert "HostError" in other.refused("--host", "0.0.0.0")
+    assert not (tmp_path / "data").exists()
     assert "another broker is using" in BrokerProcess(process.data).refused()
     (tmp_path / "file").write_text("")
     assert "DataFolderError" in BrokerProcess(tmp_path / "file").refused()

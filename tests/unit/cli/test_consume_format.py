@@ -5,7 +5,7 @@ import json
 import pytest
 
 from keylane.cli.consume import message_json, parse_format
-from keylane.protocol.errors import InvalidRequestError
+from keylane.protocol.errors import ConfigError
 from keylane.protocol.message import Message, pack_properties
 
 MESSAGE = Message(
@@ -40,19 +40,28 @@ def test_templates(template, line):
 )
 def test_bad_templates(template):
     """A field that messages do not have, or a way into their insides, is refused."""
-    with pytest.raises(InvalidRequestError, match="--format"):
+    with pytest.raises(ConfigError, match="--format"):
         parse_format(template)
 
 
 def test_json():
-    """As JSON, a message is one object with everything a reader may want."""
-    assert json.loads(message_json(MESSAGE)) == {
+    """As JSON, a message is one compact object with everything a reader may want, named as in other answers."""
+    line = message_json(MESSAGE)
+    assert ", " not in line
+    found = json.loads(line)
+    assert {name: found[name] for name in ("queue", "logic_offset")} == {
+        "queue": MESSAGE.queue,
+        "logic_offset": MESSAGE.logic_offset,
+    }
+    assert {
+        name: value for name, value in found.items() if name not in {"queue", "logic_offset"}
+    } == {
         "subject": "s",
-        "partition": 2,
+        "partition_id": 2,
         "offset": 5,
         "key": "k",
         "value": "v\\xff",
-        "token": 9,
+        "fencing_token": 9,
         "attempt": 1,
         "sent_at_ns": 7,
         "properties": {"a": "b"},

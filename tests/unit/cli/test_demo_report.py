@@ -1,14 +1,20 @@
 """The verdict names everything that is off, and its last line is the result with exactly the promised keys."""
 
+import io
 import json
+import re
+import time
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from keylane.cli.demo_report import (
+    Bars,
     Lines,
     Result,
     Verdict,
+    open_screen,
     problems_of,
     same_table,
     show_verdict,
@@ -111,8 +117,9 @@ def test_last_line(form, capsys):
         retries=2,
         problems=("something [is] off",),
     )
-    show_verdict(form, verdict)
-    out = capsys.readouterr().out
+    show_verdict(form, verdict, left="everything is left")
+    out, errors = capsys.readouterr()
+    assert errors == "everything is left\n"
     assert list(json.loads(out.splitlines()[-1])) == KEYS
     assert (len(out.splitlines()) == 1) is (form is OutputFormat.JSON)
     assert ("OFF: something [is] off" in out) is (form is OutputFormat.TABLE)
@@ -125,3 +132,50 @@ def test_lines_are_few():
     for handled in range(1_100):
         lines.progress(handled, handled)
     assert len(told) == 4
+
+
+class Terminal(io.StringIO):
+    """A terminal that is one string."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_moves_while_something_is_at_work():
+    """What takes its time has a line of its own with a clock that runs, though all bars are full; then it is told."""
+    screen = Terminal()
+    bars = Bars(10, Console(file=screen, force_terminal=True, width=80))
+    bars.progress(10, 10)
+    try:
+        with bars.working("Spark reads"):
+            clocks = set()
+            deadline = time.monotonic() + 30
+            while len(clocks) < 3:
+                assert time.monotonic() < deadline
+                clocks = set(re.findall(r"Spark reads.*?(\d:\d\d:\d\d)", screen.getvalue()))
+                time.sleep(0.05)
+    finally:
+        bars.close()
+    assert re.search(r"Spark reads: done, \d+\.\d s", screen.getvalue())
+
+
+def test_lines_say_when_something_is_at_work():
+    """Without a terminal, what takes its time is told when it begins and when it has ended, not when it failed."""
+    told = []
+    lines = Lines(10, told.append)
+    with lines.working("checking"):
+        assert told[-1].endswith("checking …")
+    assert "checking: done, " in told[-1]
+    with pytest.raises(ValueError, match="no"), lines.working("again"):
+        raise ValueError("no")
+    assert told[-1].endswith("again …")
+
+
+def test_programs_are_told_nothing(capsys):
+    """For programs there is nothing but the result."""
+    screen = open_screen(OutputFormat.JSON, 10)
+    with screen.working("checking"):
+        screen.say("a step")
+        screen.progress(5, 5)
+    screen.close()
+    assert capsys.readouterr() == ("", "")

@@ -7,13 +7,10 @@ import zipfile
 import pytest
 
 from keylane.cli.demo_source import (
-    ROWS_TOTAL,
     Ledger,
-    check_rows,
     flights_file,
     read_flights,
 )
-from keylane.protocol.errors import InvalidRequestError
 
 CSV = """year,dep_delay,carrier,tailnum,time_hour
 2013,2,UA,N1,2013-01-01T10:00:00Z
@@ -71,16 +68,3 @@ def test_the_installed_file():
     assert first.carrier == "UA"
     row = json.loads(first.value)
     assert (row["flight"], row["dest"], row["dep_delay"]) == (1545, "IAH", 2)
-
-
-@pytest.mark.parametrize("rows", [-1, 0, 999, ROWS_TOTAL + 1])
-def test_impossible_rows(rows):
-    """Too few rows to tell the story with, or more than there are, are refused."""
-    with pytest.raises(InvalidRequestError, match="336,776"):
-        check_rows(rows)
-
-
-def test_rows_by_default():
-    """Without a number, all rows are sent."""
-    assert check_rows(None) == ROWS_TOTAL
-    assert check_rows(1_000) == 1_000

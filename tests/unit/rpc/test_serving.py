@@ -15,7 +15,8 @@ from keylane.protocol.errors import AddressError, FrameError, HostError
 from keylane.protocol.frames import Append, Read, Refused, decode_answer, encode_frame
 from keylane.protocol.limits import FRAME_BYTES_MAX
 from keylane.rpc.http_network import DATA_PATH
-from keylane.rpc.server import Server, check_loopback
+from keylane.rpc.listening import check_free, check_loopback
+from keylane.rpc.server import Server
 
 
 @pytest.fixture
@@ -205,6 +206,20 @@ async def test_an_impossible_port_is_told(port):
     """A number that is no port is an AddressError."""
     with pytest.raises(AddressError, match=f"ports are 0 to 65535, not {port}"):
         await Server([]).start("127.0.0.1", port)
+
+
+async def test_asked_before(server):
+    """What a server could not listen on is told before it is made; what it could is let through."""
+    check_free("127.0.0.1", 0)
+    with pytest.raises(AddressError, match="the port is in use"):
+        check_free("127.0.0.1", server.port)
+    with pytest.raises(HostError):
+        check_free("0.0.0.0", 0)
+    with pytest.raises(AddressError, match="ports are 0 to 65535"):
+        check_free("127.0.0.1", 70_000)
+    port = server.port
+    await server.stop()
+    check_free("127.0.0.1", port)
 
 
 async def test_a_port_is_free_again_at_once(serve, network):

@@ -1,0 +1,52 @@
+"""What is answered to a command line that makes no sense: a usage, or for programs one JSON object; status 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ..protocol.errors import ConfigError
+
+
+def asks_for_json(arguments: Sequence[str]) -> bool:
+    """True if the options ask for JSON, however they are written and whatever else is wrong with them."""
+    for at, word in enumerate(arguments):
+        if word == "--":
+            return False
+        if word in {"-ojson", "--output=json"}:
+            return True
+        if word in {"-o", "--output"} and list(arguments[at + 1 : at + 2]) == ["json"]:
+            return True
+    return False
+
+
+def run_command_line(app: typer.Typer, program: str) -> None:
+    """Run `app` with the words of the command line, and end the process with its status."""
+    if not asks_for_json(sys.argv[1:]):
+        app(prog_name=program)
+        return
+    try:
+        status = app(prog_name=program, standalone_mode=False)
+    except typer.TyperException as error:
+        _show_json(error, program)
+        sys.exit(getattr(error, "exit_code", 1))
+    except typer.Abort:
+        sys.exit(1)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _show_json(error: typer.TyperException, program: str) -> None:
+    from ..protocol.control import ErrorBody, encode_json
+
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else program
+    said = getattr(error, "format_message", error.__str__)()
+    body = ErrorBody(
+        code=ConfigError.code,
+        name=ConfigError.__name__,
+        message=str(said),
+        hint=f"{command} --help shows what there is.",
+    )
+    print(encode_json(body).decode(), file=sys.stderr)
