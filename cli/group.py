@@ -159,5 +159,41 @@ def _queue_table(queues: tuple[QueueProgress, ...]) -> Table:
     rows = [(one.queue, one.cursor, one.min_offset, one.max_offset, one.lag) for one in queues]
     return make_table("in logic offsets", ("queue#", "logic offset#", "min#", "max#", "lag#"), rows)
 
-    who = f"{progress.strategy}, {_consumers(progress.sessions)}"
-    title = f"{group} on {subject}: {who}, lag {lag}"
+
+async def list_groups(meta: str, form: OutputFormat, *, subject: str) -> None:
+    """Show the consumer groups of a subject."""
+    check_name("subject", subject)
+    async with connect(meta) as (client, _network):
+        found = (await client.groups(subject)).summaries
+    if form is OutputFormat.JSON:
+        show_json(found)
+        return
+    rows = [(one.group, one.strategy, one.sessions) for one in found]
+    title = f"groups of {subject}" if rows else f"no groups on {subject} yet"
+    show_table(make_table(title, ("group", "strategy", "consumers#"), rows))
+
+
+async def switch_group(
+    meta: str, form: OutputFormat, *, subject: str, group: str, strategy: ConsumeStrategy
+) -> None:
+    """Have a group consume in another way, and say so."""
+    check_name("subject", subject)
+    check_name("consumer group", group)
+    async with connect(meta) as (client, _network):
+        view = await client.switch_group(subject, group, SwitchGroup(strategy=strategy))
+    if form is OutputFormat.JSON:
+        show_json(view)
+        return
+    print(f"{group} on {subject} is {view.strategy}")
+
+
+def _shortened(owner: str | None) -> str | None:
+    """A name of any length in so many columns that the table fits a terminal; its end tells processes apart."""
+    if owner is None or len(owner) <= OWNER_CHARS_MAX:
+        return owner
+    half = OWNER_CHARS_MAX // 2
+    return f"{owner[: half - 1]}…{owner[-half:]}"
+
+
+def _consumers(count: int) -> str:
+    return "1 consumer" if count == 1 else f"{count} consumers"
