@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from ..protocol.address import addresses_of
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import Grant, Grants
-from ..protocol.errors import ClosedError
+from ..protocol.errors import ClosedError, ConfigError
 from ..protocol.ids import check_name
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
@@ -52,7 +53,8 @@ class Consumer:
             await consumer.wait()
 
     A message is acked when its handler returns; one that raises is tried again in place, and later messages of
-    its key wait.  Without a handler: `async for message in consumer: ...; await message.ack()`.
+    its key wait.  Without a handler: `async for message in consumer: ...; await message.ack()`; what was taken and
+    not acked when the consumer closes comes again.
     A message may be handled again after a crash or a lost lease; `fencing_token` lets a store refuse a late one.
 
     Args:
@@ -63,6 +65,9 @@ class Consumer:
         name: for people, shown with its partitions.
         strategy: "shared": every consumer of the group takes messages of every partition, in no order, each at
             least once.  The group's first consumer decides; a later one that says otherwise is refused.
+
+    Raises:
+        ConfigError, InvalidNameError: an argument that cannot work.
     """
 
     def __init__(
@@ -90,7 +95,9 @@ class Consumer:
             ttl_ms=ttl_ms if ttl_ms is not None else settings.ttl_ms,
             strategy=strategy or settings.strategy,  # type: ignore[arg-type]  # looked at there
         )
-        self._addresses = [meta] if isinstance(meta, str) else list(meta)
+        self._addresses = addresses_of(meta)
+        if handler is not None and not callable(handler):
+            raise ConfigError(f"handler is a function of a message, not {handler!r:.80}")
         self._subject = subject
         self._group = group
         self._handler = handler
@@ -163,9 +170,15 @@ class Consumer:
         await self.close()
 
     async def close(self) -> None:
-        """Hand everything over: finish handlers, flush acks, release, leave."""
+        """
+        Hand everything over: finish handlers, flush acks, release, leave.
+
+        Of a consumer without a handler: what was taken and not acked is given up at once, and comes again.
+        """
         if self._membership is None or self._dispatch is None or self._watch is None:
             return
+        if isinstance(self._dispatch, Stream):
+            self._dispatch.leave()
         self._watch.cancel()
         ending = self._register.end_all()
         if ending:

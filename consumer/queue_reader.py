@@ -14,6 +14,7 @@ from itertools import pairwise
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from ..protocol.address import addresses_of
 from ..protocol.batch import batch_starts, columns
 from ..protocol.control import PartitionStatus, TimeBound
 from ..protocol.errors import (
@@ -108,7 +109,7 @@ class QueueReader:
         network: Network | None = None,
     ) -> None:
         check_name("subject", subject)
-        self._addresses = [meta] if isinstance(meta, str) else list(meta)
+        self._addresses = addresses_of(meta)
         self._subject = subject
         self._timeout_ms = call_timeout_ms
         self._given = network

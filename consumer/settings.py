@@ -50,7 +50,7 @@ class ConsumerSettings:
 
     def __post_init__(self) -> None:
         problems = [
-            f"{name} must be in [{low}, {high}], not {getattr(self, name)}"
+            f"{name} must be in [{low}, {high}], not {getattr(self, name)!r:.40}"
             for name, low, high in (
                 ("ttl_ms", TTL_MS_MIN, TTL_MS_MAX),
                 ("concurrency", 1, 10_000),
@@ -63,9 +63,9 @@ class ConsumerSettings:
                 ("handover_ms", 0, 600_000),
                 ("call_timeout_ms", 10, 600_000),
             )
-            if not low <= getattr(self, name) <= high
+            if not (isinstance(getattr(self, name), int) and low <= getattr(self, name) <= high)
         ]
-        if self.concurrency > ACK_RANGES_MAX:
+        if not problems and self.concurrency > ACK_RANGES_MAX:
             problems.append(
                 f"concurrency above {ACK_RANGES_MAX} could leave more gaps than a cursor keeps"
             )

@@ -1,4 +1,9 @@
-"""Messages for `async for`: one queue, no handlers, acks by hand."""
+"""
+Messages for `async for`: one queue, no handlers, acks by hand.
+
+While the iteration goes on, a partition that goes to another consumer waits for the acks of what was taken; once
+the consumer closes, what was not acked is given up at once and comes again.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,7 @@ class Stream:
         self._left = MESSAGES_PER_TURN
         self._error: BaseException | None = None
         self._closed = False
+        self._leaving = asyncio.Event()
 
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition."""
@@ -51,7 +57,9 @@ class Stream:
             client.forget(1)
 
     async def quiesce(self, client: PullClient, *, timeout_ms: int) -> None:
-        """Forget what waits of `client`'s partition, and wait for the acks of what the user holds."""
+        """
+        Forget what waits of `client`'s partition, and wait for the acks of what the user holds; after `leave` not.
+        """
         kept = deque(
             one
             for one in self._waiting
@@ -59,11 +67,22 @@ class Stream:
         )
         client.forget(len(self._waiting) - len(kept))
         self._waiting = kept
+        waits = [
+            asyncio.ensure_future(client.settled()),
+            asyncio.ensure_future(self._leaving.wait()),
+        ]
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await client.settled()
-        except TimeoutError:
-            pass
+            await asyncio.wait(
+                waits, timeout=timeout_ms / 1000, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for one in waits:
+                one.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    def leave(self) -> None:
+        """The consumer closes, so nobody is left to ack: no hand-over waits for what was taken any more."""
+        self._leaving.set()
 
     def fail(self, error: BaseException) -> None:
         """End the iteration with `error`."""

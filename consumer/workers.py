@@ -19,6 +19,7 @@ from typing import Any
 from ..protocol.backoff import Backoff
 from ..protocol.clock import Clock
 from ..protocol.message import Message
+from .complaints import Complaints
 from .lanes import Lanes
 from .pull_client import PullClient
 
@@ -61,6 +62,7 @@ class Workers:
         self._boot_ns = clock.boot_ns
         self._dice = dice
         self._on_crash = on_crash
+        self._complaints = Complaints()
         self._work = asyncio.Event()
         self._workers = [_Worker() for _ in range(concurrency)]
         for index, worker in enumerate(self._workers):
@@ -146,18 +148,27 @@ class Workers:
             worker.task.uncancel()
 
     async def _failed(self, message: Message, error: Exception) -> None:
-        """Say so once, and wait before the next try."""
+        """Say so, once for each message and not too often, and wait before the next try."""
         if message.attempt == 1:
-            log.warning(
-                "handler failed on %s partition %d offset %d; trying again in place",
-                message.subject,
-                message.partition_id,
-                message.offset,
-                exc_info=error,
-            )
+            self._complain(message, error)
         wait_ms = self._backoff.wait_ms(message.attempt, self._dice)
         message.attempt += 1
         await asyncio.sleep(wait_ms / 1000)
+
+    def _complain(self, message: Message, error: Exception) -> None:
+        kind = type(error).__qualname__
+        complaint = self._complaints.failed(kind, self._boot_ns() // 1_000_000)
+        if complaint is None:
+            return
+        log.warning(
+            "handler failed with %s on %s partition %d offset %d%s; trying again in place",
+            kind,
+            message.subject,
+            message.partition_id,
+            message.offset,
+            f", and on {complaint.untold} messages before it" if complaint.untold else "",
+            exc_info=error if complaint.whole else None,
+        )
 
     async def quiesce(self, client: PullClient, *, timeout_ms: int) -> None:
         """Forget what waits of `client`'s partition; let its running handlers end or, late, be cancelled."""
@@ -175,6 +186,8 @@ class Workers:
 
     async def close(self) -> None:
         """Stop all workers."""
+        for kind, count in self._complaints.close().items():
+            log.warning("handlers failed with %s on %d more messages", kind, count)
         tasks = [worker.task for worker in self._workers if worker.task is not None]
         for worker in self._workers:
             worker.cancelled = False  # this one is for the worker, not for its handler

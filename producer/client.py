@@ -8,13 +8,14 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import xxhash
 
+from ..protocol.address import addresses_of
 from ..protocol.batch import BYTES_PER_MESSAGE
 from ..protocol.clock import Clock, SystemClock
-from ..protocol.errors import ClosedError, InvalidRequestError, QueueFullError
+from ..protocol.errors import ClosedError, ConfigError, InvalidRequestError, QueueFullError
 from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..protocol.message import check_message_size, pack_properties
@@ -54,6 +55,9 @@ class Producer:
         meta: `host:port` of a metaserver, or several.
         strategy: what the caller expects the subject to have; another one stored there is an error.
         settings: batches, windows, time-outs.
+
+    Raises:
+        ConfigError: an argument that cannot work.
     """
 
     def __init__(
@@ -66,8 +70,8 @@ class Producer:
         clock: Clock | None = None,
         dice: random.Random | None = None,
     ) -> None:
-        self._addresses = [meta] if isinstance(meta, str) else list(meta)
-        self._strategy = OrderStrategy(strategy) if strategy is not None else None
+        self._addresses = addresses_of(meta)
+        self._strategy = _order_strategy(strategy) if strategy is not None else None
         self._settings = settings or ProducerSettings()
         self._batch_bytes = self._settings.batch_bytes
         self._queue_bytes = self._settings.queue_bytes
@@ -126,16 +130,16 @@ class Producer:
             A ticket: `await` it for the Receipt.  An unknown subject is told there.
 
         Raises:
-            MessageTooLargeError, InvalidRequestError: nothing was queued.
+            MessageTooLargeError, InvalidRequestError, InvalidNameError: nothing was queued.
             QueueFullError: `await producer.room()` first; nothing was queued.
             ClosedError: not open.
         """
         try:
             sender = self._senders[subject]
-        except KeyError:
+        except (KeyError, TypeError):  # not sent to before, or nothing that can be a name
             sender = self._new_sender(subject)
         if type(value) is not bytes or type(key) is not bytes:
-            raise InvalidRequestError("key and value must be bytes")
+            _refuse_text(value=value, key=key)
         packed = pack_properties(properties) if properties else b""
         size = len(value) + len(key) + len(packed)
         if size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX:
@@ -280,3 +284,17 @@ class Producer:
             await self._own_network.close()
             self._own_network = None
             self._network = None
+
+
+def _order_strategy(text: str) -> OrderStrategy:
+    try:
+        return OrderStrategy(text)
+    except ValueError:
+        spelled = " or ".join(OrderStrategy)
+        raise ConfigError(f"strategy is {spelled}, not {text!r:.40}") from None
+
+
+def _refuse_text(**given: object) -> NoReturn:
+    name, found = next((name, one) for name, one in given.items() if type(one) is not bytes)
+    advice = f": use {name}.encode()" if isinstance(found, str) else ""
+    raise InvalidRequestError(f"{name} must be bytes, not {type(found).__name__}{advice}")

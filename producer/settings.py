@@ -36,7 +36,7 @@ class ProducerSettings:
 
     def __post_init__(self) -> None:
         problems = [
-            f"{name} must be in [{low}, {high}], not {getattr(self, name)}"
+            f"{name} must be in [{low}, {high}], not {getattr(self, name)!r:.40}"
             for name, low, high in (
                 ("batch_bytes", 1, BATCH_BYTES_MAX // 2),
                 ("batch_count", 1, BATCH_COUNT_MAX),
@@ -48,7 +48,7 @@ class ProducerSettings:
                 ("home_tries", 1, 1_000),
                 ("close_timeout_ms", 0, 3_600_000),
             )
-            if not low <= getattr(self, name) <= high
+            if not (isinstance(getattr(self, name), int) and low <= getattr(self, name) <= high)
         ]
         if problems:
             raise ConfigError("; ".join(problems))

@@ -110,7 +110,12 @@ def pack_properties(properties: Mapping[str, str] | None) -> bytes:
     if not properties:
         return b""
     given: Mapping[Any, Any] = properties
-    for name, value in given.items():
+    try:
+        pairs = given.items()
+    except AttributeError:
+        kind = type(properties).__name__
+        raise InvalidRequestError(f"properties map text to text; this is a {kind}") from None
+    for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidRequestError(
                 f"a property is text = text, not {name!r:.80} = {value!r:.80}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
 from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import Heartbeat, Join, Suspend
-from keylane.protocol.errors import ClosedError, SessionUnknownError
+from keylane.protocol.errors import ClosedError, LeaseLostError, SessionUnknownError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 
@@ -95,6 +97,60 @@ async def test_an_ack_again_changes_nothing(shared_cluster: Cluster):
         await eventually(lambda: len(handled) == 6)
         await eventually(lambda: again.assignment[0].outstanding == 0)
     assert handled == [b"%d" % number for number in range(4, 10)]
+
+
+PATIENT = ConsumerSettings(handover_ms=600_000, ttl_ms=60_000)
+
+
+async def test_who_leaves_an_iteration_gives_up_what_was_not_acked(shared_cluster: Cluster):
+    """Closing waits for no ack: what was taken and not acked comes again, what was acked does not."""
+    await shared_cluster.create("given-up", partitions=1)
+    meta = shared_cluster.meta
+    async with Producer(meta) as producer:
+        for number in range(4):
+            await producer.send("given-up", b"%d" % number, key=b"k")
+    async with asyncio.timeout(60):
+        async with Consumer(meta, subject="given-up", group="g", settings=PATIENT) as consumer:
+            taken = [await anext(consumer) for _ in range(3)]
+            await taken[0].ack()
+        with pytest.raises(LeaseLostError):
+            await taken[1].ack()
+        async with Consumer(meta, subject="given-up", group="g", settings=PATIENT) as consumer:
+            again = [(await anext(consumer)).value for _ in range(3)]
+    assert again == [b"1", b"2", b"3"]
+
+
+async def test_a_partition_goes_over_after_the_acks_while_an_iteration_goes_on(
+    shared_cluster: Cluster,
+):
+    """While its consumer lives, a partition is not handed over before what was taken is acked; closing ends the wait."""
+    await shared_cluster.create("held", partitions=2)
+    one, two = (
+        Consumer(shared_cluster.meta, subject="held", group="g", settings=PATIENT) for _ in range(2)
+    )
+    async with Producer(shared_cluster.meta) as producer, asyncio.timeout(90):
+        await one.__aenter__()
+        await eventually(lambda: len(one.assignment) == 2)
+        held = []
+        for number in itertools.count():
+            receipt = await producer.send("held", b"%d" % number, key=b"%d" % number)
+            if receipt.partition_id not in {message.partition_id for message in held}:
+                held.append(await anext(one))
+            else:
+                await (await anext(one)).ack()
+            if len(held) == 2:
+                break
+        async with two:
+            await eventually(lambda: len(one.assignment) == 1)
+            await asyncio.sleep(0.5)
+            assert two.assignment == []
+            await one.close()
+            await eventually(lambda: len(two.assignment) == 2)
+            again = {(message.partition_id, message.value) for message in held}
+            assert again == {
+                (message.partition_id, message.value)
+                for message in [await anext(two), await anext(two)]
+            }
 
 
 async def test_a_session_may_begin_suspended(shared_cluster: Cluster):

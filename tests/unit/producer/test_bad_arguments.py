@@ -1,0 +1,86 @@
+"""What users give wrongly is answered with a typed error of ours, and nothing is queued."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from keylane import Consumer, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.producer.settings import ProducerSettings
+from keylane.protocol.control import Health
+from keylane.protocol.errors import ConfigError, InvalidNameError, InvalidRequestError
+
+
+class SilentNetwork:
+    """A metaserver that is healthy and never tells a route."""
+
+    async def control(self, method, address, path, answer, **_more):
+        if answer is not Health:
+            await asyncio.Event().wait()
+        return Health(program="metaserver", ready=True)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("meta", [5, None, [], [5], "", [""], b"127.0.0.1:7000"])
+def test_no_address(meta):
+    """What is no address is refused at once, by both clients."""
+    with pytest.raises(ConfigError, match="host:port"):
+        Producer(meta)
+    with pytest.raises(ConfigError, match="host:port"):
+        Consumer(meta, subject="s", group="g")
+
+
+def test_no_strategy():
+    """A strategy that there is not is refused, with those there are."""
+    with pytest.raises(ConfigError, match="strict or best_tried, not 'bogus'"):
+        Producer("127.0.0.1:7000", strategy="bogus")
+    with pytest.raises(ConfigError, match="exclusive or shared, not 'bogus'"):
+        Consumer("127.0.0.1:7000", subject="s", group="g", strategy="bogus")
+
+
+def test_no_handler():
+    """A handler that cannot be called is refused."""
+    with pytest.raises(ConfigError, match="handler"):
+        Consumer("127.0.0.1:7000", subject="s", group="g", handler=5)
+
+
+def test_no_numbers():
+    """Settings that are no numbers are refused as those out of range are."""
+    with pytest.raises(ConfigError, match="batch_bytes must be in"):
+        ProducerSettings(batch_bytes="many")
+    with pytest.raises(ConfigError, match="concurrency must be in"):
+        ConsumerSettings(concurrency=None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (
+            {"value": "text"},
+            InvalidRequestError,
+            r"value must be bytes, not str: use value.encode\(\)",
+        ),
+        ({"key": "text"}, InvalidRequestError, r"key must be bytes, not str: use key.encode\(\)"),
+        ({"value": bytearray(b"v")}, InvalidRequestError, "value must be bytes, not bytearray"),
+        ({"value": None}, InvalidRequestError, "value must be bytes, not NoneType"),
+        ({"properties": ["a"]}, InvalidRequestError, "properties map text to text; this is a list"),
+        ({"properties": "a"}, InvalidRequestError, "properties map text to text; this is a str"),
+        ({"properties": {"a": 1}}, InvalidRequestError, "a property is text = text"),
+        ({"subject": []}, InvalidNameError, "illegal name"),
+        ({"subject": {}}, InvalidNameError, "illegal name"),
+        ({"subject": 5}, InvalidNameError, "illegal name"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+async def test_no_message(arguments, kind, words):
+    """What is no message is refused by `send` itself."""
+    producer = Producer("meta", network=SilentNetwork())
+    await producer.__aenter__()
+    with pytest.raises(kind, match=words):
+        producer.send(**({"subject": "s", "value": b"v"} | arguments))
+    assert producer.stats.sent == 0
+    await producer.close(flush=False)
