@@ -92,7 +92,7 @@ def opened(folder: str, index: str, pool: ThreadPoolExecutor, **changes: Any) ->
         clock=SystemClock(),
         run_commit=run(pool),
         run_read=run(readers),
-        run_snapshot=run(snapshots),
+        run_background=run(snapshots),
     )
 
 

@@ -69,8 +69,9 @@ async def running_broker(
         readers = ThreadPoolExecutor(settings.reader_threads, "read")
         stack.callback(readers.shutdown)
         run_commit = _in_pool(writer)
-        snapshots = ThreadPoolExecutor(1, "snapshot")
-        stack.callback(snapshots.shutdown)
+        background = ThreadPoolExecutor(1, "background")
+        stack.callback(background.shutdown)
+        run_background = _in_pool(background)
         stack.callback(files.close)
 
         def open_store() -> tuple[Identity, Store]:
@@ -82,7 +83,7 @@ async def running_broker(
                 clock=clock,
                 run_commit=run_commit,
                 run_read=_in_pool(readers),
-                run_snapshot=_in_pool(snapshots),
+                run_background=run_background,
             )
             return identity, store
 
@@ -102,7 +103,7 @@ async def running_broker(
             )
 
         cleaning = Cleaning(
-            store, files, settings, clock=clock, run_commit=run_commit, run_read=_in_pool(readers)
+            store, files, settings, clock=clock, run_commit=run_commit, run_read=run_background
         )
         registration = Registration(MetaClient(network, settings.meta), report, dice=dice)
         control = BrokerControl(

@@ -42,6 +42,7 @@ from ..protocol.limits import (
     PULL_BYTES_MAX,
     PULL_WAIT_MS_MAX,
 )
+from ..rpc.answer_room import take_room
 from .partition import Group, HostedPartition
 from .progress import apply_ack, decide_ack
 from .pull_lock import SHARED, check_holder, check_session, decide_acquire, release, renew, take
@@ -159,6 +160,7 @@ class BrokerService:
             try:
                 start = ranges[0][0]
                 partition.readable_end(start)
+                await take_room(bytes_max)
                 data, upto = await self._store.read(partition, start, bytes_max=bytes_max)
                 partition, group = self._held(request)
                 ranges = in_flight.trim(session, ranges, upto=upto)
@@ -185,6 +187,7 @@ class BrokerService:
     ) -> Handled:
         data, upto = b"", request.offset
         if request.offset < partition.readable_offset:
+            await take_room(bytes_max)
             data, upto = await self._store.read(partition, request.offset, bytes_max=bytes_max)
         answer = Batches(
             request.correlation_id,

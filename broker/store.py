@@ -62,7 +62,7 @@ class Store:
         position: int,
         run_commit: RunBlocking,
         run_read: RunBlocking,
-        run_snapshot: RunBlocking,
+        run_background: RunBlocking,
         files: Files,
     ) -> None:
         self.state = state
@@ -94,7 +94,7 @@ class Store:
             snapshots,
             position=position,
             snapshot_bytes=settings.snapshot_bytes,
-            run_blocking=run_snapshot,
+            run_blocking=run_background,
         )
         self.carry_over = CarryOver(
             files,
@@ -102,7 +102,7 @@ class Store:
             log=log,
             commit=self.commit,
             snapshotter=self.snapshotter,
-            run_read=run_read,
+            run_read=run_background,
             run_commit=run_commit,
         )
         self._wake: Callable[[int], None] = lambda _partition_id: None
@@ -116,7 +116,7 @@ class Store:
         clock: Clock,
         run_commit: RunBlocking,
         run_read: RunBlocking,
-        run_snapshot: RunBlocking | None = None,
+        run_background: RunBlocking | None = None,
     ) -> Store:
         """
         Recover the store of a locked data folder; blocks.
@@ -142,7 +142,7 @@ class Store:
             position=opened.position,
             run_commit=run_commit,
             run_read=run_read,
-            run_snapshot=run_snapshot or run_read,
+            run_background=run_background or run_read,
             files=files,
         )
 

@@ -1,26 +1,24 @@
 """Serving: JSON control calls from a table of routes, and the data plane over WebSockets.
 
     route table ─▶ body decoded, limits checked ─▶ handler(body, params) ─▶ JSON, or an ErrorBody with its status
-    WebSocket   ─▶ frames in order of arrival   ─▶ handler(request, payload, connection) ─▶ frame, in any order
+    WebSocket   ─▶ the data plane (`data_plane`)
 
 Only loopback addresses are served: there is no access control yet.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import web
 
 from ..protocol.control import ErrorBody, encode_json
 from ..protocol.errors import (
     BrokerGroupUnknownError,
     FencedError,
-    FrameError,
     GroupBusyError,
     GroupUnknownError,
     InternalError,
@@ -39,20 +37,15 @@ from ..protocol.errors import (
     SubjectNotStaticError,
     SubjectUnknownError,
 )
-from ..protocol.frames import Answer, Request, decode_request, encode_frame, refusal
-from ..protocol.limits import (
-    CONNECTIONS_MAX,
-    CONTROL_BYTES_MAX,
-    FRAME_BYTES_MAX,
-    IN_FLIGHT_PER_CONNECTION_MAX,
-)
-from .http_network import DATA_PATH, HEARTBEAT_SECONDS
+from ..protocol.limits import CONTROL_BYTES_MAX
+from .answer_room import AnswerRoom
+from .data_plane import STUCK_S, DataHandler, DataPlane
+from .http_network import DATA_PATH
 from .listening import cannot_listen, check_loopback, check_port
 
 log = logging.getLogger("keylane.rpc")
 
 Params = Mapping[str, str]
-DataHandler = Callable[[Request, memoryview], Awaitable[tuple[Answer, bytes]]]
 
 _STATUS: dict[type[KeylaneError], int] = {
     SubjectUnknownError: 404,
@@ -138,96 +131,25 @@ async def _typed_errors(
         return _error_response(InternalError())
 
 
-class _DataPlane:
-    """Serves WebSocket connections; one bad frame ends its connection, with a typed word, and no other."""
-
-    def __init__(self, handler: DataHandler) -> None:
-        self._handler = handler
-        self._sockets: set[web.WebSocketResponse] = set()
-
-    async def serve(self, request: web.Request) -> web.StreamResponse:
-        if len(self._sockets) >= CONNECTIONS_MAX:
-            raise web.HTTPServiceUnavailable(reason="too many connections")
-        socket = web.WebSocketResponse(
-            max_msg_size=FRAME_BYTES_MAX, compress=False, heartbeat=HEARTBEAT_SECONDS, timeout=1.0
-        )
-        await socket.prepare(request)
-        self._sockets.add(socket)
-        room = asyncio.Semaphore(IN_FLIGHT_PER_CONNECTION_MAX)
-        tasks: set[asyncio.Task[None]] = set()
-        try:
-            async for message in socket:
-                if message.type is WSMsgType.ERROR:  # aiohttp has closed the socket, with a code
-                    log.warning("a broken WebSocket message: %s", message.data)
-                    break
-                try:
-                    if message.type is not WSMsgType.BINARY:
-                        raise FrameError("a text frame on the data plane")
-                    asked, payload = decode_request(message.data)
-                except FrameError as error:
-                    await self._refuse(socket, error)
-                    break
-                await room.acquire()
-                task = asyncio.create_task(self._answer(socket, asked, payload, room))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-        finally:
-            self._sockets.discard(socket)
-            for task in tasks:
-                task.cancel()
-        return socket
-
-    @staticmethod
-    async def _refuse(socket: web.WebSocketResponse, error: FrameError) -> None:
-        try:
-            await socket.send_bytes(encode_frame(refusal(0, error)))
-            await socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=b"FrameError")
-        except (ConnectionError, RuntimeError):
-            log.debug("the client left before it was refused")
-
-    async def _answer(
-        self,
-        socket: web.WebSocketResponse,
-        asked: Request,
-        payload: memoryview,
-        room: asyncio.Semaphore,
-    ) -> None:
-        try:
-            try:
-                frame = encode_frame(*await self._handler(asked, payload))
-            except KeylaneError as error:
-                frame = encode_frame(refusal(asked.correlation_id, error))
-            except Exception:
-                log.exception("%s failed", type(asked).__name__)
-                frame = encode_frame(refusal(asked.correlation_id, InternalError()))
-            if not socket.closed:
-                await socket.send_bytes(frame)
-        except (ConnectionError, RuntimeError):
-            log.debug("the client left before its answer")
-        finally:
-            room.release()
-
-    async def close(self, _app: web.Application) -> None:
-        closing = [
-            socket.close(code=WSCloseCode.GOING_AWAY, message=b"stopping")
-            for socket in list(self._sockets)
-        ]
-        await asyncio.gather(*closing, return_exceptions=True)
-
-
 class Server:
     """A running server; `port` is the one bound, also when 0 was asked for."""
 
     def __init__(
-        self, routes: Sequence[ControlRoute], *, data_handler: DataHandler | None = None
+        self,
+        routes: Sequence[ControlRoute],
+        *,
+        data_handler: DataHandler | None = None,
+        room: AnswerRoom | None = None,
+        stuck_s: float = STUCK_S,
     ) -> None:
+        self._plane: DataPlane | None = None
         app = web.Application(middlewares=[_typed_errors], client_max_size=CONTROL_BYTES_MAX)
         for route in routes:
             app.router.add_route(route.method, route.path, _control_handler(route))
         if data_handler is not None:
-            plane = _DataPlane(data_handler)
-            app.router.add_get(DATA_PATH, plane.serve)
-            app.on_shutdown.append(plane.close)
+            self._plane = DataPlane(data_handler, room=room, stuck_s=stuck_s)
+            app.router.add_get(DATA_PATH, self._plane.serve)
+            app.on_shutdown.append(self._plane.close)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         self.host = ""
         self.port = 0
@@ -236,6 +158,11 @@ class Server:
     def address(self) -> str:
         """host:port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """Open connections of the data plane."""
+        return self._plane.connections if self._plane is not None else 0
 
     async def start(self, host: str, port: int) -> None:
         """

@@ -197,7 +197,7 @@ class BrokerHost(Host):
             clock=machine,
             run_commit=self._blocking,
             run_read=self._blocking,
-            run_snapshot=self._blocking,
+            run_background=self._blocking,
         )
         service = BrokerService(store, clock=machine)
         network = SimNetwork(self.internet, self.process)

@@ -1,0 +1,188 @@
+"""How many bytes of answers may wait for their clients: for each connection, and for the whole server.
+
+    handler ── take_room(bytes) ──▶ reads ──▶ settle(what it came to) ──▶ written, taken by the socket ──▶ free
+
+Who has no room waits, and holds up nobody else: a connection's answers wait behind its own, and where the server's
+room is short, connections take turns.
+
+Invariants
+    A connection has at most `reads_max` answers in the making, and one that would go beyond its bytes waits; only a
+    single answer may be larger than foreseen, when one batch is.
+    Answers that were not announced (acks, offsets: small) never wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextvars import ContextVar
+
+CONNECTION_BYTES_MAX = 8 << 20
+SERVER_BYTES_MAX = 256 << 20
+READS_AT_ONCE = 4
+"""Of one connection: more than that would only queue before the others' reads."""
+
+
+class AnswerRoom:
+    """The room of a server."""
+
+    def __init__(
+        self,
+        *,
+        bytes_max: int = SERVER_BYTES_MAX,
+        connection_bytes_max: int = CONNECTION_BYTES_MAX,
+        reads_max: int = READS_AT_ONCE,
+    ) -> None:
+        self.bytes_max = bytes_max
+        self.connection_bytes_max = connection_bytes_max
+        self.reads_max = reads_max
+        self.held = 0
+        """Bytes of answers that are being made or not taken yet."""
+        self._turns: dict[Share, None] = {}
+        """Connections that may have an answer to go on with, in turn; the first waits for the server's room only."""
+
+    @property
+    def short(self) -> bool:
+        """Does a connection that keeps to its own room wait, because others fill the server's?"""
+        return bool(self._turns)
+
+    def share(self) -> Share:
+        """The part of a new connection."""
+        return Share(self)
+
+    def fits(self, wanted: int) -> bool:
+        """Is there room for so many bytes, or nothing at all that they could wait for?"""
+        return self.held + wanted <= self.bytes_max or not self.held
+
+    def serve(self, asker: Share | None = None) -> None:
+        """Let answers be made where there is room, one for each connection in turn."""
+        if asker is not None:
+            self._turns.setdefault(asker)
+        while self._turns:
+            share = next(iter(self._turns))
+            if share.waits_for_server():
+                return
+            del self._turns[share]
+            if share.go_on():
+                self._turns[share] = None
+
+
+class Share:
+    """The room of one connection."""
+
+    def __init__(self, room: AnswerRoom) -> None:
+        self._room = room
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._reading = 0
+        self.held = 0
+
+    async def take(self, wanted: int) -> None:
+        """Wait for room for an answer of `wanted` bytes that is about to be made."""
+        if not self._waiting and self._fits(wanted) and self._room.fits(wanted):
+            self._hold(wanted)
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((wanted, future))
+        self._room.serve(self)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.settle(wanted, 0)
+            raise
+
+    def _fits(self, wanted: int) -> bool:
+        room = self._room
+        return self._reading < room.reads_max and (
+            self.held + wanted <= room.connection_bytes_max or not self.held
+        )
+
+    def _hold(self, wanted: int) -> None:
+        self._reading += 1
+        self.held += wanted
+        self._room.held += wanted
+
+    def _next(self) -> int | None:
+        """Bytes of the next answer, if the connection's own room lets it be made."""
+        while self._waiting and self._waiting[0][1].done():
+            self._waiting.popleft()  # its asker has left
+        return self._waiting[0][0] if self._waiting and self._fits(self._waiting[0][0]) else None
+
+    def waits_for_server(self) -> bool:
+        """Does only the server's room keep the next answer from being made?"""
+        wanted = self._next()
+        return wanted is not None and not self._room.fits(wanted)
+
+    def go_on(self) -> bool:
+        """Let the next answer be made, if the connection's own room lets it; True if there may be one more."""
+        wanted = self._next()
+        if wanted is None:
+            return False
+        _, future = self._waiting.popleft()
+        self._hold(wanted)
+        future.set_result(None)
+        return bool(self._waiting)
+
+    def settle(self, wanted: int, came_to: int) -> None:
+        """The answer was made: it is of `came_to` bytes, to be freed when the client has taken them."""
+        self._reading -= 1
+        self._change(came_to - wanted)
+
+    def free(self, count: int) -> None:
+        """Bytes have left."""
+        self._change(-count)
+
+    def _change(self, count: int) -> None:
+        self.held += count
+        self._room.held += count
+        if self._waiting or self._room.short:
+            self._room.serve(self if self._waiting else None)
+
+
+class Answering:
+    """One answer under way."""
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._wanted = 0
+        self._held = 0
+
+    async def take(self, wanted: int) -> None:
+        """See `take_room`."""
+        assert not self._wanted
+        await self._share.take(wanted)
+        self._wanted = wanted
+
+    def made(self, count: int) -> None:
+        """It is of `count` bytes; 0: it failed."""
+        if self._wanted:
+            self._share.settle(self._wanted, count)
+            self._wanted, self._held = 0, count
+
+    def end(self) -> None:
+        """It was taken, or never will be."""
+        self.made(0)
+        if self._held:
+            self._share.free(self._held)
+            self._held = 0
+
+
+_under_way: ContextVar[Answering | None] = ContextVar("answering", default=None)
+
+
+def begin_answer(share: Share) -> Answering:
+    """The answer that this task makes, from now on."""
+    answering = Answering(share)
+    _under_way.set(answering)
+    return answering
+
+
+async def take_room(bytes_max: int) -> None:
+    """
+    Wait until the answer under way may have up to `bytes_max` bytes; once for an answer.
+
+    Where nobody keeps rooms (inside a simulation, say) there is always some.
+    """
+    answering = _under_way.get()
+    if answering is not None:
+        await answering.take(bytes_max)

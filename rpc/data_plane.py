@@ -1,0 +1,192 @@
+"""The server's side of the data plane: frames of WebSockets in, answers out, each as fast as its own client takes them.
+
+    frames in order of arrival ─▶ handler(request, payload), many at once ─▶ answers, in any order, one write at a time
+
+Invariants
+    One bad frame ends its connection, with a typed word, and no other.
+    A client that takes nothing has a few megabytes here at most (`answer_room`), holds up nobody, and is let go
+    after `stuck_s` seconds with a typed word; at once where others wait for the room it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from ..protocol.errors import FrameError, InternalError, KeylaneError, OverloadedError
+from ..protocol.frames import Answer, Request, decode_request, encode_frame, refusal
+from ..protocol.limits import CONNECTIONS_MAX, FRAME_BYTES_MAX, IN_FLIGHT_PER_CONNECTION_MAX
+from .answer_room import AnswerRoom, begin_answer
+from .http_network import HEARTBEAT_SECONDS
+
+log = logging.getLogger("keylane.rpc")
+
+DataHandler = Callable[[Request, memoryview], Awaitable[tuple[Answer, bytes]]]
+
+STUCK_S = 20.0
+"""Before the WebSocket's own pings give up, which would not say why."""
+SHORT_S = 1.0
+"""The patience where others wait for the room."""
+GOODBYE_S = 2.0
+
+
+class _Connection:
+    """One WebSocket: its room, its answers under way, and how much its client has taken."""
+
+    def __init__(
+        self, socket: web.WebSocketResponse, transport: asyncio.Transport, room: AnswerRoom
+    ) -> None:
+        self.socket = socket
+        self.transport = transport
+        self.share = room.share()
+        self.in_flight = asyncio.Semaphore(IN_FLIGHT_PER_CONNECTION_MAX)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+        self._written = 0
+        self._taken = -1
+        self._taken_at = 0.0
+        self._refused = False
+
+    async def send(self, frame: bytes) -> None:
+        """Write one frame, and wait until the socket has taken nearly all of it."""
+        async with self._turn:
+            if not self.socket.closed and not self._refused:
+                self._written += len(frame)
+                await self.socket.send_bytes(frame)
+
+    def waiting_s(self, now: float) -> float:
+        """For how long the client has taken nothing of what is ready for it; 0 if nothing is.  To be asked often."""
+        left = self.transport.get_write_buffer_size()
+        taken = self._written - left
+        if not left or taken > self._taken or self._taken < 0:
+            self._taken, self._taken_at = taken, now
+        return now - self._taken_at
+
+    async def refuse(self, error: KeylaneError, code: WSCloseCode) -> None:
+        """
+        Say why, and close.
+
+        Answers under way are not cancelled before: in aiohttp, one cancelled wait for the socket ends all others.
+        """
+        self._refused = True
+        try:
+            await self.socket.send_bytes(encode_frame(refusal(0, error)))
+            await self.socket.close(code=code, message=type(error).__name__.encode())
+        except (ConnectionError, RuntimeError):
+            log.debug("the client left before it was refused")
+
+    def end(self) -> None:
+        """Stop what is under way; what is not taken soon is thrown away."""
+        for task in self.tasks:
+            task.cancel()
+        asyncio.get_running_loop().call_later(GOODBYE_S, self.transport.abort)
+
+
+class DataPlane:
+    """Serves WebSocket connections with `handler`."""
+
+    def __init__(
+        self, handler: DataHandler, *, room: AnswerRoom | None = None, stuck_s: float = STUCK_S
+    ) -> None:
+        self._handler = handler
+        self._room = room or AnswerRoom()
+        self._stuck_s = stuck_s
+        self._connections: set[_Connection] = set()
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections)
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """A new connection, until it ends."""
+        if len(self._connections) >= CONNECTIONS_MAX:
+            raise web.HTTPServiceUnavailable(reason="too many connections")
+        socket = web.WebSocketResponse(
+            max_msg_size=FRAME_BYTES_MAX, compress=False, heartbeat=HEARTBEAT_SECONDS, timeout=1.0
+        )
+        await socket.prepare(request)
+        if request.transport is None:
+            return socket
+        connection = _Connection(socket, request.transport, self._room)
+        self._connections.add(connection)
+        reading = asyncio.create_task(self._answer_all(connection))
+        watch = asyncio.create_task(self._watch(connection, reading))
+        try:
+            await asyncio.wait([reading])
+            if not reading.cancelled():
+                reading.result()
+        finally:
+            reading.cancel()
+            watch.cancel()
+            self._connections.discard(connection)
+            connection.end()
+        return socket
+
+    async def _answer_all(self, connection: _Connection) -> None:
+        async for message in connection.socket:
+            if message.type is WSMsgType.ERROR:  # aiohttp has closed the socket, with a code
+                log.warning("a broken WebSocket message: %s", message.data)
+                return
+            try:
+                if message.type is not WSMsgType.BINARY:
+                    raise FrameError("a text frame on the data plane")
+                asked, payload = decode_request(message.data)
+            except FrameError as error:
+                await connection.refuse(error, WSCloseCode.PROTOCOL_ERROR)
+                return
+            await connection.in_flight.acquire()
+            task = asyncio.create_task(self._answer(connection, asked, payload))
+            connection.tasks.add(task)
+            task.add_done_callback(connection.tasks.discard)
+
+    async def _answer(self, connection: _Connection, asked: Request, payload: memoryview) -> None:
+        answering = begin_answer(connection.share)
+        try:
+            try:
+                answer, data = await self._handler(asked, payload)
+                answering.made(len(data))
+                frame = encode_frame(answer, data)
+                del (
+                    data,
+                    payload,
+                )  # a client that takes nothing keeps its answer waiting, and nothing else
+            except KeylaneError as error:
+                frame = encode_frame(refusal(asked.correlation_id, error))
+            except Exception:
+                log.exception("%s failed", type(asked).__name__)
+                frame = encode_frame(refusal(asked.correlation_id, InternalError()))
+            await connection.send(frame)
+        except (ConnectionError, RuntimeError):
+            log.debug("the client left before its answer")
+        finally:
+            answering.end()
+            connection.in_flight.release()
+
+    async def _watch(self, connection: _Connection, reading: asyncio.Task[None]) -> None:
+        """Let a client go that takes nothing for too long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(SHORT_S, self._stuck_s) / 2)
+            waiting_s = connection.waiting_s(loop.time())
+            if waiting_s >= self._stuck_s or (self._room.short and waiting_s >= SHORT_S):
+                break
+        error = OverloadedError(f"this client has taken no answer for {waiting_s:.0f} s")
+        log.warning("a client is let go: %s", error.message)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await connection.refuse(error, WSCloseCode.TRY_AGAIN_LATER)
+        connection.transport.abort()
+        reading.cancel()
+
+    async def close(self, _app: web.Application) -> None:
+        """Tell every client that the server stops."""
+        closing = [
+            one.socket.close(code=WSCloseCode.GOING_AWAY, message=b"stopping")
+            for one in list(self._connections)
+        ]
+        await asyncio.gather(*closing, return_exceptions=True)

@@ -1,0 +1,100 @@
+"""Room for answers: who waits, waits behind its own, and in turn."""
+
+from __future__ import annotations
+
+import asyncio
+
+from keylane.rpc.answer_room import AnswerRoom, begin_answer, take_room
+
+
+async def settled() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def asks(share, *sizes: int) -> list[asyncio.Task[None]]:
+    return [asyncio.create_task(share.take(size)) for size in sizes]
+
+
+async def test_a_connection_waits_for_its_own_room_only():
+    """An answer beyond a connection's bytes waits until earlier ones are taken, and no other connection does."""
+    room = AnswerRoom(connection_bytes_max=10)
+    slow, other = room.share(), room.share()
+    first, second = asks(slow, 8, 8)
+    third = asyncio.create_task(other.take(8))
+    await settled()
+    assert (first.done(), second.done(), third.done()) == (True, False, True)
+    slow.settle(8, 8)
+    await settled()
+    assert not second.done()
+    slow.free(8)
+    await settled()
+    assert second.done()
+    assert (slow.held, other.held, room.held) == (8, 8, 16)
+
+
+async def test_few_answers_of_a_connection_are_made_at_once():
+    """However small they are, a connection has a few reads under way, so that others come in between."""
+    share = AnswerRoom(reads_max=2).share()
+    tasks = asks(share, 1, 1, 1)
+    await settled()
+    assert [one.done() for one in tasks] == [True, True, False]
+    share.settle(1, 1)
+    await settled()
+    assert tasks[2].done()
+
+
+async def test_connections_take_turns_where_the_server_has_no_room():
+    """A connection with many waiting answers gets one, then the others get theirs."""
+    room = AnswerRoom(bytes_max=10, connection_bytes_max=100, reads_max=100)
+    full, greedy, modest = room.share(), room.share(), room.share()
+    await full.take(10)
+    many, one = asks(greedy, 5, 5, 5), asks(modest, 5)
+    await settled()
+    assert room.short
+    full.settle(10, 0)
+    await settled()
+    assert [task.done() for task in [*many, *one]] == [True, False, False, True]
+    greedy.settle(5, 0)
+    modest.settle(5, 0)
+    await settled()
+    assert all(task.done() for task in many)
+    assert not room.short
+
+
+async def test_an_answer_larger_than_all_room_is_made_alone():
+    """Room that is empty takes any answer: none waits for ever."""
+    room = AnswerRoom(bytes_max=10, connection_bytes_max=10)
+    share = room.share()
+    await asyncio.wait_for(share.take(1_000), 5)
+    assert room.held == 1_000
+
+
+async def test_who_leaves_gives_its_room_back():
+    """Answers that are cancelled, before or after they had room, leave nothing held and nobody waiting."""
+    room = AnswerRoom(bytes_max=10)
+    first, second = room.share(), room.share()
+
+    async def answer(share, size):
+        answering = begin_answer(share)
+        try:
+            await take_room(size)
+            answering.made(size)
+            await asyncio.sleep(60)
+        finally:
+            answering.end()
+
+    tasks = [asyncio.create_task(answer(share, 8)) for share in (first, second, first, second)]
+    await settled()
+    for task in (tasks[1], tasks[0], tasks[2]):
+        task.cancel()
+        await settled()
+    assert room.held == second.held == 8
+    tasks[3].cancel()
+    await settled()
+    assert (room.held, first.held, second.held, room.short) == (0, 0, 0, False)
+
+
+async def test_without_a_server_there_is_room():
+    """A handler that is called directly never waits."""
+    await asyncio.wait_for(take_room(1 << 40), 5)

@@ -1,0 +1,152 @@
+"""Clients that do not take their answers: they are told and let go, and nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import aiohttp
+import pytest
+
+from keylane.protocol.errors import OverloadedError
+from keylane.protocol.frames import (
+    Append,
+    Batches,
+    Read,
+    Refused,
+    Released,
+    decode_answer,
+    encode_frame,
+)
+from keylane.rpc import data_plane
+from keylane.rpc.answer_room import AnswerRoom, take_room
+from keylane.rpc.http_network import DATA_PATH
+from keylane.rpc.server import Server
+
+MIB = 1 << 20
+
+
+class Shop:
+    """Reads get as many bytes as they ask for; everything else a word."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    async def __call__(self, request, _payload):
+        if not isinstance(request, Read):
+            return Released(request.correlation_id), b""
+        await take_room(request.bytes_max)
+        self.made += 1
+        return Batches(request.correlation_id, 0, 1, 1, False), bytes(request.bytes_max)
+
+
+@pytest.fixture
+async def session():
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def stuck_client(session, server: Server, *, reads: int):
+    """A client that asks for `reads` MiB and takes nothing; its socket and transport."""
+    socket = await session.ws_connect(f"http://{server.address}{DATA_PATH}", max_msg_size=0)
+    transport = socket._response.connection.transport
+    transport.pause_reading()
+    for number in range(reads):
+        await socket.send_bytes(encode_frame(Read(number + 1, 1, 0, MIB)))
+    return socket, transport
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def serving(shop, **settings) -> Server:
+    server = Server([], data_handler=shop, **settings)
+    await server.start("127.0.0.1", 0)
+    return server
+
+
+async def test_answers_that_are_not_taken_are_not_made(session, network):
+    """Of a hundred reads of a client that takes nothing a few are made, and a neighbour is served meanwhile."""
+    shop = Shop()
+    room = AnswerRoom()
+    server = await serving(shop, room=room)
+    socket, transport = await stuck_client(session, server, reads=100)
+    await until(lambda: room.held >= room.connection_bytes_max)
+    neighbour = await network.open_channel(server.address, timeout_ms=5_000)
+    for _ in range(50):
+        await neighbour.call(Append(neighbour.next_id(), 1), timeout_ms=10_000)
+        await neighbour.call(Read(neighbour.next_id(), 1, 0, MIB), timeout_ms=10_000)
+    # What the machine's own socket buffers took may be some more.
+    assert shop.made - 50 < 40
+    assert room.held <= room.connection_bytes_max + MIB
+    transport.resume_reading()
+    for _ in range(100):
+        assert len((await socket.receive(timeout=20)).data) > MIB
+    await until(lambda: room.held == 0)
+    await neighbour.close()
+    await server.stop()
+
+
+async def test_a_client_that_takes_nothing_is_told_and_let_go(session, caplog, monkeypatch):
+    """After its time it gets a word of what was wrong as its last frame, and the connection ends."""
+    monkeypatch.setattr(data_plane, "GOODBYE_S", 60.0)
+    caplog.set_level(logging.WARNING, "keylane.rpc")
+    room = AnswerRoom()
+    server = await serving(Shop(), room=room, stuck_s=0.4)
+    socket, transport = await stuck_client(session, server, reads=100)
+    await until(lambda: "let go" in caplog.text)
+    transport.resume_reading()
+    last = None
+    async for message in socket:
+        last, _ = decode_answer(message.data)
+    assert isinstance(last, Refused)
+    assert (last.correlation_id, last.code) == (0, OverloadedError.code)
+    await until(lambda: room.held == 0)
+    await server.stop()
+
+
+async def test_a_client_that_never_comes_back_is_cut_off(session, caplog, monkeypatch):
+    """The connection of a client that does not even take the last word ends all the same."""
+    monkeypatch.setattr(data_plane, "GOODBYE_S", 0.2)
+    server = await serving(Shop(), stuck_s=0.4)
+    _, transport = await stuck_client(session, server, reads=100)
+    async with asyncio.timeout(30):
+        while server.connections:
+            await asyncio.sleep(0.01)
+    transport.resume_reading()
+    await server.stop()
+
+
+async def test_a_slow_client_is_no_stuck_one(session):
+    """A client that takes a little now and then keeps its connection, however long its answers take."""
+    server = await serving(Shop(), stuck_s=1.5)
+    socket, transport = await stuck_client(session, server, reads=60)
+    taken = 0
+    while taken < 60:
+        transport.resume_reading()
+        answer, payload = decode_answer((await socket.receive(timeout=20)).data)
+        assert not isinstance(answer, Refused)
+        assert len(payload) == MIB
+        taken += 1
+        transport.pause_reading()
+        await asyncio.sleep(0.1)
+    await socket.close()
+    await server.stop()
+
+
+async def test_where_others_wait_patience_is_short(session, network, monkeypatch):
+    """A client that fills the server's whole room is let go for another that waits, long before its time."""
+    monkeypatch.setattr(data_plane, "GOODBYE_S", 0.2)
+    room = AnswerRoom(bytes_max=4 * MIB)
+    server = await serving(Shop(), room=room, stuck_s=600.0)
+    _, transport = await stuck_client(session, server, reads=100)
+    await until(lambda: room.held + MIB > room.bytes_max)
+    channel = await network.open_channel(server.address, timeout_ms=5_000)
+    answer, _ = await channel.call(Read(channel.next_id(), 1, 0, MIB), timeout_ms=30_000)
+    assert isinstance(answer, Batches)
+    transport.resume_reading()
+    await channel.close()
+    await server.stop()
