@@ -5,9 +5,9 @@
     duplicate       stored twice, though no reordering was declared
     inversion       two messages of one key and producer stored in another order than they were sent
     skip            a handler began before the message before it of its key was handled, or a cursor passed one
-    nonmonotonic    an owner went back over what it had handled; a cursor or an ack that was durable is forgotten
+    nonmonotonic    an owner went back over what it had handled; a fence, a cursor or an ack that was durable is forgotten
     stale effect    a broker served a token below one that it had served before, or a fenced owner's ack counted
-    late start      a handler began at or after its lease's end, by its own clock
+    late start      a handler began at or after its lease's end, by its own clock or by the database's
     duplicate token a token granted, or used, twice on a partition, or one below an earlier one
     two grants      a lease given away that was neither let go nor expired; a handler of an older grant that
                     began after a newer one; a lease let go while its handler still runs
@@ -32,6 +32,7 @@ from .events import (
     Holds,
     LetGo,
     Looked,
+    Recovered,
     Sent,
     Served,
     Settled,
@@ -65,6 +66,7 @@ def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
         LetGo: judge.ownership.let_go,
         Holds: judge.ownership.holds,
         Looked: judge.looked,
+        Recovered: judge.recovered,
     }
     for judge.now, event in enumerate(events):
         taken = take.get(type(event))
@@ -113,6 +115,7 @@ class Judge:
         clock_ns: int = 0,
         deadline_ns: int = 1,
         ours: bool = False,
+        session_left_ms: int | None = None,
     ) -> None:
         """See `events.Started`."""
         place = (partition_id, offset)
@@ -123,6 +126,8 @@ class Judge:
         if clock_ns >= deadline_ns:
             late_ms = (clock_ns - deadline_ns) / 1e6
             note("late start", f"{value!r} under token {token}, {late_ms:.1f} ms late")
+        elif session_left_ms is not None and session_left_ms <= 0:
+            note("late start", f"{value!r} under token {token}, of a session that has ended")
         self.ownership.begun(session, partition_id, offset, token, ours=ours)
         sending = log.sendings.get(value)
         if sending is None:
@@ -163,6 +168,10 @@ class Judge:
         """See `events.Looked`."""
         look = Looked(*fields)
         self.progress(look.group, look.partition_id).looks.append(look)
+
+    def recovered(self, group: str, partition_id: int, token: int, cursor: int) -> None:
+        """See `events.Recovered`."""
+        self.progress(group, partition_id).recovered(token, cursor)
 
     def close(self, *, drained: bool) -> Findings:
         """Nothing more will come: what every group owes, and all that was found."""

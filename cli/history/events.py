@@ -55,6 +55,8 @@ class Started(NamedTuple):
     """The end of the lease, by the same clock."""
     ours: bool = False
     """The consumer ends it before it lets the partition go; False if the user's own code runs it."""
+    session_left_ms: int | None = None
+    """What the metaserver's database still gives the session; None if nobody looked."""
 
 
 class Ended(NamedTuple):
@@ -129,6 +131,27 @@ class Looked(NamedTuple):
     back; nobody was told that those acks are safe."""
 
 
+class Recovered(NamedTuple):
+    """A broker came up again and found this of a group in its log."""
+
+    group: str
+    partition_id: int
+    token: int
+    """The fence."""
+    cursor: int
+
+
 Event = (
-    Sent | Settled | Stored | Started | Ended | Dropped | Granted | LetGo | Holds | Served | Looked
+    Sent
+    | Settled
+    | Stored
+    | Started
+    | Ended
+    | Dropped
+    | Granted
+    | LetGo
+    | Holds
+    | Served
+    | Looked
+    | Recovered
 )

@@ -111,6 +111,17 @@ class Progress:
                 if kind == "ack":
                     self._acked.setdefault(offset, instant)
 
+    def recovered(self, token: int, cursor: int) -> None:
+        """The broker came up again: no fence and no cursor that was told may have fallen."""
+        if self._fences and token < self._fences[-1]:
+            self._note(
+                "nonmonotonic", f"the fence is {token} after a restart, {self._fences[-1]} before"
+            )
+        if cursor < self.cursor:
+            self._note(
+                "nonmonotonic", f"the cursor is {cursor} after a restart, {self.cursor} before"
+            )
+
     def _check_kept(self, began: int, cursor: int, ranges: tuple[Range, ...]) -> None:
         """Durable acks above the cursor are never forgotten."""
         kept = {offset for start, end in ranges for offset in range(start, end)}

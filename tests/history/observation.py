@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from keylane.cli.history.events import Dropped, Ended, Event, Holds, LetGo, Served, Started
@@ -10,8 +11,15 @@ from keylane.protocol.frames import Ack, Acked, Acquire, Acquired, Answer, Pull,
 from keylane.protocol.message import Message
 
 
-def started(message: Message, *, group: str, clock_ns: int, ours: bool) -> Started:
-    """A handler of `message` begins now."""
+def started(
+    message: Message,
+    *,
+    group: str,
+    clock_ns: int,
+    ours: bool,
+    left_ms: Callable[[str], int | None] = lambda session: None,
+) -> Started:
+    """A handler of `message` begins now; `left_ms` knows what the database still gives a session."""
     client = _client(message)
     return Started(
         group,
@@ -23,6 +31,7 @@ def started(message: Message, *, group: str, clock_ns: int, ours: bool) -> Start
         clock_ns,
         client._lease_until_ms * 1_000_000,
         ours,
+        left_ms(client.session),
     )
 
 

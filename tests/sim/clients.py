@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -35,8 +36,10 @@ class ProducerHost(Host):
         settings: dict[str, Any],
         strict: bool,
         padding_bytes: int,
+        pace: float,
     ) -> None:
         super().__init__(*args)
+        self._pace = pace
         self._padding_bytes = padding_bytes
         self._record = record
         self._meta = meta
@@ -92,7 +95,8 @@ class ProducerHost(Host):
                 self.waiting[value] = None
                 self.spawn(self._settle(ticket, value), self.process.context.copy())
                 number += 1
-            await asyncio.sleep(dice.choice((0, 0.01, 0.1, 0.5, 1.0)) * dice.random())
+            pause_s = dice.choice((0, 0.01, 0.1, 0.5, 1.0)) * dice.random()
+            await asyncio.sleep(self._pace * pause_s)
         self.busy = False
 
     async def _settle(self, ticket: Ticket, value: bytes) -> None:
@@ -120,8 +124,10 @@ class ConsumerHost(Host):
         ttl_ms: int,
         manners: dict[str, float],
         settings: dict[str, Any],
+        left_ms: Callable[[str], int | None],
     ) -> None:
         super().__init__(*args)
+        self._left_ms = left_ms
         self._record = record
         self._meta = meta
         self._group = group
@@ -152,6 +158,23 @@ class ConsumerHost(Host):
 
     def _close(self) -> None:
         self.spawn(self._leave(), self.process.context.copy())
+
+    def suspend(self, seconds: float) -> None:
+        """Take no part for a while."""
+        if self.running and not self.leaving and self.consumer is not None:
+            work = self._suspend(self.consumer, seconds)
+            self.process.context.copy().run(self.spawn, work, self.process.context.copy())
+
+    async def _suspend(self, consumer: Consumer, seconds: float) -> None:
+        with contextlib.suppress(KeylaneError):  # told or not: it goes on in good time
+            await consumer.suspend()
+        await asyncio.sleep(seconds)
+        while self.consumer is consumer:
+            try:
+                await consumer.resume()
+                return
+            except KeylaneError:
+                await asyncio.sleep(0.2)
 
     async def _leave(self) -> None:
         assert self.consumer is not None
@@ -192,7 +215,10 @@ class ConsumerHost(Host):
 
     def _started(self, message: Message, *, ours: bool = False) -> None:
         clock_ns = self.machine.boot_ns()
-        self._record(started(message, group=self._group, clock_ns=clock_ns, ours=ours))
+        event = started(
+            message, group=self._group, clock_ns=clock_ns, ours=ours, left_ms=self._left_ms
+        )
+        self._record(event)
 
     def _ended(self, message: Message) -> None:
         self._record(ended(message, group=self._group))

@@ -56,6 +56,8 @@ class Shelf:
         self._machine = machine
         self._record = record
         self._raw.deserialize(empty)
+        self.boot = 0
+        """The boot that the times in it belong to."""
         self._durable: bytes | None = None
         """The last durable image while there are renewals after it."""
 
@@ -74,6 +76,14 @@ class Shelf:
     def look(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self.engine.begin() as connection:
             return work(connection, *args, **kwargs)
+
+    def left_ms(self, session: str) -> int | None:
+        """What a session has left; 0 if it is gone, None while the database's time has no meaning."""
+        if self.boot != self._machine.boots:
+            return None
+        ask = "SELECT expires_at FROM sessions WHERE session = ?"
+        found = self._raw.execute(ask, (session,)).fetchone()
+        return 0 if found is None else max(0, found[0] - self._machine.boot_ms())
 
     def lose_power(self) -> None:
         """Back to what was synced."""

@@ -19,7 +19,7 @@ from keylane.protocol.errors import (
 )
 
 BLOCK_BYTES = 512
-"""What the disk writes whole or not at all."""
+"""What the disk writes whole or not at all, unless a test wants it torn finer."""
 
 
 class Crashed(SystemExit):
@@ -43,14 +43,14 @@ class _Content:
         self.synced = bytes(platter[: len(self.data)])
         self.written.clear()
 
-    def crashed(self, dice: random.Random) -> bytes:
+    def crashed(self, dice: random.Random, block_bytes: int) -> bytes:
         """The synced bytes and some of the blocks of what was written since."""
         keep = dice.choice((0.0, 0.5, 0.9, 1.0))
         found = bytearray(self.synced)
         for start, data in self.written:
-            for at in range(0, len(data), BLOCK_BYTES):
+            for at in range(0, len(data), block_bytes):
                 if dice.random() < keep:
-                    block = data[at : at + BLOCK_BYTES]
+                    block = data[at : at + block_bytes]
                     end = start + at + len(block)
                     found.extend(bytes(max(0, end - len(found))))
                     found[start + at : end] = block
@@ -108,7 +108,8 @@ class SimAppendFile:
 class SimDisk:
     """See the module; use it as `Files`."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
+        self.block_bytes = block_bytes
         self.contents: dict[str, _Content] = {}
         self.folders: set[str] = {""}
         self._named: dict[str, dict[str, _Content]] = {"": {}}
@@ -133,7 +134,7 @@ class SimDisk:
 
     def after_crash(self, dice: random.Random) -> SimDisk:
         """The disk as it is when the machine comes up again."""
-        found = SimDisk()
+        found = SimDisk(self.block_bytes)
         found.folders = set(self.folders)
         for folder in self.folders:
             names = dict(self._named.get(folder, {}))
@@ -145,7 +146,9 @@ class SimDisk:
                         names[path] = now[path]
                     else:
                         del names[path]
-            kept = {path: _Content(one.crashed(dice)) for path, one in names.items()}
+            kept = {
+                path: _Content(one.crashed(dice, self.block_bytes)) for path, one in names.items()
+            }
             found.contents |= kept
             found._named[folder] = dict(kept)
         return found

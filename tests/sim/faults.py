@@ -109,6 +109,11 @@ class Faults:
             host.leave()  # type: ignore[attr-defined]
             self._later(1 + 3 * self._dice.random(), self.restart, host)
 
+    def _consumer_suspend(self) -> None:
+        host = self._some(list(self._world.consumers))
+        if host is not None:
+            host.suspend(4 * self._dice.random())  # type: ignore[attr-defined]
+
     def _consumer_join(self) -> None:
         if len(self._world.consumers) < 8:
             self._world.add_consumer().start()
@@ -141,9 +146,10 @@ class Faults:
                 self._later(seconds * self._dice.random(), self._cut_power, host, host.starts)
 
     def _cut_power(self, host: BrokerHost, starts: int) -> None:
-        if host.running and host.starts == starts:
+        """What follows on another fault; after the healing nothing new begins."""
+        if host.running and host.starts == starts and not self.healed:
             host.lose_power()
-            self._later(0.2 + self._dice.random(), self.restart, host)
+            self._later(0.1 + 0.5 * self._dice.random(), self.restart, host)
 
     def _broker_flush(self) -> None:
         """A write or a flush fails; an operator starts the broker again."""
@@ -235,6 +241,34 @@ class Faults:
 
     def _cut_consumer_meta(self) -> None:
         self._cut(list(self._world.consumers), list(self._world.metas))
+
+    def _lost_lease(self) -> None:
+        """A consumer falls silent, to the metaservers alone or altogether, until others have what it held; and more."""
+        world, dice = self._world, self._dice
+        host = self._some(list(world.consumers))
+        if host is None or host.process.paused:
+            return
+        ttl_s = world.swarm.ttl_ms / 1000
+        silent_s = ttl_s * (1.2 + 2 * dice.random())
+        if "broker_power" in world.swarm.faults:
+            # The brokers' machines stop while the new owners come, and the old one wakes up when they are back.
+            down_s = ttl_s * (0.9 + 0.7 * dice.random())
+            silent_s = down_s + 0.8 * dice.random()
+            for broker in world.brokers:
+                if "broker_stall" in world.swarm.faults:
+                    broker.stalled_until = self._loop.now + down_s
+                self._later(down_s, self._cut_power, broker, broker.starts)
+        if "wall_jump" in world.swarm.faults:
+            self._later(ttl_s * dice.random(), self._jump, host)
+        if "consumer_pause" in world.swarm.faults and dice.random() < 0.5:
+            host.process.paused = True
+            self._later(silent_s, self._loop.resume, host.process)
+            return
+        only_there = "one_way" in world.swarm.faults and dice.random() < 0.5
+        for meta in world.metas:
+            for link in ((host.name, meta.name), (meta.name, host.name))[: 1 if only_there else 2]:
+                world.internet.cut_link(*link)
+                self._later(silent_s, world.internet.heal_link, *link)
 
     def _cut_consumer_broker(self) -> None:
         self._cut(list(self._world.consumers), list(self._world.brokers))

@@ -15,7 +15,7 @@ from keylane.broker.registration import Registration
 from keylane.broker.service import BrokerService
 from keylane.broker.storage.identity import claim_folder
 from keylane.broker.store import Store
-from keylane.cli.history.events import Served
+from keylane.cli.history.events import Event, Recovered
 from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.calls import control_calls, control_routes
 from keylane.metaserver.catalogue import Catalogue
@@ -37,6 +37,10 @@ from sim.store import settings_of
 META_SETTINGS = MetaserverSettings(
     data=Path("meta"), broker_heartbeat_ms=500, broker_ttl_ms=3_000, repair_ms=1_000
 )
+
+
+TORN_BYTES = 64
+"""A write that was not synced is torn into pieces of this."""
 
 
 class Host:
@@ -107,6 +111,7 @@ class MetaHost(Host):
             {"broker_ttl_ms": META_SETTINGS.broker_ttl_ms},
             durable=True,
         )
+        self._shelf.boot = self.machine.boots
         catalogue = Catalogue(database, SimNetwork(self.internet, self.process), META_SETTINGS)
         members = Members(database, META_SETTINGS)
         network = SimNetwork(self.internet, self.process)
@@ -160,14 +165,14 @@ class BrokerHost(Host):
         group: str,
         meta: list[str],
         port: int,
-        record: Callable[[Served], None],
+        record: Callable[[Event], None],
         clock_tick: Callable[[], int],
         settings: dict[str, Any],
         disk_s: float,
     ) -> None:
         super().__init__(*args)
         self.group = group
-        self.disk = SimDisk()
+        self.disk = SimDisk(TORN_BYTES)
         self.store: Store | None = None
         self.port = port
         self._meta = meta
@@ -199,6 +204,9 @@ class BrokerHost(Host):
             run_read=self._blocking,
             run_background=self._blocking,
         )
+        for partition_id, partition in sorted(store.state.partitions.items()):
+            for name, one in sorted(partition.groups.items()):
+                self._record(Recovered(name, partition_id, one.lock.fence, one.acked.cursor))
         service = BrokerService(store, clock=machine)
         network = SimNetwork(self.internet, self.process)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FAULTS = (
-    "consumer_crash", "consumer_leave", "consumer_pause", "consumer_join", "producer_crash",
+    "consumer_crash", "consumer_leave", "consumer_suspend", "consumer_pause", "consumer_join", "producer_crash",
     "producer_pause", "broker_crash", "broker_power", "broker_torn", "broker_pause", "broker_stall",
     "broker_flush", "broker_full", "broker_moves", "meta_crash", "meta_commit", "meta_power", "meta_pause",
-    "cut_consumer_meta", "cut_consumer_broker", "cut_broker_meta", "cut_producer", "one_way",
+    "cut_consumer_meta", "lost_lease", "cut_consumer_broker", "cut_broker_meta", "cut_producer", "one_way",
     "reset", "loss", "late", "twice", "wall_jump", "drift",
     "resize", "move", "split", "merge", "evacuate", "meta_step",
 )  # fmt: skip
@@ -22,6 +22,8 @@ class Swarm:
 
     faults: frozenset[str]
     strict: bool
+    static: bool
+    """Its partitions are logic queues."""
     partitions: int
     groups: int
     consumers: int
@@ -31,6 +33,8 @@ class Swarm:
     keys: int
     messages: int
     """Of each producer."""
+    pace: float
+    """How long a producer waits between bursts, as a multiple: some are done early, some work to the end."""
     padding_bytes: int
     """How much longer a value may be than its name."""
     ttl_ms: int
@@ -54,6 +58,7 @@ def draw(dice: random.Random) -> Swarm:
     return Swarm(
         faults=faults,
         strict=dice.random() < 0.75,
+        static=dice.random() < 0.2,
         partitions=dice.choice((1, 2, 3, 4)),
         groups=dice.choice((1, 1, 1, 2)),
         consumers=dice.choice((1, 2, 2, 3)),
@@ -61,6 +66,7 @@ def draw(dice: random.Random) -> Swarm:
         metaservers=dice.choice((1, 1, 2)),
         keys=dice.choice((1, 3, 6, 12)),
         messages=dice.choice((40, 80, 120)),
+        pace=dice.choice((1.0, 3.0, 6.0)),
         padding_bytes=dice.choice((0, 0, 300, 3_000)),
         ttl_ms=dice.choice((1_000, 2_000, 3_000)),
         fault_s=dice.choice((8.0, 12.0, 20.0)),

@@ -1,22 +1,14 @@
-"""The whole system in virtual time: many seeds, the same run twice, the seeds that found something once."""
+"""The whole system in virtual time: many seeds, the same run twice, bugs put in on purpose."""
 
 import os
-from concurrent.futures import as_completed
 
 import pytest
 
-from sim.run import hunts, outcomes, pool, run_one
+from sim.mutants.bank import MUTANTS
+from sim.mutants.catches import CATCHES
+from sim.run import MUTANT_SEEDS_MAX, hunts, outcomes, pool, run_one
 
 SEEDS = 300
-FOUND_SOMETHING = {
-    30: "a consumer that keeps its token did not follow its broker to a new address",
-    67: "a lapsed lease was taken up again under a token that had been given back",
-    88: "under one token, messages were handled again that had been handled before",
-    139: "BEST_TRIED without another partition sent again under a new epoch, and was stored twice",
-    145: "a cursor was told that had met a full disk and was not durable",
-    445: "a message given up after a try without an answer was told as not done, and was stored",
-    38: "a STRICT producer gave a message up when a broker's disk failed",
-}
 WORKERS = os.cpu_count() or 1
 
 
@@ -45,26 +37,45 @@ def test_the_same_seed_is_the_same_run_in_another_process():
     assert len(set(traces[0].values())) == len(seeds)
 
 
-@pytest.mark.timeout(1_200)
-def test_what_was_found_once_stays_mended():
-    """Each of these seeds showed a real fault; none does now."""
-    with pool(WORKERS) as executor:
-        done = as_completed([executor.submit(run_one, seed) for seed in FOUND_SOMETHING])
-        bad = [_told(one.result()) for one in done if one.result()["violations"]]
-    assert not bad, "\n\n".join(bad)
-
-
+# The first seven were real faults once, found by a seed; put back on purpose, they are found again.
 SAMPLE = (
+    "moved_broker_not_followed",
+    "state_kept_over_grants",
+    "repeats_under_a_new_sequence",
+    "progress_told_before_durable",
+    "given_up_told_as_not_done",
+    "strict_gives_up_at_a_broken_disk",
+    "unheard_grants_stay",
     "no_token_check",
+    "lease_by_the_calendar",
+    "fences_forgotten_at_restart",
     "ack_before_fsync",
     "token_reused",
+    "no_drain_rule",
+    "child_opened_before_seal",
+    "dedup_forgotten_at_restart",
+    "cursor_jumps_a_gap",
+    "older_picture_of_a_partition_accepted",
+    "deadline_not_checked",
     "lanes_ignore_keys",
     "key_hashed_anew",
 )
+MORE_SEEDS = 60
+"""If the seed kept does not catch it any more, because what the seed does has changed."""
 
 
 @pytest.mark.timeout(1_200)
 def test_a_sample_of_mutants_is_caught():
-    """Bugs put in on purpose are found within a few seeds; `make sim MUTANTS=1` hunts all of them."""
-    missed = [one["mutant"] for one in hunts(list(SAMPLE), 60, WORKERS) if not one["caught"]]
+    """Bugs put in on purpose are found, most by the seed that found them before; `make sim MUTANTS=1` hunts all."""
+    missed = [
+        one["mutant"] for one in hunts(list(SAMPLE), MORE_SEEDS, WORKERS) if not one["caught"]
+    ]
     assert not missed
+
+
+def test_mutants_are_known_by_their_seeds():
+    """There are more than forty, and a seed that caught one is one of those that a hunt tries."""
+    assert len(MUTANTS) > 40
+    assert set(CATCHES) <= set(MUTANTS)
+    assert set(SAMPLE) <= set(MUTANTS)
+    assert all(0 <= seed < MUTANT_SEEDS_MAX for seed in CATCHES.values())

@@ -33,6 +33,8 @@ from sim.swarm import Swarm, draw
 DRAIN_S = 90.0
 """After everything is healed, so much virtual time is enough to settle and handle all there is."""
 LOOK_S = 0.25
+QUIET_S = 4.0
+"""After the healing every broker has reported itself within this, wherever it is now."""
 T = TypeVar("T")
 
 
@@ -149,6 +151,7 @@ class World:
                     settings=swarm.producer,
                     strict=swarm.strict,
                     padding_bytes=swarm.padding_bytes,
+                    pace=swarm.pace,
                 )
             )
         for _ in range(swarm.consumers * swarm.groups):
@@ -167,6 +170,7 @@ class World:
             ttl_ms=self.swarm.ttl_ms,
             manners=self.swarm.manners,
             settings=self.swarm.consumer,
+            left_ms=self.shelf.left_ms,
         )
         self.consumers.append(host)
         return host
@@ -179,7 +183,10 @@ class World:
         meta = self._operator_meta
         strategy = OrderStrategy.STRICT if self.swarm.strict else OrderStrategy.BEST_TRIED
         ask = CreateSubject(
-            subject=SUBJECT, partitions=self.swarm.partitions, order_strategy=strategy
+            subject=SUBJECT,
+            partitions=self.swarm.partitions,
+            order_strategy=strategy,
+            static=self.swarm.static,
         )
         while True:
             try:
@@ -251,6 +258,7 @@ class World:
         await asyncio.sleep(1.0)
         self.faults.heal()
         healed_at = self.loop.now
+        await asyncio.sleep(QUIET_S)
         verified = False
         while not (verified and self._drained()):  # the last look is the moment of the final log
             if self.loop.now > healed_at + DRAIN_S:

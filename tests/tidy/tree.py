@@ -1,6 +1,7 @@
 """The source files of the package, read once, for the tests of this folder."""
 
 import ast
+import gc
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,7 +35,13 @@ class Source:
 
     @cached_property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, filename=self.name)
+        # Collecting garbage can end in another parse (pytest shows the source of a ResourceWarning), and CPython
+        # 3.11 then loses count within this one: "AST constructor recursion depth mismatch".
+        gc.disable()
+        try:
+            return ast.parse(self.text, filename=self.name)
+        finally:
+            gc.enable()
 
 
 @dataclass(frozen=True)

@@ -2,4 +2,36 @@
 
 from __future__ import annotations
 
-CATCHES: dict[str, int] = {}
+CATCHES: dict[str, int] = {
+    "ack_before_fsync": 1,
+    "ack_of_lower_token_accepted": 33,
+    "acked_when_handed_out": 1,
+    "acked_when_sent": 0,
+    "acks_join_over_a_gap": 1,
+    "another_boot_is_not_noticed": 36,
+    "any_release_frees_the_lease": 6,
+    "changed_grants_are_not_told": 3,
+    "child_opened_before_seal": 0,
+    "cursor_falls": 1,
+    "cursor_jumps_a_gap": 1,
+    "cursor_never_saved": 0,
+    "cursor_read_once_for_all_tokens": 0,
+    "deadline_not_checked": 23,
+    "dedup_forgotten_at_restart": 8,
+    "detour_not_declared": 32,
+    "drained_said_early": 0,
+    "duplicate_told_before_durable": 17,
+    "duplicates_stored": 0,
+    "empty_ack_says_the_end": 1,
+    "failed_acks_dropped": 0,
+    "failed_messages_acked": 3,
+    "fence_not_durable": 0,
+    "fences_forgotten_at_restart": 0,
+    "first_of_a_batch_dropped": 1,
+    "full_disk_undoes_nothing": 16,
+    "given_up_told_as_not_done": 48,
+    "granted_before_it_is_free": 0,
+    "key_hashed_anew": 0,
+    "lanes_ignore_keys": 0,
+    "lanes_run_backwards": 0,
+}

@@ -12,6 +12,7 @@ from keylane.cli.history.events import (
     Holds,
     LetGo,
     Looked,
+    Recovered,
     Sent,
     Served,
     Settled,
@@ -153,6 +154,12 @@ def test_each_anomaly_is_named(anomaly):
         ("handled where it is not", "phantom", [started(9)]),
         ("an ack of a fenced owner that counted", "stale effect", [
             started(0), granted(2, B), *handled(1, token=2, session=B), ended(0)]),
+        ("a handler of a session that has ended", "late start", [
+            started(0)._replace(session_left_ms=0), ended(0)]),
+        ("a fence forgotten at a restart", "nonmonotonic", [
+            *handled(0), served("acquire", 3, 4, 0), Recovered("g", 1, 2, 0)]),
+        ("a cursor forgotten at a restart", "nonmonotonic", [
+            *handled(0), served("ack", 1, 4, 1, [(0, 1)]), Recovered("g", 1, 1, 0)]),
         ("a cursor seen to fall", "nonmonotonic", [*handled(0), looked(1, 1), looked(1, 0)]),
         ("a token seen to fall", "nonmonotonic", [*handled(0), looked(2, 1), looked(1, 1)]),
         ("a cursor moved by another's ack", "stale effect", [
