@@ -275,8 +275,10 @@ class QueueReader:
                 continue
             start = one.partition.logic_start
             try:
+                if offset < start:
+                    raise OffsetOutOfRangeError(offset=offset)  # what was before it is gone
                 answer, payload = await self._broker(one.partition).call(
-                    Read(0, one.partition.partition_id, max(offset - start, 0), bytes_max)
+                    Read(0, one.partition.partition_id, offset - start, bytes_max)
                 )
             except OffsetOutOfRangeError:
                 if not sure:

@@ -1,4 +1,4 @@
-"""What happens in time and not on a call: expired sessions, changes of other metaservers, repairs.
+"""What happens in time and not on a call: expired sessions, changes of other metaservers, repairs, data that is gone.
 
 It looks every `poll_ms`, and earlier when a session is about to expire: so a silent consumer is replaced at
 its ttl, whoever else is calling.
@@ -12,6 +12,7 @@ import logging
 from ..protocol.errors import KeylaneError, NotEnoughBrokersError, StorageError
 from .catalogue import Catalogue
 from .database import Database
+from .expirer import Expirer
 from .members import Members
 from .reshaper import Reshaper
 from .settings import MetaserverSettings
@@ -30,12 +31,14 @@ class Attendant:
         catalogue: Catalogue,
         settings: MetaserverSettings,
         reshaper: Reshaper | None = None,
+        expirer: Expirer | None = None,
     ) -> None:
         self._database = database
         self._members = members
         self._catalogue = catalogue
         self._settings = settings
         self._reshaper = reshaper
+        self._expirer = expirer
 
     async def run(self) -> None:
         """Until cancelled.  A database that does not answer is asked again."""
@@ -43,6 +46,8 @@ class Attendant:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._look_again_and_again())
                 group.create_task(self._repair_again_and_again())
+                if self._expirer is not None:
+                    group.create_task(self._expire_again_and_again(self._expirer))
         except Exception:
             log.exception("the periodic work met a fault of ours and has ended")
             raise
@@ -78,3 +83,11 @@ class Attendant:
                 log.info("%s", error.message)
             except KeylaneError as error:
                 log.warning("a creation cannot go on: %s", error.message)
+
+    async def _expire_again_and_again(self, expirer: Expirer) -> None:
+        while True:
+            await asyncio.sleep(self._settings.expire_ms / 1000)
+            try:
+                await expirer.look()
+            except StorageError as error:
+                log.warning("the database does not answer: %s", error.message)

@@ -21,6 +21,7 @@ from .attendant import Attendant
 from .calls import control_calls, control_routes
 from .catalogue import Catalogue
 from .database import SqlDatabase, open_database
+from .expirer import Expirer
 from .members import Members
 from .openapi import openapi_document
 from .resetter import Resetter
@@ -115,7 +116,8 @@ async def running_metaserver(
             ]
             server = Server(routes)
             await server.start(settings.host, settings.port)
-            attendant = Attendant(database, members, catalogue, settings, reshaper)
+            expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
+            attendant = Attendant(database, members, catalogue, settings, reshaper, expirer)
             attending = asyncio.create_task(attendant.run())
             try:
                 yield RunningMetaserver(server, attending)

@@ -50,6 +50,10 @@ class MetaserverSettings:
         default=5_000,
         metadata={"doc": "after so long another metaserver goes on with what one began and left"},
     )
+    expire_ms: int = field(
+        default=10_000,
+        metadata={"doc": "how often sealed partitions are looked at whose messages may be gone"},
+    )
     sessions_max: int = field(default=10_000, metadata={"doc": "consumers of one group"})
     subjects_max: int = field(default=10_000, metadata={"doc": "subjects"})
 
@@ -78,6 +82,7 @@ _RANGES = {
     "poll_ms": (10, 10_000),
     "repair_ms": (100, 600_000),
     "operation_lease_ms": (100, 600_000),
+    "expire_ms": (100, 600_000),
     "sessions_max": (1, 100_000),
     "subjects_max": (1, 1_000_000),
 }

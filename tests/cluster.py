@@ -77,10 +77,18 @@ class Cluster:
     """One metaserver on SQLite, or several on what the settings name, and `brokers` broker groups g1, g2, …"""
 
     def __init__(
-        self, folder: Path, brokers: int = 2, *, meta_settings: str = "", metas: int = 1
+        self,
+        folder: Path,
+        brokers: int = 2,
+        *,
+        meta_settings: str = "",
+        broker_settings: str = "",
+        metas: int = 1,
     ) -> None:
         config = folder / "metaserver.toml"
         config.write_text(meta_settings)
+        broker_config = folder / "broker.toml"
+        broker_config.write_text(broker_settings)
         self.metas = [
             Program(
                 *("keylane.metaserver", "--config", str(config)),
@@ -91,7 +99,7 @@ class Cluster:
         self.meta_program = self.metas[0]
         self.brokers = [
             Program(
-                "keylane.broker",
+                *("keylane.broker", "--config", str(broker_config)),
                 *("--group", f"g{number}", "--data", str(folder / f"broker-{number}")),
                 *("--meta", ",".join(self.addresses)),
             )

@@ -1,0 +1,109 @@
+"""Segments of a queue whose messages retention has removed, on real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, eventually
+from keylane import Consumer, Message, Producer, QueueReader
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.errors import OffsetOutOfRangeError
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.routing import PartitionState
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+SEGMENT = 16_384
+SETTINGS = ConsumerSettings(ttl_ms=1_500)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Brokers that keep little, and look when they start; a metaserver that looks often."""
+    settings = "expire_ms = 200\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
+    broker = f"segment_bytes = {SEGMENT}\nretention_bytes = {2 * SEGMENT}\n"
+    cluster = Cluster(tmp_path, 2, meta_settings=settings, broker_settings=broker)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+async def send(cluster: Cluster, subject: str, count: int, *, size: int = 8) -> None:
+    async with Producer(cluster.meta) as producer:
+        for number in range(count):
+            await producer.send(subject, b"%0*d" % (size, number), key=b"%d" % number)
+
+
+async def move(cluster: Cluster, reader: QueueReader) -> None:
+    at = (await reader.queues())[0].segments[-1].partition
+    to = "g2" if at.broker_group == "g1" else "g1"
+    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(at.partition_id,), broker_group=to)
+    await cluster.reshape(ask)
+
+
+async def segments(reader: QueueReader) -> list[int]:
+    """Logic starts."""
+    return [one.partition.logic_start for one in (await reader.queues())[0].segments]
+
+
+async def all_expired(reader: QueueReader, starts: list[int]) -> None:
+    until = time.monotonic() + 30
+    while await segments(reader) != starts:
+        assert time.monotonic() < until, await segments(reader)
+        await asyncio.sleep(0.1)
+
+
+async def test_head_segments_vanish_and_the_rest_goes_on(cluster: Cluster):
+    """The min rises, what is below is refused by name, a group that stopped and one that is new go on in order."""
+    await cluster.create("aged", partitions=1, static=True)
+    await cluster.create("filler", partitions=2)
+    network = HttpNetwork()
+    meta = MetaClient(network, [cluster.meta])
+    seen: list[Message] = []
+    async with QueueReader(cluster.meta, subject="aged") as reader:
+        await send(cluster, "aged", 5)
+        async with Consumer(
+            cluster.meta, subject="aged", group="g", handler=seen.append, settings=SETTINGS
+        ):
+            await eventually(lambda: len(seen) == 5)
+            await asyncio.sleep(0.1)
+        await move(cluster, reader)
+        await move(cluster, reader)  # the second one stays empty
+        await send(cluster, "filler", 150, size=1_000)
+        for broker in cluster.brokers:  # they look at once when they start
+            broker.kill()
+            broker.restart()
+        await send(cluster, "aged", 3)
+        await all_expired(reader, [5])
+        assert await reader.bounds(0) == (5, 8)
+        with pytest.raises(OffsetOutOfRangeError) as refused:
+            await reader.read(0, 4)
+        assert refused.value.details["first_offset"] == 5
+        found = await reader.read(0, 5)
+        assert [one.logic_offset for one in found.messages] == list(
+            range(5, 5 + len(found.messages))
+        )
+        history = (await meta.history("aged")).partitions
+        assert [one.partition.state for one in history] == [
+            PartitionState.EXPIRED,
+            PartitionState.EXPIRED,
+            PartitionState.OPEN,
+        ]
+        assert [one.end_offset for one in history] == [5, 0, None]
+        for group in ("g", "new"):
+            late: list[Message] = []
+            async with Consumer(
+                cluster.meta, subject="aged", group=group, handler=late.append, settings=SETTINGS
+            ):
+                await eventually(lambda late=late: len(late) == 3)
+            assert [one.logic_offset for one in late] == [5, 6, 7]
+        checks = (await meta.verify()).checks
+        assert not [json.dumps(one.violations) for one in checks if one.violations]
+    await network.close()

@@ -1,0 +1,142 @@
+"""Which sealed partitions may expire, and what follows from it for routes, groups and queues."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from keylane.metaserver.dialect import prepare_sqlite
+from keylane.metaserver.migrate import migrate
+from keylane.metaserver.schema import partitions
+from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_expiry import expiry_candidates, mark_expired
+from keylane.metaserver.store_leases import note_drained, read_grants, settle_group
+from keylane.metaserver.store_operations import advance_operation, claim_operation, note_steps
+from keylane.metaserver.store_plans import begin_operations
+from keylane.metaserver.store_queues import read_queues
+from keylane.metaserver.store_sessions import join_group, leave_group
+from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.protocol.routing import PartitionState
+
+A = "a" * 16
+TTL_MS = 5_000
+
+
+class Rows:
+    """A queue of three segments, 1 → 2 → 3, the first two sealed at 10 and at 0."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.engine = sa.create_engine("sqlite://", poolclass=StaticPool)
+        prepare_sqlite(self.engine, self)
+        self.run(migrate)
+        self.report()
+        ask = CreateSubject(subject="s", partitions=1, static=True)
+        self.run(plan_subject, ask, subjects_max=9)
+        self.run(open_subject, "s")
+        self.move(1, "g2", 10)
+        self.move(2, "g1", 0)
+
+    def boot_ms(self) -> int:
+        return self.now_ms
+
+    def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.engine.begin() as connection:
+            return work(connection, *args, **kwargs)
+
+    def report(self) -> None:
+        for group in ("g1", "g2"):
+            body = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
+            self.run(report_broker, body, ttl_ms=TTL_MS)
+
+    def move(self, partition_id: int, to: str, end: int) -> None:
+        ask = Reshape(kind=OperationKind.MOVE, partition_ids=(partition_id,), broker_group=to)
+        ((operation_id, _),) = self.run(begin_operations, ask, driver="d", lease_ms=1_000)
+        state = OperationState.PLAN
+        while state is not OperationState.DONE:
+            operation = self.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
+            seals = state is OperationState.SEAL
+            answers = {one.partition_id: end if seals else None for one in operation.todo}
+            self.run(note_steps, operation_id, answers, "")
+            state = self.run(advance_operation, operation_id)
+
+    def candidates(self) -> list[tuple[int, int]]:
+        found = self.run(expiry_candidates, after=0, limit=9)
+        return [(one.partition_id, end) for one, end in found]
+
+    def join(self) -> list[int]:
+        """A consumer of group `g`; what it is granted."""
+        ask = Join(subject="s", group="g", session=A, ttl_ms=TTL_MS)
+        self.run(join_group, ask, sessions_max=9)
+        return self.granted()
+
+    def granted(self) -> list[int]:
+        self.run(settle_group, 1)
+        grants = self.run(read_grants, A).grants
+        return [one.partition.partition_id for one in grants]
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return Rows()
+
+
+def test_parents_first(rows: Rows):
+    """A partition behind one that still has messages does not expire, also not an empty one: readers would be let past."""
+    assert rows.candidates() == [(1, 10)]
+    assert rows.run(mark_expired, {2: 0}) == []
+    assert rows.run(mark_expired, {1: 10}) == ["s"]
+    assert rows.candidates() == [(2, 0)]
+    assert rows.run(mark_expired, {2: 0}) == ["s"]
+    assert rows.candidates() == []
+
+
+def test_the_route_and_the_queue_lose_it(rows: Rows):
+    """It is in no route and no queue any more, the version rises, the others begin where they began."""
+    before = rows.run(read_route, "s")
+    rows.run(mark_expired, {1: 10})
+    after = rows.run(read_route, "s")
+    assert after.version == before.version + 1
+    assert [one.partition_id for one in after.partitions] == [2, 3]
+    (queue,) = rows.run(read_queues, "s").queues
+    assert [(one.partition.logic_start, one.logic_end) for one in queue.segments] == [
+        (10, 10),
+        (10, None),
+    ]
+
+
+def test_a_group_that_had_not_drained_it_goes_on(rows: Rows):
+    """A group that begins later is granted what follows, and nothing that is gone."""
+    rows.run(mark_expired, {1: 10})
+    assert rows.join() == [2]
+
+
+def test_whoever_holds_it_is_waited_for(rows: Rows):
+    """While a session has it and has not drained it, its last messages may be in a handler."""
+    assert rows.join() == [1]
+    assert rows.candidates() == []
+    assert rows.run(mark_expired, {1: 10}) == []
+    rows.run(note_drained, A, [1])
+    assert rows.candidates() == [(1, 10)]
+    rows.run(leave_group, A)
+    assert rows.run(mark_expired, {1: 10}) == ["s"]
+
+
+def test_what_does_not_fit_stays(rows: Rows):
+    """Another end than the one known, an open partition, one whose end nobody knows, a silent broker: nothing expires."""
+    assert rows.run(mark_expired, {1: 9}) == []
+    assert rows.run(mark_expired, {3: 0}) == []
+    rows.now_ms += TTL_MS
+    assert rows.candidates() == []
+    rows.report()
+    unknown = sa.update(partitions).where(partitions.c.partition_id == 1).values(end_offset=None)
+    rows.run(lambda connection: connection.execute(unknown))
+    assert rows.candidates() == []
+    states = rows.run(
+        lambda connection: connection.execute(sa.select(partitions.c.state)).scalars().all()
+    )
+    assert states == [PartitionState.SEALED, PartitionState.SEALED, PartitionState.OPEN]
