@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -42,6 +41,7 @@ from ..protocol.routing import Partition, PartitionState
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.http_network import HttpNetwork
 from ..rpc.network import Network
+from .cutting import cut_messages
 
 READ_BYTES = 1 << 20
 
@@ -309,22 +309,13 @@ class QueueReader:
         place = _ReadFrom(partition.queue, partition.logic_start)
         found: list[Message] = []
         for start, header in batch_starts(payload):
-            cut = columns(payload, header, start)
-            keys, values, properties = (
-                [cut.blob[low:high] for low, high in pairwise(edges)]
-                for edges in (cut.key_edges, cut.value_edges, cut.property_edges)
+            whole = cut_messages(
+                columns(payload, header, start),
+                header,
+                self._subject,
+                partition.partition_id,
+                0,
+                place,
             )
-            found += [
-                Message(
-                    self._subject,
-                    keys[index],
-                    values[index],
-                    header.base_offset + index,
-                    partition.partition_id,
-                    cut.sent_at_ns[index],
-                    packed_properties=properties[index],
-                    delivery=place,
-                )
-                for index in range(max(offset - header.base_offset, 0), header.count)
-            ]
+            found += whole[max(offset - header.base_offset, 0) :]
         return found

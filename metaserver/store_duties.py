@@ -26,10 +26,13 @@ def take_duty(connection: Connection, name: str, *, holder: str, lease_ms: int) 
     return True
 
 
-def leave_duty(connection: Connection, name: str, *, holder: str) -> None:
-    """Give a lease back, if it is the holder's."""
-    if _read(connection, name, lock=True)[1] == holder:
-        connection.execute(sa.delete(facts).where(facts.c.name == _PREFIX + name))
+def leave_duty(connection: Connection, name: str, *, holder: str) -> bool:
+    """Give a lease back; False if it had ended, or is another's, whose it stays."""
+    until, owner = _read(connection, name, lock=True)
+    if owner != holder:
+        return False
+    connection.execute(sa.delete(facts).where(facts.c.name == _PREFIX + name))
+    return _now(connection) < until
 
 
 def duty_left_ms(connection: Connection, name: str) -> int:

@@ -143,7 +143,7 @@ def end_reset(
     """
     here = groups.c.group_id == group_id
     connection.execute(sa.select(groups.c.group_id).where(here).with_for_update()).one()
-    leave_duty(connection, reset_duty(group_id), holder=holder)
+    alone = leave_duty(connection, reset_duty(group_id), holder=holder)
     found = connection.execute(
         sa.select(partitions.c.partition_id, partitions.c.end_offset, leases.c.token)
         .join(leases, leases.c.partition_id == partitions.c.partition_id)
@@ -157,7 +157,8 @@ def end_reset(
         {"group_id": group_id, "partition_id": row.partition_id}
         for row in found
         # Whoever was granted it since has found the cursor there, and will say the same.
-        if row.token == tokens[row.partition_id] and cursors[row.partition_id] == row.end_offset
+        if (alone or row.token == tokens[row.partition_id])
+        and cursors[row.partition_id] == row.end_offset
     ]
     insert_new(connection, drained, through)
     mark_unsettled(connection, group_id)

@@ -162,6 +162,27 @@ async def test_a_subject_without_queues(shared_cluster: Cluster):
     assert [one.value for one in await all_of(2)] == [b"28", b"29"]
 
 
+async def test_a_shared_group(shared_cluster: Cluster):
+    """Its cursor is set alike, and everything behind it comes to its consumers again, each once."""
+    await fill(shared_cluster, "everybodys")
+    settings = ConsumerSettings(ttl_ms=1_500, strategy="shared")
+    for begin in (0, 15, 38):
+        seen: list[Message] = []
+        async with Consumer(
+            shared_cluster.meta,
+            subject="everybodys",
+            group="g",
+            handler=seen.append,
+            settings=settings,
+        ):
+            await eventually(lambda seen=seen, left=40 - begin: len(seen) >= left)
+        assert sorted(one.logic_offset for one in seen) == list(range(begin, 40))
+        following = {0: 15, 15: 38, 38: 40}[begin]
+        await reset(shared_cluster, "everybodys", ResetTo.OFFSET, queue=0, offset=following)
+    async with QueueReader(shared_cluster.meta, subject="everybodys") as reader:
+        assert (await reader.progress(0, "g")).lag == 0
+
+
 async def test_a_busy_group_is_left_alone(shared_cluster: Cluster):
     """While a consumer lives the reset is refused and nothing changes; who was stopped in a handler is fenced after it."""
     await fill(shared_cluster, "busy")
