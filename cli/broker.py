@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import OutputFormat, OutputOption
+from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
 
 broker_app = typer.Typer(no_args_is_help=True, help="Look at brokers and into their data folders.")
 
@@ -57,6 +57,44 @@ def broker_health(
     from .screen import run
 
     run(output, show_health(address, output))
+
+
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of a broker group.")]
+
+
+@broker_app.command("list")
+def broker_list(meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFormat.TABLE) -> None:
+    """List the broker groups that ever reported themselves."""
+    from .broker_groups import list_brokers
+    from .screen import run
+
+    run(output, list_brokers(meta, output))
+
+
+@broker_app.command("cordon")
+def broker_cordon(
+    group: GroupArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Keep a broker group from new partitions; what it has goes on.  An evacuation does this as well."""
+    from .broker_groups import cordon
+    from .screen import run
+
+    run(output, cordon(meta, output, group=group, cordoned=True))
+
+
+@broker_app.command("uncordon")
+def broker_uncordon(
+    group: GroupArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Let a broker group have new partitions again."""
+    from .broker_groups import cordon
+    from .screen import run
+
+    run(output, cordon(meta, output, group=group, cordoned=False))
 
 
 KindOption = Annotated[str, typer.Option(help="Which index: file or rocksdb.")]

@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
     app.command("move")(move)
     app.command("evacuate")(evacuate)
     app.command("operations")(operations)
+    app.command("cancel")(cancel)
     app.command("history")(history)
 
 
@@ -171,6 +172,17 @@ def operations(
     run(output, _show_operations(meta, output, subject))
 
 
+def cancel(
+    operation: Annotated[int, typer.Argument(metavar="ID", help="Id of an operation.")],
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Undo an operation of which nothing is sealed yet; one that has begun to seal only goes forward."""
+    from .screen import run
+
+    run(output, _cancel(meta, output, operation))
+
+
 def history(
     subject: SubjectArgument,
     meta: MetaOption = META_DEFAULT,
@@ -231,7 +243,7 @@ async def _watch(client: MetaClient, view: OperationView, output: OutputFormat) 
                 flush=True,
             )
             said = told
-        if view.state in {OperationState.DONE, OperationState.FENCE}:
+        if view.state in {OperationState.DONE, OperationState.FENCE, OperationState.CANCELED}:
             return view
         await asyncio.sleep(POLL_SECONDS)
         try:
@@ -297,6 +309,18 @@ async def _show_operations(meta: str, output: OutputFormat, subject: str) -> Non
     columns = ("id#", "operation", "state", "steps", "sealed", "opened", "waits for")
     title = f"operations on {subject}" if rows else f"no operations on {subject} yet"
     show_table(make_table(title, columns, rows))
+
+
+async def _cancel(meta: str, output: OutputFormat, operation_id: int) -> None:
+    from .connection import connect
+    from .screen import show_json
+
+    async with connect(meta) as (client, _network):
+        view = await client.cancel_operation(operation_id)
+    if output is OutputFormat.JSON:
+        show_json(view)
+    else:
+        print(f"{view.kind} of {view.subject}: {view.state}")
 
 
 async def _show_history(meta: str, output: OutputFormat, subject: str) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from ..protocol.control import (
     BrokerHeartbeat,
+    BrokerView,
     BrokerWelcome,
     CreateSubject,
     Done,
@@ -33,7 +34,7 @@ from ..protocol.control import (
 from ..protocol.errors import InvalidRequestError
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import PULL_WAIT_MS_MAX
-from ..protocol.operations import OperationList, Reshape, SubjectHistory
+from ..protocol.operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
 from ..protocol.progress import GroupReset, ResetGroup
 from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Route
@@ -95,6 +96,14 @@ def _subject_calls(catalogue: Catalogue) -> list[Call]:
             BrokerWelcome,
             lambda body, _: catalogue.report(body),
             "A broker reports itself; the first time registers it.",
+        ),
+        Call(
+            "POST",
+            "/v1/brokers/{group}/cordon",
+            Cordon,
+            BrokerView,
+            lambda body, params: catalogue.cordon(params["group"], body),
+            "Keep a broker group from new partitions, or let it have some again.",
         ),
         Call(
             "POST",
@@ -244,6 +253,14 @@ def _operation_calls(reshaper: Reshaper) -> list[Call]:
             OperationList,
             lambda body, _: reshaper.begin(body),
             "Begin to change partitions, or plan it; the operations go on by themselves.",
+        ),
+        Call(
+            "POST",
+            "/v1/operations/{id}/cancel",
+            None,
+            OperationView,
+            lambda _body, params: reshaper.cancel(whole_number(params, "id", 0)),
+            "Undo an operation of which nothing is sealed yet.",
         ),
         Call(
             "GET",

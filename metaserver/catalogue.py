@@ -34,6 +34,7 @@ from ..protocol.errors import (
     UnreachableError,
 )
 from ..protocol.ids import Subject, check_name
+from ..protocol.operations import Cordon
 from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from ..rpc.client import BrokerClient
@@ -43,6 +44,7 @@ from .settings import MetaserverSettings
 from .store_brokers import (
     broker_place,
     broker_views,
+    cordon_broker,
     note_refused,
     renew_broker,
     report_broker,
@@ -127,6 +129,12 @@ class Catalogue:
                 broker_group=report.broker_group,
                 address=known[1],
             )
+
+    async def cordon(self, broker_group: str, ask: Cordon) -> BrokerView:
+        """Keep a broker group from new partitions, or no longer.  Raises InvalidNameError, BrokerGroupUnknownError."""
+        await self._database.write(cordon_broker, broker_group, ask.cordoned)
+        views = await self._database.read(broker_views)
+        return next(one for one in views if one.broker_group == broker_group)
 
     async def brokers(self) -> list[BrokerView]:
         """Every broker group known, by name."""

@@ -201,6 +201,7 @@ def _subject(name: str, found: Sequence[PartitionStatus], *, complete: bool) -> 
         for one in found
     }
     subject.partitions = list(rows.values())
+    _forget_canceled(rows)
     subject.operation = _operation(found, rows)
     if subject.static:
         _chain(rows)
@@ -228,6 +229,18 @@ def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
             if one.state is PartitionState.SEALED and at_broker.cursor >= one.next_offset:
                 group.drained.add(one.partition_id)
     return [group for _, group in sorted(groups.items())]
+
+
+def _forget_canceled(rows: dict[int, RebuiltPartition]) -> None:
+    """
+    A child that is sealed, empty, and that nothing continues, is one of a canceled operation: it was never opened.
+
+    For whatever is sealed to be continued has children, hosted before.
+    """
+    continued = {one for row in rows.values() for one in row.partition.parents}
+    for partition_id, row in rows.items():
+        if row.partition.parents and row.end_offset == 0 and partition_id not in continued:
+            _set(rows, partition_id, PartitionState.EXPIRED)
 
 
 def _operation(
@@ -281,7 +294,7 @@ def _generations(rows: dict[int, RebuiltPartition]) -> list[tuple[set[int], set[
     """Parents and children that hang together, so that they are sealed and opened together."""
     found: list[tuple[set[int], set[int]]] = []
     for child, row in sorted(rows.items()):
-        if not row.partition.parents:
+        if not row.partition.parents or row.partition.state is PartitionState.EXPIRED:
             continue
         parents: set[int] = set(row.partition.parents)
         children = {child}

@@ -19,8 +19,14 @@ from msgspec.structs import replace
 
 from ..protocol.backoff import Backoff
 from ..protocol.control import HostPartition
-from ..protocol.errors import InvalidRequestError, KeylaneError, StorageError
-from ..protocol.operations import OperationList, OperationState, Reshape, SubjectHistory
+from ..protocol.errors import InvalidRequestError, KeylaneError, PartitionUnknownError, StorageError
+from ..protocol.operations import (
+    OperationList,
+    OperationState,
+    OperationView,
+    Reshape,
+    SubjectHistory,
+)
 from ..protocol.routing import Partition, PartitionState
 from ..rpc.client import BrokerClient
 from ..rpc.network import Network
@@ -32,6 +38,7 @@ from .store_history import operation_views, subject_history, subject_operations
 from .store_operations import (
     Operation,
     advance_operation,
+    cancel_operation,
     claim_operation,
     groups_of,
     idle_operations,
@@ -50,6 +57,7 @@ _ENTERED = {
     OperationState.OPEN: "sealed",
     OperationState.FENCE: "opened",
     OperationState.DONE: "opened",
+    OperationState.CANCELED: "canceled",
 }
 
 
@@ -123,6 +131,18 @@ class Reshaper:
         idle = [planned.view(ask) for operation_id, planned in begun if not operation_id]
         return OperationList(operations=[*await self._database.read(operation_views, ids), *idle])
 
+    async def cancel(self, operation_id: int) -> OperationView:
+        """
+        Undo an operation that still stands in PLAN; again changes nothing.
+
+        Raises:
+            OperationUnknownError, OperationForwardError
+        """
+        await self._database.write(cancel_operation, operation_id)
+        self._drive_soon(operation_id)
+        (view,) = await self._database.read(operation_views, [operation_id])
+        return view
+
     async def operations(self, subject: str) -> OperationList:
         """The latest operations of a subject, the newest first.  Raises SubjectUnknownError."""
         return OperationList(operations=await self._database.read(subject_operations, subject))
@@ -181,6 +201,8 @@ class Reshaper:
             if operation.state is OperationState.OPEN:
                 await self._tell(operation)
             return True
+        if state is OperationState.CANCELED and not problem:
+            return None
         if all(one.address is None for one in operation.todo):
             log.info("operation %d waits: %s", operation_id, problem)
             await self._database.write(let_go, operation_id, driver=self._driver)
@@ -226,6 +248,10 @@ class Reshaper:
                         static=operation.static,
                     )
                 )
+            except PartitionUnknownError:
+                if operation.state is OperationState.CANCELED:
+                    return one.partition_id, 0  # it was never hosted
+                return f"partition {one.partition_id} is not known to {one.broker_group!r}"
             except KeylaneError as error:
                 return f"partition {one.partition_id} on {one.broker_group!r}: {error.message}"
         return one.partition_id, None

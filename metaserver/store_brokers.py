@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 
 from ..protocol.control import BrokerHeartbeat, BrokerView
 from ..protocol.errors import BrokerGroupUnknownError, DataFolderError
-from ..protocol.ids import BrokerGroup
+from ..protocol.ids import BrokerGroup, check_name
 from ..protocol.routing import PartitionState
 from .dialect import insert_new, insert_or_replace, now_ms
 from .schema import brokers, partitions, refused_brokers, subjects
@@ -121,7 +121,7 @@ def _renew_routes(connection: Connection, broker_group: str) -> list[int]:
 
 
 def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
-    """The available broker groups that take writes, with their open partitions, the fewest first."""
+    """The available broker groups that take writes and are not cordoned, with their open partitions, the fewest first."""
     count = (
         sa.select(sa.func.count())
         .where(
@@ -133,6 +133,7 @@ def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
     found = (
         sa.select(brokers.c.broker_group, count.label("load"))
         .where(brokers.c.expires_at > now_ms(), brokers.c.writable, brokers.c.readable)
+        .where(sa.not_(brokers.c.cordoned))
         .order_by(count, brokers.c.broker_group)
     )
     return {BrokerGroup(row.broker_group): row.load for row in connection.execute(found)}
@@ -152,6 +153,26 @@ def broker_alive(connection: Connection, broker_group: str) -> bool:
     return bool(found)
 
 
+def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> None:
+    """
+    Keep a broker group from new partitions, or let it have some again; again changes nothing.
+
+    Raises:
+        InvalidNameError
+        BrokerGroupUnknownError: it never reported itself.
+    """
+    check_name("broker group", broker_group)
+    here = brokers.c.broker_group == broker_group
+    if not connection.execute(sa.update(brokers).where(here).values(cordoned=cordoned)).rowcount:
+        raise BrokerGroupUnknownError(broker_group=broker_group)
+
+
+def is_cordoned(connection: Connection, broker_group: str) -> bool:
+    """Is a broker group kept from new partitions."""
+    found = sa.select(brokers.c.cordoned).where(brokers.c.broker_group == broker_group)
+    return bool(connection.execute(found).scalar_one_or_none())
+
+
 def broker_views(connection: Connection) -> list[BrokerView]:
     """Every broker group there ever was, by name."""
     found = sa.select(
@@ -159,6 +180,7 @@ def broker_views(connection: Connection) -> list[BrokerView]:
         brokers.c.address,
         (brokers.c.expires_at > now_ms()).label("available"),
         (now_ms() - brokers.c.seen_at).label("silent_ms"),
+        brokers.c.cordoned,
     ).order_by(brokers.c.broker_group)
     return [
         BrokerView(
@@ -166,6 +188,7 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             address=row.address,
             available=bool(row.available),
             silent_ms=max(0, row.silent_ms),
+            cordoned=row.cordoned,
         )
         for row in connection.execute(found)
     ]

@@ -55,6 +55,8 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
     ).all()
     sealed = [one for one in done if one.action == StepAction.SEAL]
     children = [one.partition_id for one in done if one.action == StepAction.HOST]
+    if row.state == OperationState.CANCELED:  # what is to be sealed are its children
+        sealed, children = [], [one.partition_id for one in done]
     return OperationView(
         operation_id=row.operation_id,
         subject=row.name,
@@ -79,9 +81,16 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
 
 
 def subject_history(connection: Connection, name: str) -> SubjectHistory:
-    """Every partition a subject ever had.  Raises SubjectUnknownError."""
+    """Every partition a subject ever had, but not what canceled operations had planned.  Raises SubjectUnknownError."""
     row = open_subject_row(connection, name)
-    of_subject = partitions.c.subject_id == row.subject_id
+    canceled = (
+        sa.select(steps.c.partition_id)
+        .join(operations, operations.c.operation_id == steps.c.operation_id)
+        .where(operations.c.state == OperationState.CANCELED)
+    )
+    of_subject = sa.and_(
+        partitions.c.subject_id == row.subject_id, partitions.c.partition_id.not_in(canceled)
+    )
     ends = {
         one.partition_id: one
         for one in connection.execute(

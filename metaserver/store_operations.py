@@ -16,7 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol.control import Retention
-from ..protocol.ids import Subject
+from ..protocol.errors import OperationForwardError, OperationUnknownError
+from ..protocol.ids import MAX_I64, Subject
 from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import OrderStrategy, Partition, PartitionState, route_table
 from .dialect import now_ms
@@ -30,6 +31,7 @@ _ACTION = {
     OperationState.PLAN: StepAction.HOST,
     OperationState.SEAL: StepAction.SEAL,
     OperationState.FENCE: StepAction.SEAL,
+    OperationState.CANCELED: StepAction.SEAL,
 }
 """What the brokers are asked for in a state."""
 
@@ -136,8 +138,13 @@ def note_steps(
         here = partitions.c.partition_id == partition_id
         if end_offset is not None:
             connection.execute(sa.update(partitions).where(here).values(end_offset=end_offset))
-    noted = sa.and_(steps.c.operation_id == operation_id, steps.c.partition_id.in_(done))
-    connection.execute(sa.update(steps).where(noted).values(done=True))
+    # By its action: an operation that was canceled meanwhile has its children to seal.
+    for action in StepAction:
+        ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
+        noted = sa.and_(steps.c.operation_id == operation_id, steps.c.partition_id.in_(ids))
+        connection.execute(
+            sa.update(steps).where(noted, steps.c.action == action).values(done=True)
+        )
     connection.execute(
         sa.update(operations)
         .where(operations.c.operation_id == operation_id)
@@ -145,15 +152,60 @@ def note_steps(
     )
 
 
-def advance_operation(connection: Connection, operation_id: int) -> OperationState:
-    """Enter the next state if everything of this one is done; the state it is in now."""
-    found = sa.select(operations.c.subject_id).where(operations.c.operation_id == operation_id)
-    subject_id = connection.execute(found).scalar_one()
+def _lock_operation(connection: Connection, operation_id: int) -> OperationState | None:
+    """The state of an operation, which stays so until the transaction ends; None if there is none."""
+    here = operations.c.operation_id == operation_id
+    found = sa.select(operations.c.subject_id).where(here)
+    subject_id = connection.execute(found).scalar_one_or_none()
+    if subject_id is None:
+        return None
     # Locked in the order in which an operation is begun: the subject, then what runs on it.
     subject_row = sa.select(subjects.c.subject_id).where(subjects.c.subject_id == subject_id)
     connection.execute(subject_row.with_for_update()).one()
+    row = connection.execute(sa.select(operations.c.state).where(here).with_for_update()).one()
+    return OperationState(row.state)
+
+
+def cancel_operation(connection: Connection, operation_id: int) -> None:
+    """
+    Undo an operation of which nothing is sealed yet; again changes nothing.
+
+    Its children are never opened.  A broker may host one already, or be asked to this moment: all are sealed there.
+
+    Raises:
+        OperationUnknownError
+        OperationForwardError: it is past PLAN.
+    """
+    known = 0 < operation_id <= MAX_I64
+    state = _lock_operation(connection, operation_id) if known else None
+    if state is None:
+        raise OperationUnknownError(operation_id=operation_id)
+    if state is OperationState.CANCELED:
+        return
+    if state is not OperationState.PLAN:
+        raise OperationForwardError(operation_id=operation_id, state=state.value)
+    mine = steps.c.operation_id == operation_id
+    children = sa.select(steps.c.partition_id).where(mine, steps.c.action == StepAction.HOST)
+    connection.execute(
+        sa.update(partitions)
+        .where(partitions.c.partition_id.in_(children))
+        .values(state=PartitionState.EXPIRED)
+    )
+    connection.execute(sa.delete(steps).where(mine, steps.c.action == StepAction.SEAL))
+    connection.execute(sa.update(steps).where(mine).values(action=StepAction.SEAL, done=False))
+    connection.execute(
+        sa.update(operations)
+        .where(operations.c.operation_id == operation_id)
+        .values(
+            state=OperationState.CANCELED, problem="", running=None, driver=None, driven_until=0
+        )
+    )
+
+
+def advance_operation(connection: Connection, operation_id: int) -> OperationState:
+    """Enter the next state if everything of this one is done; the state it is in now."""
     here = operations.c.operation_id == operation_id
-    connection.execute(sa.select(operations.c.state).where(here).with_for_update()).one()
+    _lock_operation(connection, operation_id)
     operation = read_operation(connection, operation_id)
     silent = all(one.address is None for one in operation.todo)
     after = operation.state
@@ -228,7 +280,13 @@ def idle_operations(connection: Connection) -> list[int]:
         )
         .outerjoin(partitions, partitions.c.partition_id == steps.c.partition_id)
         .outerjoin(brokers, brokers.c.broker_group == partitions.c.broker_group)
-        .where(operations.c.state != OperationState.DONE, operations.c.driven_until <= now_ms())
+        .where(
+            operations.c.state != OperationState.DONE,
+            operations.c.driven_until <= now_ms(),
+            sa.or_(
+                operations.c.state != OperationState.CANCELED, steps.c.partition_id.is_not(None)
+            ),
+        )
         .order_by(operations.c.operation_id)
     ).all()
     left: dict[int, list[sa.Row[Any]]] = {}

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol.errors import (
+    BrokerCordonedError,
     InvalidRequestError,
     NotEnoughBrokersError,
     OperationRunningError,
@@ -36,7 +37,7 @@ from .reshape import (
     plan_split,
 )
 from .schema import operations, partition_parents, partitions, steps, subjects
-from .store_brokers import broker_alive, writable_groups
+from .store_brokers import broker_alive, cordon_broker, is_cordoned, writable_groups
 from .store_subjects import SubjectRow, find_subject
 
 
@@ -89,6 +90,7 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError
         BrokerGroupUnknownError: it never reported itself.
         NotEnoughBrokersError: nowhere to go now.
+        BrokerCordonedError: the target of a move gets no new partitions.
         OperationRunningError: another operation on a subject has not come to its new route yet.
         StaticSubjectError: it would change the number of queues of a static subject.
     """
@@ -126,12 +128,14 @@ def begin_operations(
     connection: Connection, ask: Reshape, *, driver: str, lease_ms: int
 ) -> list[tuple[int, PlannedOperation]]:
     """
-    Plan and journal, driven by `driver` for `lease_ms`; with each plan the id of its operation, 0 without one.
+    Plan and journal; an evacuated broker group is cordoned from now on.  Driven by `driver` for `lease_ms`; with each plan the id of its operation, 0 without one.
 
     Raises:
         What `plan_operations` raises; then nothing is stored.
     """
     begun = []
+    if ask.kind is OperationKind.EVACUATE:
+        cordon_broker(connection, ask.broker_group, True)
     for planned in plan_operations(connection, ask):
         operation_id = 0
         if planned.plan.children:
@@ -225,7 +229,12 @@ def _check_target(
     connection: Connection, target: BrokerGroup, hosts: Mapping[BrokerGroup, int]
 ) -> None:
     check_name("broker group", target)
-    if not broker_alive(connection, target):
+    alive = broker_alive(connection, target)
+    if is_cordoned(connection, target):
+        raise BrokerCordonedError(
+            f"broker group {target!r} is cordoned: it gets no new partitions", broker_group=target
+        )
+    if not alive:
         raise NotEnoughBrokersError(f"broker group {target!r} is silent", broker_group=target)
     if target not in hosts:
         raise NotEnoughBrokersError(

@@ -98,7 +98,7 @@ def _groups(connection: Connection) -> list[GroupRow]:
 
 
 def _operations(connection: Connection) -> list[OperationRow]:
-    unfinished = operations.c.state != OperationState.DONE
+    unfinished = operations.c.state.not_in([OperationState.DONE, OperationState.CANCELED])
     actions: dict[int, dict[int, StepAction]] = defaultdict(dict)
     found = sa.select(steps).join(operations).where(unfinished)
     for row in connection.execute(found):

@@ -116,6 +116,8 @@ class BrokerView(Struct, frozen=True, kw_only=True):
     address: str
     available: bool
     silent_ms: int
+    cordoned: bool = False
+    """It gets no new partitions."""
 
 
 # ── subjects ──────────────────────────────────────────────────────────────────────────────────────────

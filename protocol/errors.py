@@ -9,7 +9,8 @@
     │   ├── FencedError, SessionUnknownError, TokenUnknownError   stop: somebody else owns it
     │   ├── SequenceGapError, ProducerFencedError          an earlier batch is missing
     │   ├── StrategyMismatchError, NotEnoughBrokersError, NoPartitionError
-    │   ├── OperationRunningError, BrokerGroupUnknownError, GroupStrategyError
+    │   ├── OperationRunningError, OperationUnknownError, OperationForwardError, GroupStrategyError
+    │   ├── BrokerGroupUnknownError, BrokerCordonedError
     │   ├── OffsetOutOfRangeError, CorruptBatchError, FrameError
     │   ├── BrokerReadOnlyError, OverloadedError           try later
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
@@ -232,6 +233,30 @@ class GroupStrategyError(RefusedError):
     hint = (
         "Join with the group's strategy, or change it: keylane group switch SUBJECT GROUP STRATEGY"
     )
+
+
+class OperationUnknownError(RefusedError):
+    """An operation on partitions is named that never was."""
+
+    code = 1156
+    summary = "no such operation"
+    hint = "keylane subject operations NAME lists the latest ones of a subject."
+
+
+class OperationForwardError(RefusedError):
+    """An operation is to be canceled that may have sealed a partition: it can only go on."""
+
+    code = 1157
+    summary = "the operation may have sealed something, and only goes forward"
+    hint = "Let it come to its end; keylane subject operations NAME says what it waits for."
+
+
+class BrokerCordonedError(RefusedError):
+    """A partition is to go to a broker group that takes no new ones, by an operator's word."""
+
+    code = 1158
+    summary = "the broker group is cordoned"
+    hint = "Choose another one, or: keylane broker uncordon GROUP"
 
 
 class OffsetOutOfRangeError(RefusedError):

@@ -1,15 +1,18 @@
 """Changes of a subject's partitions: what an operator asks for, how far it is, what became of it.  Pure.
 
     POST /v1/operations                       Reshape  → OperationList      (to the metaserver)
+    POST /v1/operations/{id}/cancel           –        → OperationView      (idempotent)
+    POST /v1/brokers/{group}/cordon           Cordon   → BrokerView         (idempotent)
     GET  /v1/subjects/{subject}/operations    –        → OperationList
     GET  /v1/subjects/{subject}/history       –        → SubjectHistory
     POST /v1/partitions/{id}/seal             –        → PartitionStatus    (to a broker; idempotent)
 
     PLAN ──children hosted──▶ SEAL ──parents sealed──▶ OPEN ──route changed──▶ DONE
-                                                        └─without a source─▶ FENCE ─▶ DONE
+      │                                                 └─without a source─▶ FENCE ─▶ DONE
+      └─an operator says so─▶ CANCELED
 
 The state names the step under way.  Up to SEAL nothing has changed for anybody; from the first seal on the operation
-only goes forward.  FENCE: the route has changed, and a broker that was silent is told to seal once it is back.
+only goes forward.  CANCELED: its children are never opened; brokers that may host one seal it.  FENCE: the route has changed, and a broker that was silent is told to seal once it is back.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ class OperationState(enum.StrEnum):
     OPEN = "open"
     FENCE = "fence"
     DONE = "done"
+    CANCELED = "canceled"
 
 
 class StepAction(enum.StrEnum):
@@ -67,6 +71,12 @@ class Reshape(Struct, frozen=True, kw_only=True):
     without_source: bool = False
     dry_run: bool = False
     """Answer with the plan, change nothing."""
+
+
+class Cordon(Struct, frozen=True, kw_only=True):
+    """Whether a broker group is kept from new partitions; what it has goes on.  An evacuation cordons it as well."""
+
+    cordoned: bool = True
 
 
 class StepView(Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from ..protocol.control import (
     BrokerHeartbeat,
+    BrokerView,
     BrokerWelcome,
     CreateSubject,
     Done,
@@ -33,7 +34,7 @@ from ..protocol.control import (
 )
 from ..protocol.errors import NotSentError
 from ..protocol.frames import Answer, Request
-from ..protocol.operations import OperationList, Reshape, SubjectHistory
+from ..protocol.operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
 from ..protocol.progress import GroupReset, ResetGroup, SetCursor
 from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Route
@@ -109,6 +110,15 @@ class MetaClient:
     async def reshape(self, body: Reshape) -> OperationList:
         """Begin to change partitions, or plan it; the operations go on by themselves."""
         return await self._call("POST", "/v1/operations", OperationList, body=body)
+
+    async def cancel_operation(self, operation_id: int) -> OperationView:
+        """Undo an operation of which nothing is sealed yet."""
+        return await self._call("POST", f"/v1/operations/{operation_id}/cancel", OperationView)
+
+    async def cordon(self, broker_group: str, body: Cordon) -> BrokerView:
+        """Keep a broker group from new partitions, or let it have some again."""
+        path = f"/v1/brokers/{_segment(broker_group)}/cordon"
+        return await self._call("POST", path, BrokerView, body=body)
 
     async def operations(self, subject: str) -> OperationList:
         """The operations of a subject, the newest first."""

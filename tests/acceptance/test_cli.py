@@ -141,6 +141,23 @@ def test_a_day_with_a_subject(dev):
     assert sum(one["offset"] for one in group["partitions"]) == 102
 
 
+def test_a_broker_group_is_cordoned(dev):
+    """It gets no new partitions until it is uncordoned; the list shows it."""
+    assert dev.run("broker", "cordon", "broker-1").returncode == 0
+    (listed,) = dev.json("broker", "list")
+    assert {one["broker_group"]: one["cordoned"] for one in listed} == {
+        "broker-1": True,
+        "broker-2": False,
+    }
+    assert dev.run("subject", "create", "narrow").returncode == 0
+    (described,) = dev.json("subject", "describe", "narrow")
+    assert {one["broker_group"] for one in described["partitions"]} == {"broker-2"}
+    assert "gets none" in dev.run("broker", "list").stdout
+    assert dev.run("broker", "uncordon", "broker-1").returncode == 0
+    assert "gets none" not in dev.run("broker", "list").stdout
+    assert dev.run("broker", "cordon", "nowhere").returncode != 0
+
+
 def test_a_group_is_shared_and_switched(dev):
     """`--shared` makes a shared group; who disagrees is told how to switch it; list and describe show it."""
     assert dev.run("subject", "create", "crowd").returncode == 0

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,15 +12,18 @@ import pytest
 
 from cluster import Cluster, done_operation, eventually, pause
 from keylane.protocol.errors import (
+    BrokerCordonedError,
     BrokerGroupUnknownError,
     InvalidRequestError,
     NotEnoughBrokersError,
+    OperationForwardError,
     OperationRunningError,
     PartitionUnknownError,
     UnreachableError,
 )
-from keylane.protocol.operations import OperationKind, OperationState, Reshape
-from keylane.rpc.client import MetaClient
+from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
+from keylane.protocol.routing import PartitionState
+from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from load import Load
 from postgres import Postgres
@@ -284,6 +288,51 @@ async def test_a_dead_source_holds_a_strict_subject(cluster: Cluster):
         await load.finish()
     load.check()
     await cluster.check_history("strict", load.sent)
+
+
+@pytest.mark.crash
+async def test_an_operation_that_waits_in_its_plan_is_canceled(cluster: Cluster):
+    """A strict subject held by a dead source is free again; its broker comes back, and all is as it was."""
+    await cluster.create("canceled", partitions=3)
+    async with Load(cluster.meta, "canceled", keys=50) as load, meta_of(cluster) as meta:
+        await load.progress(300)
+        cluster.brokers[0].kill()
+        await silent(meta, "g1")
+        ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
+        (view,) = (await meta.reshape(ask)).operations
+        while not view.problem:
+            await asyncio.sleep(0.05)
+            (view,) = (await meta.operations("canceled")).operations
+        for _ in range(2):
+            canceled = await meta.cancel_operation(view.operation_id)
+            assert canceled.state is OperationState.CANCELED
+        cluster.brokers[0].restart()
+        await load.progress(300)
+        (gone,) = canceled.children
+        network = HttpNetwork()
+        broker = BrokerClient(network, gone.address)
+        until = time.monotonic() + 20
+        while (await broker.partition(gone.partition_id)).state is not PartitionState.SEALED:
+            assert time.monotonic() < until, "the hosted child is never sealed"
+            await asyncio.sleep(0.05)
+        await network.close()
+        route = (await meta.subject("canceled")).route
+        there = next(one for one in route.open_partitions() if one.broker_group != "g1")
+        back = Reshape(
+            kind=OperationKind.MOVE, partition_ids=(there.partition_id,), broker_group="g1"
+        )
+        with pytest.raises(BrokerCordonedError):
+            await meta.reshape(back)
+        assert not (await meta.cordon("g1", Cordon(cordoned=False))).cordoned
+        (done,) = (await meta.reshape(resize("canceled", 4))).operations
+        await done_operation(meta, done)
+        with pytest.raises(OperationForwardError):
+            await meta.cancel_operation(done.operation_id)
+        await load.progress(300)
+        await load.finish()
+        assert [one for one in (await meta.verify()).checks if one.violations] == []
+    load.check()
+    await cluster.check_history("canceled", load.sent)
 
 
 @pytest.mark.crash

@@ -58,6 +58,8 @@ async def test_a_plan_is_shown_then_done_then_drawn(shared_cluster: Cluster):
         names[3],
     ]
     assert moved["state"] == "done"
+    refused = await keylane(shared_cluster, "cancel", str(moved["operation_id"]))
+    assert "OperationForwardError" in refused.stderr
     assert drawn[-2].endswith(": sealed at 0")
     assert sum(line.endswith(": open") for line in drawn) == 1
 

@@ -17,7 +17,7 @@ from keylane.cli.history.findings import Findings
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import KeylaneError
-from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.client import MetaClient
 from sim.clients import SUBJECT, ConsumerHost, ProducerHost
@@ -219,6 +219,9 @@ class World:
     async def _reshape(self, ask: Reshape) -> None:
         self.trace(f"operation {ask!r}")
         try:
+            if ask.kind is OperationKind.EVACUATE:  # whatever was evacuated before is mended by now
+                for group in {"g0", "g1"} - {ask.broker_group}:
+                    await self._operator_meta.cordon(group, Cordon(cordoned=False))
             answer = await self._operator_meta.reshape(ask)
             self.trace(f"begun {answer!r}")
         except KeylaneError as error:

@@ -174,6 +174,22 @@ def test_operation_before_the_first_seal_is_forgotten() -> None:
     assert subject.partitions_named == 4
 
 
+def test_what_a_canceled_operation_had_planned_is_never_opened() -> None:
+    """A child sealed and empty, continued by nothing, is left out; the operation after it goes on."""
+    canceled = status(3, 0, 1024, parents=(1, 2), messages=0, sealed=True)
+    subject = rebuilt(*HALVES, canceled)
+    assert states(subject) == {1: OPEN, 2: OPEN, 3: EXPIRED}
+    subject = rebuilt(
+        status(1, 0, 512, sealed=True),
+        status(2, 512, 1024),
+        canceled,
+        status(4, 0, 1024, parents=(1, 2), messages=0),
+    )
+    assert states(subject) == {1: OPEN, 2: OPEN, 3: EXPIRED, 4: PLANNED}
+    assert subject.operation is not None
+    assert subject.operation.steps.keys() == {1, 2, 4}
+
+
 def test_operation_after_the_first_seal_goes_on() -> None:
     """With one of two parents sealed the operation is journaled where it was."""
     subject = rebuilt(

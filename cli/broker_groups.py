@@ -1,0 +1,44 @@
+"""`keylane broker list`, `cordon`, `uncordon`: broker groups as the metaserver sees them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..protocol.control import BrokerView
+from ..protocol.ids import check_name
+from ..protocol.operations import Cordon
+from .connection import connect
+from .options import OutputFormat
+from .screen import make_table, show_json, show_table
+
+
+async def list_brokers(meta: str, form: OutputFormat) -> None:
+    """Show every broker group that ever reported itself."""
+    async with connect(meta) as (client, _network):
+        health = await client.health()
+    found = msgspec.convert(health.details.get("brokers", []), list[BrokerView])
+    if form is OutputFormat.JSON:
+        show_json(found)
+        return
+    rows = [
+        (
+            one.broker_group,
+            one.address,
+            "available" if one.available else f"silent for {one.silent_ms / 1000:.0f} s",
+            "gets none" if one.cordoned else "gets some",
+        )
+        for one in found
+    ]
+    title = "broker groups" if rows else "no broker has reported itself yet"
+    show_table(make_table(title, ("broker group", "address", "state", "new partitions"), rows))
+
+
+async def cordon(meta: str, form: OutputFormat, *, group: str, cordoned: bool) -> None:
+    """Keep a broker group from new partitions, or let it have some again, and say so."""
+    check_name("broker group", group)
+    async with connect(meta) as (client, _network):
+        view = await client.cordon(group, Cordon(cordoned=cordoned))
+    if form is OutputFormat.JSON:
+        show_json(view)
+        return
+    print(f"{group} gets {'no' if view.cordoned else 'its share of'} new partitions")

@@ -1,0 +1,167 @@
+"""Operations canceled before the first seal, and broker groups that get no new partitions, in SQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keylane.metaserver.store_brokers import broker_views, cordon_broker, writable_groups
+from keylane.metaserver.store_history import operation_views, subject_history
+from keylane.metaserver.store_operations import (
+    advance_operation,
+    cancel_operation,
+    claim_operation,
+    idle_operations,
+    note_steps,
+)
+from keylane.metaserver.store_plans import begin_operations, plan_operations
+from keylane.metaserver.store_subjects import read_route
+from keylane.metaserver.store_verify import read_sql_view
+from keylane.metaserver.verify import verify
+from keylane.metaserver.verify_views import Views
+from keylane.protocol.errors import (
+    BrokerCordonedError,
+    BrokerGroupUnknownError,
+    NotEnoughBrokersError,
+    OperationForwardError,
+    OperationRunningError,
+    OperationUnknownError,
+)
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from sql_rows import Rows
+
+FOUR = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=4)
+
+
+@pytest.fixture
+def rows() -> Rows:
+    rows = Rows()
+    rows.report("g1", "g2", "g3")
+    rows.create("s", 2)
+    return rows
+
+
+def begin(rows: Rows, ask: Reshape) -> int:
+    ((operation_id, _),) = rows.run(begin_operations, ask, driver="first", lease_ms=500)
+    return int(operation_id)
+
+
+def claim(rows: Rows, operation_id: int, driver: str = "first") -> Any:
+    return rows.run(claim_operation, operation_id, driver=driver, lease_ms=500)
+
+
+def test_a_canceled_operation_leaves_everything_as_it_was(rows: Rows):
+    """Route and history are those before; what may be hosted is sealed; the subject is free for the next one."""
+    before = rows.run(read_route, "s"), rows.run(subject_history, "s")
+    operation_id = begin(rows, FOUR)
+    children = [one.partition_id for one in claim(rows, operation_id).todo]
+    rows.run(note_steps, operation_id, {children[0]: None}, "g2 is silent")
+    rows.run(cancel_operation, operation_id)
+    (view,) = rows.run(operation_views, [operation_id])
+    assert (view.state, view.sealed, view.problem) == (OperationState.CANCELED, (), "")
+    assert [one.partition_id for one in view.children] == children
+    assert (rows.run(read_route, "s"), rows.run(subject_history, "s")) == before
+
+    assert rows.run(idle_operations) == [operation_id]
+    left = claim(rows, operation_id, "second")
+    assert [one.partition_id for one in left.todo] == children
+    rows.run(note_steps, operation_id, dict.fromkeys(children, 0), "")
+    assert rows.run(advance_operation, operation_id) is OperationState.CANCELED
+    assert rows.run(idle_operations) == []
+    view = rows.run(read_sql_view)
+    found = verify(Views(before=view, answers=[], after=view))
+    assert [one.violations for one in found.checks if one.code == "V12"] == [[]]
+
+    rows.resize("s", 4)
+    assert len(rows.run(read_route, "s").open_partitions()) == 4
+
+
+def test_canceled_again_is_canceled(rows: Rows):
+    """A repeated call changes nothing, also after the next operation has begun."""
+    operation_id = begin(rows, FOUR)
+    rows.run(cancel_operation, operation_id)
+    begin(rows, FOUR)
+    rows.run(cancel_operation, operation_id)
+    with pytest.raises(OperationRunningError):
+        begin(rows, FOUR)
+
+
+def test_what_may_have_sealed_only_goes_forward(rows: Rows):
+    """From SEAL on a cancel is refused and changes nothing."""
+    operation_id = begin(rows, FOUR)
+    while True:
+        operation = claim(rows, operation_id)
+        if operation is None:
+            break
+        if operation.state is not OperationState.PLAN:
+            with pytest.raises(OperationForwardError):
+                rows.run(cancel_operation, operation_id)
+        end = None if operation.state is OperationState.PLAN else 7
+        rows.run(
+            note_steps,
+            operation_id,
+            dict.fromkeys((x.partition_id for x in operation.todo), end),
+            "",
+        )
+        rows.run(advance_operation, operation_id)
+    with pytest.raises(OperationForwardError):
+        rows.run(cancel_operation, operation_id)
+    assert len(rows.run(read_route, "s").open_partitions()) == 4
+
+
+@pytest.mark.parametrize("operation_id", [0, -1, 99, 2**70])
+def test_an_unknown_operation_is_not_canceled(rows: Rows, operation_id: int):
+    """There is nothing to undo."""
+    with pytest.raises(OperationUnknownError):
+        rows.run(cancel_operation, operation_id)
+
+
+def test_a_driver_that_hears_late_undoes_nothing_of_the_cancel(rows: Rows):
+    """What it hosted after the cancel is still to be sealed, and its next step finds the operation canceled."""
+    operation_id = begin(rows, FOUR)
+    children = [one.partition_id for one in claim(rows, operation_id).todo]
+    rows.run(cancel_operation, operation_id)
+    rows.run(note_steps, operation_id, dict.fromkeys(children), "")
+    assert rows.run(advance_operation, operation_id) is OperationState.CANCELED
+    assert [one.partition_id for one in claim(rows, operation_id).todo] == children
+
+
+def test_an_evacuated_group_gets_nothing_new(rows: Rows):
+    """While and after it is evacuated no plan leads there; by an operator's word it takes part again."""
+    ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1")
+    rows.run(plan_operations, ask)
+    assert "g1" in rows.run(writable_groups), "a dry run changes nothing"
+    begin(rows, ask)
+    assert {one.broker_group for one in rows.run(broker_views) if one.cordoned} == {"g1"}
+    assert "g1" not in rows.run(writable_groups)
+    rows.create("new", 6)
+    route = rows.run(read_route, "new")
+    assert {one.broker_group for one in route.partitions} == {"g2", "g3"}
+    move = Reshape(
+        kind=OperationKind.MOVE,
+        partition_ids=(route.partitions[0].partition_id,),
+        broker_group="g1",
+    )
+    with pytest.raises(BrokerCordonedError, match="keylane broker uncordon"):
+        begin(rows, move)
+    rows.run(cordon_broker, "g1", False)
+    assert begin(rows, move)
+
+
+def test_with_every_group_cordoned_there_is_nowhere_to_go(rows: Rows):
+    """The error is typed, and nothing is stored."""
+    for group in ("g1", "g2", "g3"):
+        rows.run(cordon_broker, group, True)
+        rows.run(cordon_broker, group, True)
+    with pytest.raises(NotEnoughBrokersError):
+        begin(rows, FOUR)
+    with pytest.raises(BrokerGroupUnknownError):
+        rows.run(cordon_broker, "nowhere", True)
+
+
+def test_a_report_does_not_uncordon(rows: Rows):
+    """A broker that reports itself again, from another address, stays cordoned."""
+    rows.run(cordon_broker, "g1", True)
+    rows.report("g1")
+    assert "g1" not in rows.run(writable_groups)
