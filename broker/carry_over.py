@@ -1,7 +1,7 @@
-"""Removing the oldest segment without forgetting a partition: what only it says is written again first.
+"""Removing the oldest segments without forgetting a partition: what only it says is written again first.
 
-    partitions whose PARTITION or STATE record lies in the segment ─▶ a STATE record each, durable
-      ─▶ a snapshot that stands for what follows the segment ─▶ the segment is removed
+    partitions whose PARTITION or STATE record lies in the segments ─▶ a STATE record each, durable
+      ─▶ a snapshot that stands for what follows the segments ─▶ the segments are removed
 
 Invariants
     The log alone, from its first segment on, always says everything about every partition but what retention removed.
@@ -53,18 +53,15 @@ class CarryOver:
         self._run_read = run_read
         self._run_commit = run_commit
 
-    async def drop_first_segment(self) -> int:
+    async def prepare(self, position: int) -> None:
         """
-        Remove the oldest segment for ever; the one that is written to stays, and may not be the only one.
-
-        Returns:
-            The first position of the log now: readers have to be kept off what lies below it before this call.
+        Write again what only the segments below `position` say, durably; nothing is removed yet.
 
         Raises:
-            BrokerReadOnlyError, OverloadedError, StorageError: nothing was removed.
+            BrokerReadOnlyError, OverloadedError, StorageError: they have to stay.
         """
-        first, following = self._log.bases[:2]
-        numbers = await self._run_read(self._described, first)
+        bases = [base for base in self._log.bases if base < position]
+        numbers = await self._run_read(self._described, bases)
         for start in range(0, len(numbers), TOGETHER):
             written = [
                 future
@@ -73,15 +70,40 @@ class CarryOver:
                 for future in self._write_again(partition)
             ]
             await asyncio.gather(*written)
-        if self._snapshotter.position < following and not await self._snapshotter.write():
+        if self._snapshotter.position < position and not await self._snapshotter.write():
             raise StorageError(f"no snapshot: {self._snapshotter.problem}")
-        await self._run_commit(self._log.drop_first)
+
+    async def drop(self, position: int) -> int:
+        """
+        Remove the segments below `position`, prepared before, for ever; the one that is written to stays.
+
+        Readers have to be kept off what lies below it before this call.
+
+        Returns:
+            How many went.
+        """
+        gone = 0
+        while self._log.first_position < position:
+            await self._run_commit(self._log.drop_first)
+            gone += 1
+        return gone
+
+    async def drop_first_segment(self) -> int:
+        """As `prepare` and `drop` of the oldest segment; the first position of the log then."""
+        following = self._log.bases[1]
+        await self.prepare(following)
+        await self.drop(following)
         return self._log.first_position
 
-    def _described(self, base: int) -> list[int]:
-        """Partitions of which the segment says what they are."""
+    def _described(self, bases: list[int]) -> list[int]:
+        """Partitions of which these segments say what they are."""
         return sorted(
-            {one.partition_id for one in segment_headers(self._files, base) if one.kind in _FULL}
+            {
+                one.partition_id
+                for base in bases
+                for one in segment_headers(self._files, base)
+                if one.kind in _FULL
+            }
         )
 
     def _write_again(self, partition: HostedPartition) -> list[asyncio.Future[None]]:

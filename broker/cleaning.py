@@ -1,9 +1,12 @@
 """Removes old segments, again and again: asks the disk and the log, has it decided, and carries it out.  Disk.
 
-    ages, disk ─▶ retention.py ─▶ first position a group needs ─▶ first offsets rise ─▶ index ─▶ segments go
+    ages, disk ─▶ retention.py ─▶ first position a group needs ─▶ what only these segments say is written again
+      ─▶ first offsets rise ─▶ segments go ─▶ the index forgets them ─▶ a snapshot, so that no start has to mend
 
 Invariants
     First offsets rise before anything goes: whoever asks for what is gone is told the first offset that is not.
+    They rise only when everything has been written without which nothing may go.
+    The index forgets last: the log's beginning alone says what is gone, and a start after a crash in between goes by it.
     It never runs on the event loop for long, and what blocks is done in slices between commits.
 """
 
@@ -16,7 +19,7 @@ from itertools import pairwise
 
 from ..protocol.clock import Clock
 from ..protocol.control import Retention
-from ..protocol.errors import KeylaneError
+from ..protocol.errors import BrokerReadOnlyError, KeylaneError, StorageError
 from ..protocol.record import Kind
 from .group_commit import RunBlocking
 from .partition import HostedPartition
@@ -31,6 +34,7 @@ from .retention import (
 from .settings import BrokerSettings
 from .storage.files import Files
 from .storage.headers import segment_headers
+from .storage.reserve import Reserve
 from .store import Store
 
 log = logging.getLogger("keylane.broker")
@@ -59,6 +63,10 @@ class Cleaning:
         self._store = store
         self._queues = store.queues
         self._files = files
+        self._firsts = store.firsts
+        self._reserve = Reserve(files)
+        self._forgotten = store.log.first_position
+        """Up to where the index has forgotten the log."""
         self._limits = Limits(
             retention_ms=settings.retention_ms, retention_bytes=settings.retention_bytes
         )
@@ -77,6 +85,9 @@ class Cleaning:
             except KeylaneError as error:
                 self.problem = error.message
                 log.warning("retention: %s", error.message)
+            except Exception as error:
+                self.problem = f"a fault of our own: {error!r}"
+                log.exception("retention")
             await asyncio.sleep(CHECK_MS / 1000)
 
     async def check(self) -> int:
@@ -92,10 +103,33 @@ class Cleaning:
         wanted = wanted_position(
             segments, self._limits, disk, end=end, now_ms=self._clock.wall_ms()
         )
-        if not segments or wanted <= segments[0].base:
+        await self._run_read(self._reserve.keep)
+        gone = 0
+        if segments and wanted > segments[0].base:
+            gone = await self._remove(segments, wanted, disk)
+        else:
             self.problem = ""
+        if self._forgotten < self._store.log.first_position:
+            await self._forget()
+        return gone
+
+    async def _remove(self, segments: list[Segment], wanted: int, disk: DiskUse) -> int:
+        self._firsts.grouped.clear()
+        floor = await self._floor(wanted, list(self._store.state.partitions))
+        allowed = self._allowed(segments, wanted, floor)
+        if allowed <= segments[0].base:
             return 0
-        floor = await self._floor(wanted)
+        await self._prepare(allowed, disk)
+        try:
+            allowed = await self._decide(segments, allowed)
+            await self._rise()
+            gone = await self._store.carry_over.drop(allowed)
+        finally:
+            self._store.commit.hold(reason_to_hold(await self._run_read(self._disk)))
+        log.info("removed the log up to position %d", self._store.log.first_position)
+        return gone
+
+    def _allowed(self, segments: list[Segment], wanted: int, floor: int | None) -> int:
         allowed = allowed_position(segments, wanted, floor)
         self.problem = ""
         if allowed < wanted:
@@ -103,13 +137,40 @@ class Cleaning:
                 f"segments up to position {wanted} should go, "
                 f"and a consumer group has not acked position {floor}"
             )
-        gone = 0
-        while self._store.log.first_position < allowed:
-            await self._drop_first()
-            gone += 1
-        if gone:
-            self._store.commit.hold(reason_to_hold(await self._run_read(self._disk)))
-        return gone
+        return allowed
+
+    async def _prepare(self, position: int, disk: DiskUse) -> None:
+        """Write again what would go; on a full disk with the room of the reserve."""
+        carry_over = self._store.carry_over
+        try:
+            await carry_over.prepare(position)
+        except (StorageError, BrokerReadOnlyError):
+            if not await self._run_read(self._reserve.give_up):
+                raise
+            # The room is for what makes room, not for messages.
+            self._store.commit.hold(reason_to_hold(disk) or "the disk is full")
+            await carry_over.prepare(position)
+
+    async def _decide(self, segments: list[Segment], position: int) -> int:
+        """Up to where the log goes, once the groups that came meanwhile are looked at; what rises is pending then."""
+        firsts = self._firsts
+        pending = await self._behind(position)
+        while late := firsts.grouped:
+            firsts.grouped = set()
+            floor = await self._floor(position, list(late))
+            allowed = self._allowed(segments, position, floor) if floor is not None else position
+            if allowed < position:
+                position = allowed
+                pending = await self._behind(position)
+        firsts.pending = pending
+        return position
+
+    async def _behind(self, position: int) -> dict[int, int]:
+        found: dict[int, int] = {}
+        steps = self._queues.firsts_behind(position)
+        while (some := await self._run_read(_next_step, steps)) is not None:
+            found.update(some)
+        return found
 
     # ── looking ───────────────────────────────────────────────────────────────────────────────────────
     def _disk(self) -> DiskUse:
@@ -137,10 +198,10 @@ class Cleaning:
                     break
         return known
 
-    async def _floor(self, wanted: int) -> int | None:
-        """The first position below `wanted` of a message that a group needs; None if there is none."""
+    async def _floor(self, wanted: int, numbers: list[int]) -> int | None:
+        """The first position below `wanted` of a message that a group of these partitions needs, or None."""
         floor: int | None = None
-        async for slice_ in self._slices():
+        async for slice_ in self._slices(numbers):
             cursors = [
                 (one.partition_id, max(cursor, one.first_offset))
                 for one in slice_
@@ -154,9 +215,8 @@ class Cleaning:
                 floor = found
         return floor
 
-    async def _slices(self) -> AsyncIterator[list[HostedPartition]]:
+    async def _slices(self, numbers: list[int]) -> AsyncIterator[list[HostedPartition]]:
         partitions = self._store.state.partitions
-        numbers = list(partitions)
         for start in range(0, len(numbers), SLICE):
             found = (partitions.get(number) for number in numbers[start : start + SLICE])
             yield [one for one in found if one is not None]
@@ -171,32 +231,21 @@ class Cleaning:
         return min(found, default=None)
 
     # ── removing ──────────────────────────────────────────────────────────────────────────────────────
-    async def _drop_first(self) -> None:
-        position = self._store.log.bases[1]
-        steps = self._queues.retain(position)
-        while (changed := await self._run_commit(_next_step, steps)) is not None:
-            for start in range(0, len(changed), SLICE):
-                for partition_id, first in changed[start : start + SLICE]:
-                    self._raise_first(partition_id, first)
-                await asyncio.sleep(0)
-        await self._store.carry_over.drop_first_segment()
-        log.info("removed the log up to position %d", position)
+    async def _rise(self) -> None:
+        numbers = list(self._firsts.pending)
+        for start in range(0, len(numbers), SLICE):
+            for partition_id in numbers[start : start + SLICE]:
+                self._firsts.rise(partition_id)
+            await asyncio.sleep(0)
 
-    def _raise_first(self, partition_id: int, first: int) -> None:
-        partition = self._store.state.partitions.get(partition_id)
-        if partition is None or first <= partition.first_offset:
-            return
-        self._store.state.touch(partition)
-        partition.first_offset = first
-        for group in partition.groups.values():
-            cursor = group.acked.cursor
-            if group.skip_to(first):
-                # Time alone counts for this subject.
-                log.warning(
-                    "partition %d: group %s has missed offsets %d to %d",
-                    partition_id, group.name, cursor, first,
-                )  # fmt: skip
-                self._store.save_progress(partition, group)
+    async def _forget(self) -> None:
+        """Have the index forget what the log has lost, and the next start know that first offsets are right."""
+        position = self._store.log.first_position
+        steps = self._queues.retain(position)
+        while await self._run_commit(_next_step, steps) is not None:  # appends come between
+            pass
+        self._forgotten = self._store.state.retained = position
+        await self._store.snapshotter.write()
 
 
 def _next_step(steps: Iterator[list[tuple[int, int]]]) -> list[tuple[int, int]] | None:

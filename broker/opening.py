@@ -64,6 +64,7 @@ def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
     if loaded.extra is not None:
         state.orphans.update(loaded.extra.orphans)
         state.problems += loaded.extra.problems
+        state.retained = loaded.extra.retained
     first = min(segment_bases(files), default=0)
     if loaded.position < first:
         # Older than retention: the log says all of it, from its first segment on.
@@ -74,7 +75,7 @@ def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
     recovered = recover_log(files, _Both(replay, dispatch), start=start, durable=loaded.position)
     dispatch.flush()
     replay.finish()
-    if first:
+    if state.retained < first:
         correct_first_offsets(state, queues, first_position=first)
     for problem in state.problems:
         log.error("%s", problem)

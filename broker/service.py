@@ -95,6 +95,7 @@ class BrokerService:
         token, session = request.token, SHARED if shared else request.session
         partition = self._store.state.partition(request.partition_id)
         partition.check_owners()
+        self._store.firsts.rise(request.partition_id)
         group = partition.group_for_acquire(request.group)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
             durable = self._store.raise_fence(partition, group, token=token, session=session)

@@ -92,9 +92,12 @@ class Snapshotter:
         dirty, table.dirty = table.dirty, set()
         whole = self._snapshots.wants_whole()
         failures = self._commit.failures
+        retained = (
+            self._state.retained
+        )  # before the images are made: what rises later is in the next one
         try:
             chunks = await self._chunks(table.ids() if whole else list(dirty))
-            extra = Extra(dict(self._state.orphans), list(self._state.problems))
+            extra = Extra(dict(self._state.orphans), list(self._state.problems), retained)
             await self._commit.synced()
             if self._commit.failures != failures:
                 raise StorageError("writes failed while it was made")

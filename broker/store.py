@@ -25,6 +25,7 @@ from ..protocol.limits import LOGICAL_PARTITIONS
 from ..protocol.record import HEADER_BYTES
 from .appends import Duplicate
 from .carry_over import CarryOver
+from .first_offsets import FirstOffsets
 from .group_commit import Entry, GroupCommit, RunBlocking
 from .opening import open_state
 from .partition import Group, HostedPartition, stored_facts
@@ -105,6 +106,7 @@ class Store:
             run_read=run_background,
             run_commit=run_commit,
         )
+        self.firsts = FirstOffsets(state, save=self.save_progress)
         self._wake: Callable[[int], None] = lambda _partition_id: None
 
     @classmethod
@@ -272,6 +274,8 @@ class Store:
         self.commit.check_room(OWN_RECORD_BYTES, though_held=True)
         self.state.touch(partition)
         before = copy(group.lock) if group.name in partition.groups else None
+        if before is None:
+            self.firsts.grouped.add(partition.partition_id)
         body = FenceBody(group.name, token, session)
         partition.groups[group.name] = group
         partition.apply_fence(body)
@@ -351,6 +355,8 @@ class Store:
         found = offset_at(await self._run_read(self.queues.by_time, number, at_ms, bound), bound)
         if bound is TimeBound.UPPER and found is not None and found >= end:
             found = end - 1  # what came meanwhile
+        if bound is TimeBound.LOWER and found is not None and found < first < end:
+            found = first  # the index is about to forget it; times never fall
         return found if found is not None and first <= found < end else None
 
     async def close(self) -> None:

@@ -75,6 +75,14 @@ class ConsumeQueues(Protocol):
         """Ids of all partitions that have bounds, sorted."""
         ...
 
+    def firsts_behind(self, position: int) -> Iterator[list[tuple[int, int]]]:
+        """
+        Which partitions begin later without the batches below this log position, some of them with each step.
+
+        Changes nothing and may be called in any thread; yields pairs of (partition id, its first offset then).
+        """
+        ...
+
     def retain(self, position: int) -> Iterator[list[tuple[int, int]]]:
         """
         Forget batches below this log position, some partitions with each step.

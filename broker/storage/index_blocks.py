@@ -142,6 +142,8 @@ class BlockFiles:
         """
         if self.lost:
             raise StorageError(self.lost)
+        # What is written meanwhile may miss the sync, so a file is let go only if it was complete before.
+        current = block_path(self.end)
         files = list(self._open.items())
         try:
             for _, file in files:
@@ -152,7 +154,6 @@ class BlockFiles:
         except StorageError as error:
             self.lost = error.message
             raise
-        current = block_path(self.end)
         for path, file in files:
             if path != current:
                 del self._open[path]

@@ -193,6 +193,18 @@ class FileConsumeQueues:
         return sorted(self._queues)
 
     # ── forgetting ────────────────────────────────────────────────────────────────────────────────────
+    def firsts_behind(self, position: int) -> Iterator[list[tuple[int, int]]]:
+        """See `ConsumeQueues.firsts_behind`."""
+        ids = self.partitions()
+        for start in range(0, len(ids), RETAIN_PARTITIONS):
+            found = []
+            for partition_id in ids[start : start + RETAIN_PARTITIONS]:
+                queue = self._queues[partition_id]
+                first = self._first_behind(partition_id, queue, position)
+                if first > queue.first:
+                    found.append((partition_id, first))
+            yield found
+
     def retain(self, position: int) -> Iterator[list[tuple[int, int]]]:
         """See `ConsumeQueues.retain`."""
         ids = self.partitions()

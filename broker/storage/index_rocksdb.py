@@ -144,23 +144,36 @@ class RocksConsumeQueues:
             return [partition_id for partition_id, *_ in self._tables.all_bounds()]
 
     # ── forgetting ────────────────────────────────────────────────────────────────────────────────────
+    def firsts_behind(self, position: int) -> Iterator[list[tuple[int, int]]]:
+        """See `ConsumeQueues.firsts_behind`."""
+        start: int | None = 0
+        while start is not None:
+            with told():
+                behind, start = self._behind(start, position)
+            yield [(partition_id, kept) for partition_id, first, kept, _ in behind if kept > first]
+
     def retain(self, position: int) -> Iterator[list[tuple[int, int]]]:
         """See `ConsumeQueues.retain`."""
         start: int | None = 0
         while start is not None:
             with told():
-                changed, start = self._retain_some(start, position)
-            yield changed
+                behind, start = self._behind(start, position)
+                batch = WriteBatch(raw_mode=True)
+                for partition_id, first, kept, kept_position in behind:
+                    self._delete(batch, partition_id, first, kept)
+                    self._tables.put_first(batch, partition_id, kept, kept_position)
+                self._tables.write(batch)
+            yield [(partition_id, kept) for partition_id, first, kept, _ in behind if kept > first]
 
-    def _retain_some(self, start: int, position: int) -> tuple[list[tuple[int, int]], int | None]:
-        changed = []
-        batch = WriteBatch(raw_mode=True)
-        following = None
+    def _behind(
+        self, start: int, position: int
+    ) -> tuple[list[tuple[int, int, int, int]], int | None]:
+        """Of the next partitions: id, first offset, the one without what lies below `position`, its position."""
+        found: list[tuple[int, int, int, int]] = []
         for looked_at, one in enumerate(self._tables.all_bounds(start)):
             partition_id, first, first_position, end = one
             if looked_at == RETAIN_PARTITIONS:
-                following = partition_id
-                break
+                return found, partition_id
             if first_position >= position or first == end.next_offset:
                 continue
             kept, kept_position = end.next_offset, position
@@ -169,12 +182,8 @@ class RocksConsumeQueues:
                 bounds = (first, end.next_offset)
                 kept = first_where(units, partition_id, bounds, position=position)
                 kept_position = unit_at(units, partition_id, kept).position
-            self._delete(batch, partition_id, first, kept)
-            self._tables.put_first(batch, partition_id, kept, kept_position)
-            if kept > first:
-                changed.append((partition_id, kept))
-        self._tables.write(batch)
-        return changed, following
+            found.append((partition_id, first, kept, kept_position))
+        return found, None
 
     def _delete(self, batch: WriteBatch, partition_id: int, first: int, end: int) -> None:
         """Delete the units with base offsets in [first, end)."""

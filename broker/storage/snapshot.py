@@ -51,6 +51,13 @@ class Extra(msgspec.Struct, array_like=True):
 
     orphans: dict[int, int] = {}
     problems: list[str] = []
+    retained: int = 0
+    """First offsets are right for a log that begins here or before; came later, and is written where it says more."""
+
+    def packed(self) -> bytes:
+        """As it is in the file."""
+        more = (self.retained,) if self.retained else ()
+        return msgspec.msgpack.encode((self.orphans, self.problems, *more))
 
 
 @dataclass(slots=True)
@@ -75,7 +82,7 @@ def encode_chunk(images: Sequence[tuple[int, bytes]]) -> bytes:
 def _encode_head(
     chunks: Sequence[bytes], *, kind: int, clean: bool, position: int, extra: Extra
 ) -> bytes:
-    packed = msgspec.msgpack.encode(extra)
+    packed = extra.packed()
     size = _HEAD.size + len(packed) + 4 + sum(map(len, chunks))
     after = _HEAD.pack(MAGIC, 0, VERSION, len(chunks), kind, clean, 0, len(packed), position, size)[
         8:

@@ -8,8 +8,10 @@ import random
 
 import pytest
 
+from keylane.broker.group_commit import RETRY_FULL_MS
 from keylane.broker.partition_image import image_of
 from keylane.broker.storage.commit_log import segment_bases, segment_path
+from keylane.broker.storage.reserve import Reserve
 from keylane.protocol.errors import OffsetOutOfRangeError, StorageError
 from sim.clock import ManualClock
 from sim.disk import SimDisk
@@ -107,14 +109,20 @@ def test_a_crash_while_a_segment_goes():
         assert not found.state.problems
 
 
-async def test_nothing_is_removed_when_it_cannot_be_written_again():
-    """On a full disk the segment stays."""
+async def test_a_full_disk_and_what_only_the_first_segment_says():
+    """What cannot be written again is not removed; with the reserve given up it is written, and the segment goes."""
     disk, clock = SimDisk(), ManualClock()
     desk = await filled(disk, clock)
     bases = segment_bases(disk)
+    reserve = Reserve(disk)
+    reserve.keep()
     disk.room = 10
     with pytest.raises(StorageError):
         await desk.store.carry_over.drop_first_segment()
     assert segment_bases(disk) == bases
     assert disk.size(segment_path(bases[0]))
     assert copy.copy(desk.store.log.bases) == bases
+    assert reserve.give_up()
+    clock.advance(RETRY_FULL_MS)
+    assert await desk.store.carry_over.drop_first_segment() == bases[1]
+    assert images(open_store(disk, segment_bytes=SEGMENT)) == images(desk.store)

@@ -206,8 +206,11 @@ class SimDisk:
 
     def remove(self, path: str) -> None:
         self.step("remove")
-        if self.contents.pop(path, None) is None:
+        found = self.contents.pop(path, None)
+        if found is None:
             raise StorageError(f"remove {path}: No such file or directory", path=path)
+        if self.room is not None:
+            self.room += len(found.data)
 
     def sync_folder(self, path: str = "") -> None:
         self.step("sync_folder")

@@ -1,0 +1,47 @@
+"""A file that only takes room, given up when the disk is full, so that what makes room can be written.  Disk.
+
+reserve      zeros: 4 MiB, at most a hundredth of the disk; there once the disk is half full
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ...protocol.errors import StorageError
+from .files import Files, replace_file
+
+log = logging.getLogger("keylane.broker")
+
+PATH = "reserve"
+RESERVE_BYTES = 4 << 20
+SHARE = 100
+PLENTY_BYTES = 1 << 30
+"""As long as this and half of the disk is free, nothing is kept back."""
+
+
+class Reserve:
+    """The reserve of a data folder; one thread at a time."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def keep(self) -> None:
+        """Have it, if the disk is half full and has twice the room for it."""
+        try:
+            total, free = self._files.total_bytes(), self._files.free_bytes()
+            size = min(RESERVE_BYTES, total // SHARE)
+            if free > max(total // 2, PLENTY_BYTES) or free < 2 * size:
+                return
+            if (self._files.size(PATH) or 0) < size:
+                replace_file(self._files, PATH, bytes(size))
+        except StorageError as error:
+            log.warning("no room is kept in reserve: %s", error.message)
+
+    def give_up(self) -> bool:
+        """Make room by removing it; False if there is none."""
+        if self._files.size(PATH) is None:
+            return False
+        log.warning("the disk is full: the reserve is given up")
+        self._files.remove(PATH)
+        self._files.sync_folder()
+        return True

@@ -1,0 +1,305 @@
+"""In which order retention does its work: what readers, new groups, a full disk and a kill in between find."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+
+import pytest
+
+from indexes import KINDS
+from keylane.broker import opening
+from keylane.broker.cleaning import Cleaning
+from keylane.broker.storage.files import RealFiles
+from keylane.broker.storage.reserve import PATH as RESERVE
+from keylane.protocol.control import TimeBound
+from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError, StorageError
+from sim.clock import ManualClock
+from sim.disk import SimDisk
+from sim.store import Desk, batch, in_place, open_store, settings_of
+
+HOUR = 3_600_000
+BATCHES = 100
+
+
+class Killed(BaseException):
+    """No code of ours catches this."""
+
+
+class KilledFiles(RealFiles):
+    """The real files of a process that is killed at one of its operations that change something."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.left = -1
+        self.passed = 0
+
+    def step(self):
+        self.passed += 1
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+
+    def open_append(self, path):
+        self.step()
+        return super().open_append(path)
+
+    def rename(self, old, new):
+        self.step()
+        super().rename(old, new)
+
+    def remove(self, path):
+        self.step()
+        super().remove(path)
+
+    def sync_folder(self, path=""):
+        super().sync_folder(path)
+        self.step()
+
+
+class House:
+    def __init__(self, files, clock=None, **changes):
+        changes = {"segment_bytes": 4096, "cache_bytes": 0} | changes
+        self.clock = clock or ManualClock()
+        self.store = open_store(files, clock=self.clock, **changes)
+        self.desk = Desk(self.store, self.clock)
+        self.run_commit = in_place
+        self.cleaning = Cleaning(
+            self.store,
+            files,
+            settings_of(**changes),
+            clock=self.clock,
+            run_commit=self._on_commit_thread,
+            run_read=in_place,
+        )
+
+    async def _on_commit_thread(self, function, /, *args):
+        return await self.run_commit(function, *args)
+
+    async def fill(self, partitions=(1,)):
+        for one in partitions:
+            await self.desk.host(one)
+        for number in range(BATCHES):
+            self.clock.advance(HOUR)
+            for one in partitions:
+                await self.desk.append(batch(partition_id=one, sequence=2 * number), one)
+
+    def first(self, partition_id=1):
+        return self.store.state.partition(partition_id).first_offset
+
+    async def agrees(self):
+        """What is below the first offset is out of range, all from it on is there; times and groups begin there."""
+        for number, partition in self.store.state.partitions.items():
+            offset = first = partition.first_offset
+            assert partition.next_offset == 2 * BATCHES
+            while offset < partition.next_offset:
+                answer, _ = await self.desk.read(offset, partition_id=number)
+                assert answer.upto > offset
+                offset = answer.upto
+            for below in range(first):
+                with pytest.raises(OffsetOutOfRangeError):
+                    await self.desk.read(below, partition_id=number)
+            assert await self.store.offset_at(partition, 0, TimeBound.LOWER) == first
+        assert (await self.desk.acquire(1)).cursor == self.first(1)
+        assert (await self.desk.pull(1, self.first(1)))[0].upto > self.first(1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_kill_at_every_operation(kind, tmp_path):
+    """Killed anywhere in its first retention, the broker comes up with first offsets, index and log that agree."""
+    kills = 0
+    while True:
+        kills += 1
+        life, copy = tmp_path / f"life{kills}", tmp_path / f"copy{kills}"
+        files = KilledFiles(life)
+        files.lock()
+        house = House(files, index=kind)
+        await house.fill((1, 2))
+        files.left = kills
+        killed = False
+        try:
+            await house.cleaning.check()
+        except Killed:
+            killed = True
+        shutil.copytree(life, copy)  # what a killed process leaves: nothing is closed
+        with contextlib.suppress(Killed):
+            files.left = -1
+            await house.store.close()
+        files.close()
+        found = RealFiles(copy)
+        found.lock()
+        again = House(found, house.clock, index=kind)
+        await again.agrees()
+        if not killed:
+            break
+        for group in again.store.state.partition(1).groups.values():
+            group.acked.add(0, 2 * BATCHES)
+        await again.cleaning.check()
+        assert again.store.log.first_position > 0
+        assert again.first() > 0
+        await again.store.close()
+        found.close()
+        shutil.rmtree(life)
+        shutil.rmtree(copy)
+    assert kills > 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_readers_while_it_works(kind, tmp_path):
+    """Between any two of its steps a reader gets messages, or is told the first offset that is not gone."""
+    files = RealFiles(tmp_path)
+    files.lock()
+    house = House(files, index=kind)
+    await house.fill()
+    partition = house.store.state.partition(1)
+    told = []
+
+    async def look(function, /, *args):
+        found = function(*args)
+        for offset in (0, house.first()):
+            try:
+                told.append((await house.desk.read(offset))[0].upto > offset)
+            except OffsetOutOfRangeError:
+                told.append("out of range")
+        assert await house.store.offset_at(partition, 0, TimeBound.LOWER) == house.first()
+        return found
+
+    house.run_commit = look
+    assert await house.cleaning.check() > 1
+    assert set(told) == {True, "out of range"}
+    await house.agrees()
+    await house.store.close()
+    files.close()
+
+
+@pytest.mark.parametrize("moment", ["decided", "written"])
+async def test_a_group_that_comes_while_it_is_decided(moment):
+    """A group that registers while retention decides keeps what it was told of, and the next check looks at it."""
+    disk = SimDisk()
+    house = House(disk)
+    await house.fill()
+    cleaning = house.cleaning
+    name = {"decided": "_floor", "written": "_behind"}[moment]
+    real = getattr(cleaning, name)
+    cursors = []
+
+    async def late(*args):
+        found = await real(*args)
+        if not cursors:
+            cursors.append((await house.desk.acquire(1)).cursor)
+        return found
+
+    setattr(cleaning, name, late)
+    await cleaning.check()
+    group = house.store.state.partition(1).groups["audit"]
+    assert cursors == [0]
+    assert group.acked.cursor == 0
+    assert house.first() == 0
+    assert "acked" in cleaning.problem
+    assert (await house.desk.pull(1, 0))[0].upto > 0
+
+
+async def test_a_group_that_comes_after_the_decision():
+    """A group that registers while first offsets rise begins at the one that was decided."""
+    house = House(SimDisk())
+    await house.fill((1, 2))
+    decide = house.cleaning._decide
+
+    async def late(*args):
+        found = await decide(*args)
+        assert house.first() == 0
+        cursors.append((await house.desk.acquire(1)).cursor)
+        return found
+
+    cursors: list[int] = []
+    house.cleaning._decide = late
+    assert await house.cleaning.check() > 0
+    assert cursors == [house.first()]
+    assert cursors[0] > 0
+    assert (await house.desk.pull(1, cursors[0]))[0].upto > cursors[0]
+
+
+async def test_a_completely_full_disk_is_freed():
+    """With not a byte left the reserve pays for what has to be written, segments go, and messages are taken again."""
+    disk = SimDisk()
+    house = House(disk)
+    await house.cleaning.check()
+    assert disk.size(RESERVE)
+    await house.fill()
+    disk.total, disk.room = 1_000_000, 0
+    with pytest.raises((StorageError, BrokerReadOnlyError)):
+        await house.desk.append(batch(sequence=2 * BATCHES))
+    assert await house.cleaning.check() > 0
+    assert disk.size(RESERVE) is None
+    await house.agrees()
+    house.clock.advance(10_000)
+    disk.room = 800_000
+    await house.cleaning.check()
+    assert disk.size(RESERVE)
+    await house.desk.append(batch(sequence=2 * BATCHES))
+
+
+async def test_a_full_disk_without_a_reserve():
+    """Where nothing can be written and nothing is kept back, nothing goes, and no first offset rises."""
+    disk = SimDisk()
+    house = House(disk)
+    await house.fill()
+    disk.total, disk.room = 1_000_000, 0
+    for _ in range(3):
+        house.clock.advance(10_000)
+        with pytest.raises((StorageError, BrokerReadOnlyError)):
+            await house.cleaning.check()
+        assert house.first() == 0
+        assert house.store.log.first_position == 0
+    assert (await house.desk.read(0))[0].upto > 0
+    disk.room = 500_000
+    assert await house.cleaning.check() > 0
+
+
+async def test_first_offsets_are_mended_only_where_they_have_to_be(monkeypatch):
+    """A start after a retention that was finished looks at no partition's first offset; one that was cut short does."""
+    disk = SimDisk()
+    house = House(disk)
+    await house.fill()
+    await house.cleaning.check()
+    first = house.first()
+    mended = []
+    correct = opening.correct_first_offsets
+
+    def counted(*args, **kwargs):
+        mended.append(kwargs)
+        correct(*args, **kwargs)
+
+    monkeypatch.setattr(opening, "correct_first_offsets", counted)
+    again = House(disk, house.clock)  # without a clean stop
+    assert again.first() == first
+    assert mended == []
+    for number in range(BATCHES, BATCHES + 50):
+        house.clock.advance(HOUR)
+        await again.desk.append(batch(sequence=2 * number))
+    monkeypatch.setattr(again.cleaning, "_forget", lambda: asyncio.sleep(0))
+    await again.cleaning.check()
+    last = House(disk, house.clock)
+    assert last.first() == again.first() > first
+    assert len(mended) == 1
+
+
+async def test_a_fault_of_our_own_does_not_end_it(monkeypatch):
+    """Whatever goes wrong in a check is told, and the next check is made."""
+    house = House(SimDisk())
+    checks = []
+
+    async def check():
+        checks.append(house.cleaning.problem)
+        if len(checks) == 1:
+            raise ZeroDivisionError("by accident")
+        if len(checks) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("keylane.broker.cleaning.CHECK_MS", 1)
+    house.cleaning.check = check
+    with pytest.raises(asyncio.CancelledError):
+        await house.cleaning.run()
+    assert len(checks) == 3
+    assert "by accident" in checks[1]
