@@ -30,7 +30,7 @@ class FirstOffsets:
         self._state = state
         self._save = save
         self.grouped: set[int] = set()
-        """Partitions that got a consumer group since this was emptied."""
+        """Partitions where a consumer group came, or was set back, since this was emptied."""
         self.pending: dict[int, int] = {}
         """What is decided and has not risen yet."""
 

@@ -34,6 +34,7 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
         InvalidNameError, OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing was changed.
     """
     partition.check_owners()
+    store.firsts.rise(partition.partition_id)
     group = partition.group_for_acquire(ask.group)
     rises = decide_acquire(group.lock, token=ask.token, session=SESSION, ttl_ms=1)
     if ask.cursor > partition.readable_offset:
@@ -56,6 +57,7 @@ def _submit(
     store: Store, partition: HostedPartition, group: Group, cursor: int
 ) -> asyncio.Future[None]:
     store.state.touch(partition)
+    store.firsts.grouped.add(partition.partition_id)  # it may need older messages than before
     before = group.acked
     group.acked = AckedOffsets(cursor)
     group.version += 1

@@ -11,10 +11,12 @@ import pytest
 from indexes import KINDS
 from keylane.broker import opening
 from keylane.broker.cleaning import Cleaning
+from keylane.broker.resets import set_cursor
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.reserve import PATH as RESERVE
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError, StorageError
+from keylane.protocol.progress import SetCursor
 from sim.clock import ManualClock
 from sim.disk import SimDisk
 from sim.store import Desk, batch, in_place, open_store, settings_of
@@ -198,6 +200,27 @@ async def test_a_group_that_comes_while_it_is_decided(moment):
     assert house.first() == 0
     assert "acked" in cleaning.problem
     assert (await house.desk.pull(1, 0))[0].upto > 0
+
+
+async def test_a_group_that_is_set_back_while_it_is_decided():
+    """A group that an operator sets back to its first message while retention decides keeps that message."""
+    house = House(SimDisk())
+    await house.fill()
+    await house.desk.acquire(1)
+    await house.desk.ack(1, (0, 2 * BATCHES))
+    floor = house.cleaning._floor
+    partition = house.store.state.partition(1)
+
+    async def late(*args):
+        found = await floor(*args)
+        if partition.groups["audit"].acked.cursor:
+            await set_cursor(house.store, partition, SetCursor(group="audit", token=2, cursor=0))
+        return found
+
+    house.cleaning._floor = late
+    await house.cleaning.check()
+    assert partition.first_offset == 0
+    assert partition.groups["audit"].acked.cursor == 0
 
 
 async def test_a_group_that_comes_after_the_decision():
