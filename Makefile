@@ -18,9 +18,9 @@ FIRST ?= 0
 .PHONY: help setup demo sim proof test check lint types unit format bench bench-store bench-order lock wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
-setup: $(STAMP) ## build .venv from the locked versions (the other targets do it by themselves)
+setup: $(STAMP) ## build .venv from the lock (the other targets do it by themselves)
 
 # Two steps, because PySpark comes as source: first what builds it, then everything, nothing unlocked.
 $(STAMP): requirements.lock pyproject.toml
@@ -59,24 +59,26 @@ format: $(STAMP) ## format the code and apply the safe fixes
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
 
-sim: $(STAMP) ## simulate the whole system (SEEDS=300 FIRST=0, SEED=k replays one, MUTANTS=1 hunts bugs put in on purpose)
+# SEED=k replays one seed; MUTANTS=1 hunts bugs that were put in on purpose.
+sim: $(STAMP) ## simulate the whole system (SEEDS=300 FIRST=0 SEED=k MUTANTS=1)
 	@PYTHONPATH=tests $(BIN)/python -m sim.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST)) \
 	    $(if $(MUTANTS),--mutants $(MUTANTS))
 
-proof: $(STAMP) ## all seeds, all mutants and the long run of real processes, into docs/PROOF.md (SEEDS=20000 FIRST=0 LIMIT=2000 CYCLES=20, 0 leaves a part out)
+# All seeds, all mutants, and the long run of real processes; 0 leaves a part out.
+proof: $(STAMP) ## the long proof, into docs/PROOF.md (SEEDS=20000 FIRST=0 LIMIT=2000 CYCLES=20)
 	@PYTHONPATH=tests $(BIN)/python -m proof.run --first $(FIRST) $(if $(filter file,$(origin SEEDS)),,--seeds $(SEEDS)) \
 	    $(if $(LIMIT),--limit $(LIMIT)) $(if $(CYCLES),--cycles $(CYCLES)) $(ARGS)
 
 bench: $(STAMP) ## measure the main path, print JSON
 	@$(BIN)/python benchmarks/main_path.py $(ARGS)
 
-bench-store: $(STAMP) ## measure the broker's store under both indexes, beside the raw disk, print JSON (ARGS=--quick)
+bench-store: $(STAMP) ## measure the broker's store beside the raw disk, print JSON (ARGS=--quick)
 	@$(BIN)/python benchmarks/store.py $(ARGS)
 
-bench-order: $(STAMP) ## measure hand-over, fail-over, resize, joins and heartbeats, print JSON
+bench-order: $(STAMP) ## measure hand-over, fail-over, resize, joins; print JSON
 	@$(BIN)/python benchmarks/order.py $(ARGS)
 
-lock: $(STAMP) ## renew requirements.lock after a change of the dependencies (UPGRADE=--upgrade for newer ones)
+lock: $(STAMP) ## renew requirements.lock (UPGRADE=--upgrade for newer versions)
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
 	    --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
 	    --no-emit-package keylane $(UPGRADE) --quiet --output-file requirements.lock > /dev/null

@@ -105,7 +105,9 @@ async def running_broker(
         cleaning = Cleaning(
             store, files, settings, clock=clock, run_commit=run_commit, run_read=run_background
         )
-        registration = Registration(MetaClient(network, settings.meta), report, dice=dice)
+        registration = Registration(
+            MetaClient(network, settings.meta), report, dice=dice, clock=clock
+        )
         control = BrokerControl(
             store,
             broker_group=settings.group,

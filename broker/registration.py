@@ -9,12 +9,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..protocol.backoff import Backoff
+from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat, BrokerWelcome
-from ..protocol.errors import KeylaneError
+from ..protocol.errors import KeylaneError, UnreachableError
 
 log = logging.getLogger("keylane.broker")
 
 WAITS = Backoff(first_ms=50, max_ms=1_000)
+START_MS = 5_000
+"""So long a metaserver that does not answer yet is no reason to warn anybody."""
 
 
 class Metaserver(Protocol):
@@ -29,11 +32,20 @@ class Registration:
     """The loop of heartbeats; `problem` says why the last one failed."""
 
     def __init__(
-        self, meta: Metaserver, report: Callable[[], BrokerHeartbeat], *, dice: random.Random
+        self,
+        meta: Metaserver,
+        report: Callable[[], BrokerHeartbeat],
+        *,
+        dice: random.Random,
+        clock: Clock | None = None,
     ) -> None:
         self._meta = meta
         self._report = report
         self._dice = dice
+        self._boot_ms = (clock or SystemClock()).boot_ms
+        self._began_ms = self._boot_ms()
+        self._welcomed = False
+        self._told = ("", logging.NOTSET)
         self.problem = "not reported yet"
 
     async def run(self) -> None:
@@ -44,14 +56,26 @@ class Registration:
                 welcome = await self._meta.broker_heartbeat(self._report())
             except KeylaneError as error:
                 failures += 1
-                if error.message != self.problem:
-                    log.warning("not registered: %s", error.message)
                 self.problem = error.message
+                self._tell(error)
                 wait_ms = WAITS.wait_ms(failures, self._dice)
             else:
                 if failures:
-                    log.warning("registered again after %d tries", failures)
+                    again = " again" if self._welcomed else ""
+                    log.log(self._told[1], "registered%s after %d tries", again, failures)
                 failures = 0
+                self._welcomed = True
+                self._told = ("", logging.NOTSET)
                 self.problem = ""
                 wait_ms = welcome.heartbeat_ms
             await asyncio.sleep(wait_ms / 1000)
+
+    def _tell(self, error: KeylaneError) -> None:
+        """Once for each problem; programs that start together wait for each other, which is none for a while."""
+        starting = not self._welcomed and self._boot_ms() - self._began_ms < START_MS
+        level = (
+            logging.INFO if starting and isinstance(error, UnreachableError) else logging.WARNING
+        )
+        if (error.message, level) != self._told:
+            log.log(level, "not registered: %s", error.message)
+        self._told = (error.message, level)

@@ -12,7 +12,7 @@ The ends of many partitions are read with one multi-get.  Units are read by an i
 key of the next batch is known only from the one before it.
 
 Source: RocketMQ's RocksDB consume queue (its write-ahead log is off: after a crash it dispatches again from the last
-flush of its tables, however long ago that was; its multi-get is one lookup per unit, issue #10432).
+flush of its tables, however long ago that was; its multi-get is one lookup per unit, RocksDB's issue #10432).
 """
 
 from __future__ import annotations

@@ -218,7 +218,9 @@ class BrokerHost(Host):
                 writable=not store.commit.reason,
             )
 
-        registration = Registration(MetaClient(network, self._meta), report, dice=self.dice)
+        registration = Registration(
+            MetaClient(network, self._meta), report, dice=self.dice, clock=machine
+        )
         control = BrokerControl(
             store,
             broker_group=self.group,

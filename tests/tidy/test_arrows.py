@@ -44,7 +44,7 @@ MACHINE = [
 HOME_OF: dict[str, list[str]] = {
     "aiohttp": ["rpc/*"],
     "uvloop": ["rpc/program.py", "cli/*"],
-    "sqlalchemy": ["metaserver/*", "producer/outbox.py", "migrations/*"],
+    "sqlalchemy": ["metaserver/*", "migrations/*"],
     "aiosqlite": ["metaserver/*"],
     "asyncpg": ["metaserver/*"],
     "alembic": ["metaserver/*", "migrations/*"],

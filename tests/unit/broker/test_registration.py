@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 
 from keylane.broker import registration
 from keylane.broker.registration import Registration
 from keylane.protocol.backoff import Backoff
+from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
 from keylane.protocol.errors import KeylaneError, NotSentError, WrongBrokerError
 
@@ -66,3 +68,61 @@ async def test_its_problem_can_be_read(monkeypatch):
     assert loop.problem == "two folders of one group"
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+class Clock(SystemClock):
+    """Boot time by hand."""
+
+    now_ms = 0
+
+    def boot_ms(self) -> int:
+        return self.now_ms
+
+
+async def told_of(caplog, monkeypatch, errors, *, take_ms=0, more=()):
+    """The levels and texts logged while a broker is refused with `errors`, welcomed, then refused with `more`."""
+    monkeypatch.setattr(registration, "WAITS", Backoff(first_ms=1, max_ms=1))
+    caplog.set_level(logging.INFO, "keylane.broker")
+    clock = Clock()
+    desk = Reception(*errors)
+
+    def report() -> BrokerHeartbeat:
+        clock.now_ms += take_ms
+        return BrokerHeartbeat(broker_group="g1", broker_id="x", address="127.0.0.1:1")
+
+    task = asyncio.create_task(Registration(desk, report, dice=random.Random(1), clock=clock).run())
+    for wave in ((), more):
+        desk.errors += wave
+        desk.welcomed.clear()
+        await asyncio.wait_for(desk.welcomed.wait(), 30)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+async def test_a_start_is_no_trouble(caplog, monkeypatch):
+    """A metaserver that starts a moment later than the broker warns nobody; one that goes away later does."""
+    silent = NotSentError("nobody there")
+    told = await told_of(caplog, monkeypatch, [silent] * 3, more=[silent] * 2)
+    assert told == [
+        ("INFO", "not registered: nobody there"),
+        ("INFO", "registered after 3 tries"),
+        ("WARNING", "not registered: nobody there"),
+        ("WARNING", "registered again after 2 tries"),
+    ]
+
+
+async def test_a_start_that_lasts_is_trouble(caplog, monkeypatch):
+    """After some seconds without a metaserver the broker warns, once."""
+    told = await told_of(caplog, monkeypatch, [NotSentError("nobody there")] * 9, take_ms=1_000)
+    assert told == [
+        ("INFO", "not registered: nobody there"),
+        ("WARNING", "not registered: nobody there"),
+        ("WARNING", "registered after 9 tries"),
+    ]
+
+
+async def test_a_refusal_is_trouble_at_once(caplog, monkeypatch):
+    """What the metaserver refuses is warned of at once."""
+    told = await told_of(caplog, monkeypatch, [WrongBrokerError("another folder")])
+    assert told[0] == ("WARNING", "not registered: another folder")

@@ -1,0 +1,35 @@
+"""A consumer that takes messages one by one and acks each when it is safely written.
+
+keylane dev --subject readings        (in another terminal)
+seq 1 10 | keylane produce readings
+python examples/ack_by_hand.py readings.txt
+"""
+
+import asyncio
+import os
+import sys
+from typing import BinaryIO
+
+from keylane import Consumer
+
+META = os.environ.get("KEYLANE_META", "127.0.0.1:7000")
+COUNT = 10
+
+
+async def main(file: BinaryIO) -> None:
+    written = 0
+    async with Consumer(META, subject="readings", group="writer") as consumer:
+        async for message in consumer:
+            file.write(message.value + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+            # From here on nobody gets it again.  Killed before this line, the message comes again.
+            await message.ack()
+            written += 1
+            if written == COUNT:
+                break
+    print(f"wrote {written} messages to {file.name}")
+
+
+with open(sys.argv[1], "ab") as target:
+    asyncio.run(main(target))

@@ -1,0 +1,47 @@
+"""Orders of three customers: sent with the customer as order key, handled in order per customer, many at once.
+
+keylane dev --subject orders          (in another terminal)
+python examples/send_and_handle.py
+"""
+
+import asyncio
+import os
+
+from keylane import Consumer, Message, Producer
+
+META = os.environ.get("KEYLANE_META", "127.0.0.1:7000")
+CUSTOMERS = ["ada", "bob", "cyd"]
+STEPS = ["placed", "paid", "packed", "shipped"]
+
+
+async def send() -> None:
+    async with Producer(META) as producer:
+        tickets = [
+            producer.send("orders", step.encode(), key=customer.encode())
+            for step in STEPS
+            for customer in CUSTOMERS
+        ]
+        for ticket in tickets:
+            receipt = await ticket  # stored, and on disk
+        print(f"sent {len(tickets)}, the last to offset {receipt.offset}: {receipt.durable}")
+
+
+async def main() -> None:
+    seen: dict[str, list[str]] = {customer: [] for customer in CUSTOMERS}
+    everything = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        # One message of a key at a time; other keys go on meanwhile.  Acked when this returns.
+        await asyncio.sleep(0.01)
+        seen[message.order_key.decode()].append(message.value.decode())
+        if sum(map(len, seen.values())) == len(CUSTOMERS) * len(STEPS):
+            everything.set()
+
+    await send()
+    async with Consumer(META, subject="orders", group="shipping", handler=handle):
+        await everything.wait()
+    for customer, steps in seen.items():
+        print(customer, *steps)
+
+
+asyncio.run(main())

@@ -1,0 +1,80 @@
+"""The programs in examples/ do what they say, run as their reader runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from cluster import Cluster
+from keylane import Producer
+from tidy.tree import ROOT
+
+pytestmark = pytest.mark.acceptance
+
+EXAMPLES = ROOT / "examples"
+TIMEOUT_S = 100
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def run(cluster: Cluster, name: str, *arguments: str) -> list[str]:
+    """The lines that an example prints."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        env=os.environ | {"KEYLANE_META": cluster.meta},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+async def fill(cluster: Cluster, subject: str, pairs: list[tuple[bytes, bytes]]) -> None:
+    await cluster.create(subject)
+    async with Producer(cluster.meta) as producer:
+        await producer.send_all(subject, pairs)
+
+
+async def test_send_and_handle(cluster):
+    """Each customer's steps are handled in the order they were sent."""
+    await cluster.create("orders")
+    sent, *customers = run(cluster, "send_and_handle.py")
+    assert sent.startswith("sent 12,")
+    assert customers == [f"{name} placed paid packed shipped" for name in ("ada", "bob", "cyd")]
+
+
+async def test_ack_by_hand(cluster, tmp_path):
+    """What was acked is in the file, once, and a second run gets the next ones."""
+    await fill(cluster, "readings", [(b"k", b"%d" % n) for n in range(20)])
+    path = tmp_path / "readings.txt"
+    for upto in (10, 20):
+        assert run(cluster, "ack_by_hand.py", str(path)) == [f"wrote 10 messages to {path}"]
+        assert path.read_text().split() == [str(n) for n in range(upto)]
+
+
+@pytest.mark.spark
+async def test_read_with_spark(cluster):
+    """Spark adds up what was sent."""
+    await fill(cluster, "visits", [(b"a", b"1"), (b"b", b"3"), (b"a", b"2")])
+    shown = [line.replace(" ", "") for line in run(cluster, "read_with_spark.py")]
+    assert "|a|3|" in shown
+    assert "|b|3|" in shown
+
+
+def test_every_example_is_run():
+    """There is a test here for each program."""
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} <= tested
