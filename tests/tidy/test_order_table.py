@@ -1,0 +1,40 @@
+"""docs/ORDER.md names every way in which order breaks, and tests that exist."""
+
+import ast
+import re
+
+from tidy.tree import ROOT
+
+ROW = re.compile(r"^\| (\d+) \| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+WAYS = 32
+
+
+def rows() -> list[tuple[int, str, str, str]]:
+    text = (ROOT / "docs" / "ORDER.md").read_text()
+    return [(int(number), *rest) for number, *rest in ROW.findall(text)]
+
+
+def names_in(path: str) -> set[str]:
+    tree = ast.parse((ROOT / path).read_text())
+    found = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in tree.body if isinstance(node, found)}
+
+
+def test_every_way_has_a_row():
+    """The rows are numbered without a gap, and each has a test, or says that keylane does not offer this."""
+    assert [number for number, *_ in rows()] == list(range(1, WAYS + 1))
+    for number, _, does, shown in rows():
+        assert TEST.search(shown) or does.startswith("Not offered: "), f"row {number}"
+
+
+def test_every_test_of_the_table_exists():
+    """A test that was renamed or removed is missed here."""
+    named = [pair for _, _, _, shown in rows() for pair in TEST.findall(shown)]
+    assert len(named) > WAYS
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if not (ROOT / path).is_file() or name not in names_in(path)
+    ]
+    assert missing == []

@@ -1,0 +1,71 @@
+"""A session with the metaserver: which grants count, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from keylane.consumer.membership import Membership
+from keylane.consumer.settings import ConsumerSettings
+from keylane.protocol.control import Done, Grants, Joined
+from sim.clock import ManualClock
+
+
+class Meta:
+    """Answers heartbeats with these versions, one after another, each after `took_ms`."""
+
+    def __init__(self, clock: ManualClock, *versions: int, took_ms: int = 0) -> None:
+        self._clock = clock
+        self._versions = list(versions)
+        self._took_ms = took_ms
+
+    async def join(self, _body):
+        return Joined(ttl_ms=1_000, heartbeat_ms=300)
+
+    async def heartbeat(self, _body, *, timeout_ms=None):
+        if not self._versions:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        self._clock.now_ms += self._took_ms
+        return Grants(version=self._versions.pop(0), ttl_ms=1_000, grants=())
+
+    async def leave(self, _body):
+        return Done()
+
+
+async def granted(meta: Meta, clock: ManualClock) -> list[tuple[int, int]]:
+    """(version, deadline) of all that a session with this metaserver takes for good."""
+    found: list[tuple[int, int]] = []
+    membership = Membership(
+        subject="s",
+        group="g",
+        client="c",
+        meta=meta,
+        settings=ConsumerSettings(ttl_ms=1_000),
+        clock=clock,
+        dice=random.Random(1),
+        on_grants=lambda grants, deadline_ms: found.append((grants.version, deadline_ms)),
+        on_lost=lambda: None,
+        drained=tuple,
+        holding=lambda _session: (),
+        on_fatal=lambda error: None,
+    )
+    await membership.start()
+    await asyncio.sleep(0.05)
+    await membership.stop()
+    return found
+
+
+async def test_an_older_answer_never_takes_grants_back():
+    """A lower version than one seen is passed over, from whichever metaserver it comes."""
+    clock = ManualClock()
+    found = await granted(Meta(clock, 3, 5, 4, 5, 6), clock)
+    assert [version for version, _ in found] == [3, 5, 5, 6]
+
+
+async def test_the_deadline_counts_from_the_sending():
+    """An answer that took long has less of the ttl left, and a tenth of it is kept back."""
+    clock = ManualClock()
+    began_ms = clock.now_ms
+    found = await granted(Meta(clock, 1, 2, took_ms=400), clock)
+    assert [deadline_ms - began_ms for _, deadline_ms in found] == [900, 1_300]
