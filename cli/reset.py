@@ -49,7 +49,7 @@ def parse_target(to: str, *, queue: int | None, partition: int | None) -> ResetG
     What `--to` says.
 
     Raises:
-        InvalidRequestError: no offset and no time.
+        ConfigError: no offset and no time.
     """
     from ..protocol.progress import ResetGroup, ResetTo
     from .options import parse_time
