@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from ..protocol.clock import Clock
 from ..protocol.control import Retention
-from ..protocol.errors import BrokerReadOnlyError, KeylaneError, StorageError
+from ..protocol.errors import BrokerReadOnlyError, CorruptIndexError, KeylaneError, StorageError
 from ..protocol.record import Kind
 from .group_commit import RunBlocking
 from .partition import HostedPartition
@@ -82,6 +82,9 @@ class Cleaning:
         while True:
             try:
                 await self.check()
+            except CorruptIndexError as error:
+                self.problem = error.message
+                await self._store.index_damage.found(error)
             except KeylaneError as error:
                 self.problem = error.message
                 log.warning("retention: %s", error.message)

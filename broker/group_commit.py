@@ -225,17 +225,19 @@ class GroupCommit:
             while self._queue or self._late:
                 entries, plan, units = self._take()
                 durable = self._is_due(entries)
+                fits = True
                 try:
                     if plan.end > plan.start or (durable and self._sync_due_ms):
-                        await self._run_blocking(self._write, plan, units, durable)
+                        fits = await self._run_blocking(self._write, plan, units, durable)
                 except StorageError as error:
-                    self._full_bytes = plan.end - plan.start
-                    self._fail(error, entries)
+                    self._fail(error, entries, plan)
                 except Exception as error:
                     log.exception("the commit failed")
-                    self._fail(FlushFailedError(f"a fault of our own: {error!r}"), entries)
+                    self._fail(FlushFailedError(f"a fault of our own: {error!r}"), entries, plan)
                 else:
-                    if plan.end > plan.start:
+                    if not fits:
+                        self._full(plan)
+                    elif plan.end > plan.start:
                         self._full_until_ms = 0
                     self._plan_sync(plan, durable)
                     self._settle(entries)
@@ -275,12 +277,20 @@ class GroupCommit:
             entries += [_waiting(future) for future in one.futures]
         return entries, plan, units
 
-    def _write(self, plan: WritePlan, units: list[tuple[int, Unit]], durable: bool) -> None:
-        if plan.end > plan.start:
-            self._log.write(plan, durable=durable)
-            self._queues.dispatch(units)
-        else:
+    def _write(self, plan: WritePlan, units: list[tuple[int, Unit]], durable: bool) -> bool:
+        """False if the log has it and the index no room for it: readers find it all the same."""
+        if plan.end == plan.start:
             self._log.sync()
+            return True
+        self._log.write(plan, durable=durable)
+        try:
+            self._queues.dispatch(units)
+        except DiskFullError:
+            return False
+        except StorageError as error:
+            # The log has it: whether it was done must not be denied.
+            raise FlushFailedError(error.message, **error.details) from error
+        return True
 
     def _is_due(self, entries: list[Entry]) -> bool:
         """Has this commit to end with a sync?"""
@@ -313,12 +323,15 @@ class GroupCommit:
                 entry.future.set_result(None)
         self.on_settled()
 
-    def _fail(self, error: StorageError, entries: list[Entry]) -> None:
+    def _full(self, plan: WritePlan) -> None:
+        log.error("the disk is full: no writes for %d ms", RETRY_FULL_MS)
+        self._full_bytes = plan.end - plan.start
+        self._full_until_ms = self._clock.boot_ms() + RETRY_FULL_MS
+
+    def _fail(self, error: StorageError, entries: list[Entry], plan: WritePlan) -> None:
         self.failures += 1
-        full = isinstance(error, DiskFullError)
-        if full:
-            log.error("the disk is full: no writes for %d ms", RETRY_FULL_MS)
-            self._full_until_ms = self._clock.boot_ms() + RETRY_FULL_MS
+        if isinstance(error, DiskFullError):
+            self._full(plan)
         else:
             log.critical("no writes until the broker is started again: %s", error)
             self._failure = error

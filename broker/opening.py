@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 
 from ..protocol.clock import Clock
+from ..protocol.errors import CorruptIndexError
 from ..protocol.record import Header
 from .dispatch import Dispatch
 from .first_offsets import correct_first_offsets
@@ -58,6 +59,15 @@ def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
     Raises:
         DataFolderError: a newer broker wrote in this folder.
     """
+    try:
+        return _open_state(files, queues, clock=clock)
+    except CorruptIndexError as error:
+        log.warning("the index is made again from the log: %s", error.message)
+        queues.truncate(0)
+        return _open_state(files, queues, clock=clock)
+
+
+def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
     state = BrokerState(clock.boot_ms)
     snapshots = Snapshots(files)
     loaded = snapshots.load(state.partitions.load)

@@ -97,7 +97,8 @@ class Snapshotter:
         )  # before the images are made: what rises later is in the next one
         try:
             chunks = await self._chunks(table.ids() if whole else list(dirty))
-            extra = Extra(dict(self._state.orphans), list(self._state.problems), retained)
+            problems = [one for one in self._state.problems if one not in self._state.mended]
+            extra = Extra(dict(self._state.orphans), problems, retained)
             await self._commit.synced()
             if self._commit.failures != failures:
                 raise StorageError("writes failed while it was made")

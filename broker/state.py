@@ -22,6 +22,8 @@ class BrokerState:
         """Partitions that have records, but whose facts are lost: id → position of the first such record."""
         self.problems: list[str] = []
         """What damage recovery found, for people; the newest last."""
+        self.mended: set[str] = set()
+        """Those of the problems that the next start mends: no snapshot keeps them."""
         self.retained = 0
         """First offsets are right for a log that begins at this position or before it."""
 

@@ -16,6 +16,7 @@ from ..protocol.clock import Clock
 from ..protocol.control import HostPartition, TimeBound
 from ..protocol.errors import (
     CorruptBatchError,
+    CorruptIndexError,
     InvalidRequestError,
     OffsetOutOfRangeError,
     StorageError,
@@ -27,6 +28,7 @@ from .appends import Duplicate
 from .carry_over import CarryOver
 from .first_offsets import FirstOffsets
 from .group_commit import Entry, GroupCommit, RunBlocking
+from .index_damage import IndexDamage
 from .opening import open_state
 from .partition import Group, HostedPartition, stored_facts
 from .records import FenceBody, encode_body
@@ -106,6 +108,7 @@ class Store:
             run_read=run_background,
             run_commit=run_commit,
         )
+        self.index_damage = IndexDamage(state, files, settings.index, run_blocking=run_read)
         self.firsts = FirstOffsets(state, save=self.save_progress)
         self._wake: Callable[[int], None] = lambda _partition_id: None
 
@@ -330,8 +333,10 @@ class Store:
             data, upto = await self._run_read(
                 self._reader.read, partition.partition_id, offset, end, bytes_max
             )
-        except StorageError:
+        except StorageError as error:
             if offset >= partition.first_offset:
+                if isinstance(error, CorruptIndexError):
+                    await self.index_damage.found(error)
                 raise
             # Retention has removed it meanwhile.
             raise OffsetOutOfRangeError(
@@ -352,7 +357,12 @@ class Store:
         """
         first, end = partition.first_offset, partition.readable_offset
         number = partition.partition_id
-        found = offset_at(await self._run_read(self.queues.by_time, number, at_ms, bound), bound)
+        try:
+            unit = await self._run_read(self.queues.by_time, number, at_ms, bound)
+        except CorruptIndexError as error:
+            await self.index_damage.found(error)
+            raise
+        found = offset_at(unit, bound)
         if bound is TimeBound.UPPER and found is not None and found >= end:
             found = end - 1  # what came meanwhile
         if bound is TimeBound.LOWER and found is not None and found < first < end:

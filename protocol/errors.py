@@ -21,6 +21,7 @@
     │   └── ResetUnfinishedError       some of it was done; again finishes it
     ├── StorageError                   .operation .path
     │   ├── CorruptLogError, DiskFullError, FlushFailedError
+    │   ├── CorruptIndexError          the next start makes the index anew from the log
     │   └── DataFolderError            not writable, in use, or another broker's
     ├── AddressError                   port in use, or no port
     │   └── HostError                  not a loopback address

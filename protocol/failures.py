@@ -82,6 +82,14 @@ class DataFolderError(StorageError):
     hint = "Give a folder this user may write, used by one broker only."
 
 
+class CorruptIndexError(CorruptLogError):
+    """What finds batches in the log is damaged; the log is not.  details: `path`, if known."""
+
+    code = 1305
+    summary = "the index of the commit log is damaged"
+    hint = "Start the broker again: it makes its index anew from the log, and nothing is lost."
+
+
 class AddressError(KeylaneError):
     """A port in use, not allowed, or no port.  details: `port`."""
 

@@ -53,6 +53,7 @@ class ConsumeQueues(Protocol):
 
         Raises:
             CorruptLogError: a unit does not follow its partition's last one; none of them was added.
+            DiskFullError: all of them are kept, in memory, and readers find them; a later call writes them.
         """
         ...
 

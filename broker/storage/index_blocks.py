@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 import crc32c
 
-from ...protocol.errors import CorruptLogError, StorageError
+from ...protocol.errors import CorruptIndexError, StorageError
 from .consume_queue import Unit
 from .files import AppendFile, Files
 
@@ -117,7 +117,7 @@ class BlockFiles:
         The units of a block.
 
         Raises:
-            CorruptLogError: it is not what was written.
+            CorruptIndexError: it is not what was written.
         """
         path = block_path(place)
         try:
@@ -191,9 +191,8 @@ class BlockFiles:
         self._open.clear()
 
 
-def _damaged(path: str, place: int, reason: str) -> CorruptLogError:
-    return CorruptLogError(
-        f"block {place} of the index file {path} is damaged: {reason}; "
-        "`keylane broker index rebuild` makes the index again from the log",
+def _damaged(path: str, place: int, reason: str) -> CorruptIndexError:
+    return CorruptIndexError(
+        f"block {place} of the index file {path} is damaged: {reason}",
         path=path,
     )

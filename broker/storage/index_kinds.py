@@ -6,10 +6,12 @@ unfinished-…   the index of this kind is being made and cannot be trusted: it 
 
 from __future__ import annotations
 
+from ...protocol.errors import DiskFullError
 from .consume_queue import ConsumeQueues
 from .files import Files, replace_file
 from .index_blocks import FOLDER as FILE_FOLDER
 from .index_file import FileConsumeQueues
+from .reserve import Reserve
 
 ROCKSDB_FOLDER = "rocksdb"
 _FOLDERS = {"file": FILE_FOLDER, "rocksdb": ROCKSDB_FOLDER}
@@ -29,7 +31,13 @@ def open_index(files: Files, kind: str) -> ConsumeQueues:
         from .index_rocksdb import RocksConsumeQueues
 
         files.make_folder(ROCKSDB_FOLDER)
-        queues = RocksConsumeQueues(files.outside(ROCKSDB_FOLDER))
+        path = files.outside(ROCKSDB_FOLDER)
+        try:
+            queues = RocksConsumeQueues(path)
+        except DiskFullError:
+            if not Reserve(files).give_up():
+                raise
+            queues = RocksConsumeQueues(path)
     if files.size(_mark(kind)) is not None:
         queues.truncate(0)
         unmark(files, kind)

@@ -2,6 +2,7 @@
 
     dispatch ─▶ one atomic batch: units, ends of their partitions, the log position            rocks_tables.py
     checkpoint ─▶ one sync of the write-ahead log
+    a full disk ─▶ units wait in memory, and are found there ─▶ room ─▶ opened again, written      index_waiting.py
 
 Invariants
     Units, bounds and position are never of different times.
@@ -20,12 +21,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rocksdict import WriteBatch
 
 from ...protocol.control import TimeBound
-from ...protocol.errors import StorageError
+from ...protocol.errors import CorruptIndexError, DiskFullError, StorageError
 from .consume_queue import FIND_UNITS_MAX, Unit, misfit
+from .index_waiting import WaitingUnits, more
 from .rocks_tables import KEY, UNIT_VALUE, End, RocksTables, first_where, told, unit_at, unit_now
 
 log = logging.getLogger("keylane.broker")
@@ -44,13 +47,19 @@ class RocksConsumeQueues:
     def __init__(self, path: str) -> None:
         self._tables = RocksTables(path)
         self._ends: dict[int, End] = {}
+        self._waiting = WaitingUnits()
         self._guard = threading.Lock()
         """Between dispatch and checkpoint, for the position."""
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._tables.turns.shared(), told():
+            yield
 
     @property
     def position(self) -> int:
         """See `ConsumeQueues.position`."""
-        with told():
+        with self._reading():
             return self._tables.position()
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────
@@ -60,34 +69,61 @@ class RocksConsumeQueues:
             return
         with told():
             ends = self._load_ends({partition_id for partition_id, _ in units})
-            new = {partition_id for partition_id, end in ends.items() if end is None}
-            batch = WriteBatch(raw_mode=True)
-            tables = self._tables
-            for partition_id, unit in units:
-                base_offset, count, position, length, at_ms = unit
-                end = ends[partition_id]
-                if end is not None:
-                    if base_offset != end.next_offset:
-                        raise misfit(partition_id, unit, end.next_offset)
-                    at_ms = max(at_ms, end.last_ms)
-                elif partition_id in new:
-                    tables.put_first(batch, partition_id, base_offset, position)
-                value = UNIT_VALUE.pack(position, at_ms, length, count)
-                batch.put(KEY.pack(partition_id, base_offset), value)
-                ends[partition_id] = End(base_offset + count, position, at_ms)
-            for partition_id, end in ends.items():
-                assert end is not None
-                tables.put_end(batch, partition_id, end)
-            tables.put_position(batch, units[-1][1].end_position)
-            with self._guard:
-                tables.write(batch)
-        if len(self._ends) + len(ends) > ENDS_MAX:
-            self._ends.clear()
-        self._ends.update((key, end) for key, end in ends.items() if end is not None)
+        new = {partition_id for partition_id, end in ends.items() if end is None}
+        rows = []
+        for partition_id, unit in units:
+            end = ends[partition_id]
+            at_ms = unit.appended_at_ms
+            if end is not None:
+                if unit.base_offset != end.next_offset:
+                    raise misfit(partition_id, unit, end.next_offset)
+                at_ms = max(at_ms, end.last_ms)
+            rows.append((partition_id, unit._replace(appended_at_ms=at_ms)))
+            ends[partition_id] = End(unit.next_offset, unit.position, at_ms)
+        try:
+            self._write_waiting()
+            self._write(rows, new)
+        except DiskFullError:
+            self._waiting.add(rows, new)
+            raise
+        finally:
+            if len(self._ends) + len(ends) > ENDS_MAX:
+                self._ends.clear()
+            self._ends.update((key, end) for key, end in ends.items() if end is not None)
+
+    def _write_waiting(self) -> None:
+        """Write what a full disk has kept out."""
+        if self._tables.stuck:
+            self._tables.reopen()
+        waiting = self._waiting
+        if waiting.rows:
+            self._write(waiting.rows, waiting.new)
+            self._waiting = WaitingUnits()
+
+    def _write(self, rows: Sequence[tuple[int, Unit]], new: set[int]) -> None:
+        tables = self._tables
+        batch = WriteBatch(raw_mode=True)
+        begun = set()
+        ends = {}
+        for partition_id, unit in rows:
+            base_offset, count, position, length, at_ms = unit
+            if partition_id in new and partition_id not in begun:
+                begun.add(partition_id)
+                tables.put_first(batch, partition_id, base_offset, position)
+            value = UNIT_VALUE.pack(position, at_ms, length, count)
+            batch.put(KEY.pack(partition_id, base_offset), value)
+            ends[partition_id] = End(base_offset + count, position, at_ms)
+        for partition_id, end in ends.items():
+            tables.put_end(batch, partition_id, end)
+        tables.put_position(batch, rows[-1][1].end_position)
+        with self._guard, told():
+            tables.write(batch)
 
     def _load_ends(self, partition_ids: set[int]) -> dict[int, End | None]:
         known = self._ends
-        ends: dict[int, End | None] = {one: known.get(one) for one in partition_ids}
+        ends: dict[int, End | None] = {
+            one: known.get(one) or self._waiting.end(one) for one in partition_ids
+        }
         missing = [one for one, end in ends.items() if end is None]
         if missing:
             ends.update(zip(missing, self._tables.ends(missing), strict=True))
@@ -96,37 +132,63 @@ class RocksConsumeQueues:
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
+        waiting = self._waiting.of(
+            partition_id
+        )  # before the tables: what is written meanwhile is in both
         found: list[Unit] = []
-        bounds = self.bounds(partition_id)
-        if bounds is None or not bounds[0] <= offset < bounds[1]:
-            return found
-        with told():
-            units = self._tables.units()
-            unit = unit_at(units, partition_id, offset)
-            left = bytes_max
-            while unit.base_offset < end and (not found or unit.length <= left):
-                found.append(unit)
-                left -= unit.length
-                # Not one step behind the last unit: what was deleted there would be walked through.
-                if len(found) == FIND_UNITS_MAX or unit.next_offset >= bounds[1]:
-                    break
-                units.next()
-                if not units.valid():
-                    break
-                unit = unit_now(units)
-                if unit.base_offset != found[-1].next_offset:
-                    break
-            units.status()
+        with self._reading():
+            bounds = self._tables.bounds(partition_id)
+            if bounds is not None and bounds[0] <= offset < bounds[1]:
+                self._find(found, partition_id, (offset, end), bounds[1], bytes_max)
+        if waiting:
+            following = found[-1].next_offset if found else offset
+            if bounds is None or following >= bounds[1]:
+                more(found, waiting, following, end=end, bytes_max=bytes_max)
         return found
+
+    def _find(
+        self,
+        found: list[Unit],
+        partition_id: int,
+        offsets: tuple[int, int],
+        last: int,
+        bytes_max: int,
+    ) -> None:
+        units = self._tables.units()
+        unit = unit_at(units, partition_id, offsets[0])
+        left = bytes_max
+        while unit.base_offset < offsets[1] and (not found or unit.length <= left):
+            found.append(unit)
+            left -= unit.length
+            # Not one step behind the last unit: what was deleted there would be walked through.
+            if len(found) == FIND_UNITS_MAX or unit.next_offset >= last:
+                break
+            units.next()
+            if not units.valid():
+                break
+            unit = unit_now(units)
+            if unit.base_offset != found[-1].next_offset:
+                break
+        units.status()
 
     def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
         """See `ConsumeQueues.by_time`."""
-        bounds = self.bounds(partition_id)
-        if bounds is None:
-            return None
-        first, end = bounds
-        with told():
+        waiting = self._waiting.of(partition_id)
+        if bound is TimeBound.UPPER:
+            late = next((one for one in reversed(waiting) if one.appended_at_ms <= at_ms), None)
+            return late or self._by_time(partition_id, at_ms, bound)
+        found = self._by_time(partition_id, at_ms, bound)
+        return found or next((one for one in waiting if one.appended_at_ms >= at_ms), None)
+
+    def _by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
+        with self._reading():
+            before = self._tables.bounds(partition_id)
             units = self._tables.units()
+            now = self._tables.bounds(partition_id)
+            if before is None or now is None or now[0] >= before[1]:
+                return None
+            # The iterator sees what was there when it was made: the end of before, the beginning of now.
+            first, end = bounds = now[0], before[1]
             if bound is TimeBound.LOWER:
                 low = first_where(units, partition_id, bounds, at_ms=at_ms)
                 return unit_at(units, partition_id, low) if low < end else None
@@ -135,25 +197,31 @@ class RocksConsumeQueues:
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
         """See `ConsumeQueues.bounds`."""
-        with told():
-            return self._tables.bounds(partition_id)
+        waiting = self._waiting.of(partition_id)
+        with self._reading():
+            found = self._tables.bounds(partition_id)
+        if not waiting:
+            return found
+        return (found or waiting[0])[0], max(waiting[-1].next_offset, found[1] if found else 0)
 
     def partitions(self) -> list[int]:
         """See `ConsumeQueues.partitions`."""
-        with told():
-            return [partition_id for partition_id, *_ in self._tables.all_bounds()]
+        with self._reading():
+            found = [partition_id for partition_id, *_ in self._tables.all_bounds()]
+        return sorted({*found, *self._waiting.ids()})
 
     # ── forgetting ────────────────────────────────────────────────────────────────────────────────────
     def firsts_behind(self, position: int) -> Iterator[list[tuple[int, int]]]:
         """See `ConsumeQueues.firsts_behind`."""
         start: int | None = 0
         while start is not None:
-            with told():
+            with self._reading():
                 behind, start = self._behind(start, position)
             yield [(partition_id, kept) for partition_id, first, kept, _ in behind if kept > first]
 
     def retain(self, position: int) -> Iterator[list[tuple[int, int]]]:
         """See `ConsumeQueues.retain`."""
+        self._write_waiting()
         start: int | None = 0
         while start is not None:
             with told():
@@ -238,13 +306,13 @@ class RocksConsumeQueues:
     def recover(self, position: int, *, first_position: int = 0) -> int:
         """See `ConsumeQueues.recover`."""
         try:
-            known = self._tables.position()
+            known = self.position
             if known < first_position:
                 known = 0
             if known > position:
                 self.truncate(position)
-        except Exception as error:  # noqa: BLE001  # the library knows one class only
-            log.warning("the RocksDB index is made again from the log: %s", error)
+        except CorruptIndexError as error:
+            log.warning("the RocksDB index is made again from the log: %s", error.message)
             known = 0
         if not known:
             self.truncate(0)
@@ -252,7 +320,9 @@ class RocksConsumeQueues:
 
     def checkpoint(self, position: int) -> None:
         """See `ConsumeQueues.checkpoint`."""
-        with told():
+        if self._waiting.rows:
+            raise DiskFullError("units of the index wait for room on the disk")
+        with self._reading():
             with self._guard:
                 if self._tables.position() < position:
                     batch = WriteBatch(raw_mode=True)

@@ -4,6 +4,7 @@
     bounds   partition u64, 0                        → first offset u64, position of its batch u64
              partition u64, 1                        → next offset u64, position of the last batch u64, its time i64
              "position"                              → log position up to which everything is in the index
+             "format"                                → version u32, 1; a newer one is refused
 
 Keys are big-endian, so that they sort as numbers; values are little-endian.
 """
@@ -11,9 +12,11 @@ Keys are big-endian, so that they sort as numbers; values are little-endian.
 from __future__ import annotations
 
 import logging
+import shutil
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from rocksdict import (
@@ -28,8 +31,9 @@ from rocksdict import (
     WriteBatch,
 )
 
-from ...protocol.errors import FlushFailedError, StorageError
+from ...protocol.errors import CorruptIndexError, DataFolderError, DiskFullError, StorageError
 from .consume_queue import Unit
+from .turns import Turns
 
 log = logging.getLogger("keylane.broker")
 
@@ -42,6 +46,11 @@ BOUND = struct.Struct(">QB")
 UNIT_VALUE = struct.Struct("<QqII")
 FIRST_VALUE = struct.Struct("<QQ")
 END_VALUE = struct.Struct("<QQq")
+FORMAT = 1
+REOPEN_BYTES = 1 << 20
+_FORMAT = b"format"
+_FULL = ("No space left on device", "Disk quota exceeded")
+_DAMAGED = ("Corruption:", "No such file or directory")
 _POSITION = b"position"
 _POSITION_VALUE = struct.Struct("<Q")
 
@@ -78,6 +87,16 @@ def _options(cache: Cache) -> Options:
     return options
 
 
+def failure(error: Exception) -> StorageError:
+    """What the library says went wrong, which knows one class only, as an error of ours."""
+    text = f"the RocksDB index: {error}"
+    if any(one in text for one in _FULL):
+        return DiskFullError(text)
+    if isinstance(error, struct.error) or any(one in text for one in _DAMAGED):
+        return CorruptIndexError(text)
+    return StorageError(text)
+
+
 @contextmanager
 def told() -> Iterator[None]:
     """The library raises plain exceptions; ours come out of the block."""
@@ -86,8 +105,7 @@ def told() -> Iterator[None]:
     except StorageError:
         raise
     except Exception as error:
-        # Never a full disk: what is dispatched is in the log already and cannot be taken back.
-        raise FlushFailedError(f"the RocksDB index: {error}") from error
+        raise failure(error) from error
 
 
 def unit_of(base_offset: int, value: bytes) -> Unit:
@@ -97,14 +115,19 @@ def unit_of(base_offset: int, value: bytes) -> Unit:
 
 
 class RocksTables:
-    """The database in a folder of its own; one that cannot be opened is made anew, empty."""
+    """The database in a folder of its own; one that is damaged is made anew, empty."""
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self.turns = Turns()
+        """Who reads shares; to be opened again it has to be alone."""
+        self.stuck = False
+        """A write failed: nothing can be written until it is opened again."""
         try:
-            self._connect()
-        except Exception as error:  # noqa: BLE001  # the library knows one class only
-            log.warning("the RocksDB index is made again from the log: %s", error)
+            with told():
+                self._connect()
+        except CorruptIndexError as error:
+            log.warning("the RocksDB index is made again from the log: %s", error.message)
             with told():
                 Rdict.destroy(path)
                 self._connect()
@@ -112,9 +135,36 @@ class RocksTables:
     def _connect(self) -> None:
         cache = Cache(CACHE_BYTES)
         families = {"bounds": _options(cache)}
-        self._units = Rdict(self._path, _options(cache), column_families=families)
-        self._bounds = self._units.get_column_family("bounds")
-        self._family: ColumnFamily = self._units.get_column_family_handle("bounds")
+        units = Rdict(self._path, _options(cache), column_families=families)
+        bounds = units.get_column_family("bounds")
+        found = bounds.get(_FORMAT)
+        if found is not None and (version := int.from_bytes(found, "little")) > FORMAT:
+            bounds.close()
+            units.close()
+            raise DataFolderError(
+                f"{self._path} has format {version}, this broker writes format {FORMAT}",
+                path=self._path,
+            )
+        if found is None:
+            bounds.put(_FORMAT, FORMAT.to_bytes(4, "little"))
+        self._units, self._bounds = units, bounds
+        self._family: ColumnFamily = units.get_column_family_handle("bounds")
+        self.stuck = False
+
+    def reopen(self) -> None:
+        """
+        After a full disk nothing can be written until the database is opened again.
+
+        Raises:
+            DiskFullError: there is no room yet.
+        """
+        folder = Path(self._path)
+        wanted = REOPEN_BYTES + sum(one.stat().st_size for one in folder.glob("*.log"))
+        if shutil.disk_usage(folder).free < wanted:
+            raise DiskFullError(f"the RocksDB index needs {wanted} bytes to be written again")
+        with self.turns.alone(), told():
+            self.close()
+            self._connect()
 
     def clear(self) -> None:
         """Begin with nothing."""
@@ -124,9 +174,14 @@ class RocksTables:
 
     def close(self) -> None:
         """Let go of the database."""
-        self._bounds.close()
-        self._units.close()
-        del self._family, self._bounds, self._units
+        for one in ("_bounds", "_units"):
+            found = self.__dict__.pop(one, None)
+            if found is not None:
+                try:
+                    found.close()
+                except Exception as error:  # noqa: BLE001  # it is let go of all the same
+                    log.warning("the RocksDB index: %s", error)
+        self.__dict__.pop("_family", None)
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────
     def put_first(self, batch: WriteBatch, partition_id: int, first: int, position: int) -> None:
@@ -148,7 +203,11 @@ class RocksTables:
 
     def write(self, batch: WriteBatch) -> None:
         """All of it or nothing."""
-        self._units.write(batch)
+        try:
+            self._units.write(batch)
+        except Exception:
+            self.stuck = True
+            raise
 
     def sync(self) -> None:
         """Make every write before durable."""
@@ -213,7 +272,7 @@ def unit_at(units: RdictIter, partition_id: int, offset: int) -> Unit:
         if found == partition_id and unit.next_offset > offset:
             return unit
     units.status()
-    raise StorageError(f"the RocksDB index lacks offset {offset} of partition {partition_id}")
+    raise CorruptIndexError(f"the RocksDB index lacks offset {offset} of partition {partition_id}")
 
 
 def first_where(
