@@ -50,7 +50,9 @@ async def test_a_plan_is_shown_then_done_then_drawn(shared_cluster: Cluster):
 
     names = [whole["partition"]["name"], *("drawn.p1", "drawn.p2", "drawn.p3", "drawn.p4")]
     drawn = (await keylane(shared_cluster, "history", "drawn")).stdout.splitlines()
-    assert drawn[0] == "drawn: route version 4"
+    assert drawn[0].startswith(
+        "drawn: route version "
+    )  # partitions without messages expire in between
     assert [line.strip("├└─│ ").split(" ")[0].rstrip(",") for line in drawn[1:]] == [
         *names[:2],
         *names[3:],
@@ -60,7 +62,7 @@ async def test_a_plan_is_shown_then_done_then_drawn(shared_cluster: Cluster):
     assert moved["state"] == "done"
     refused = await keylane(shared_cluster, "cancel", str(moved["operation_id"]))
     assert "OperationForwardError" in refused.stderr
-    assert drawn[-2].endswith(": sealed at 0")
+    assert drawn[-2].endswith((": sealed at 0", ": expired at 0"))
     assert sum(line.endswith(": open") for line in drawn) == 1
 
 
