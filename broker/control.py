@@ -16,6 +16,7 @@ from ..protocol.control import (
 from ..protocol.errors import InvalidRequestError, WrongBrokerError
 from ..protocol.progress import SetCursor
 from ..rpc.server import ControlRoute, Params
+from .damage import damage_of
 from .resets import set_cursor
 from .store import Store
 
@@ -127,7 +128,7 @@ class BrokerControl:
                 "flush": self._store.level,
                 "snapshot_position": self._store.snapshotter.position,
                 "retention": self._retention() or "nothing is kept too long",
-                "damage": list(self._store.state.problems),
+                "damage": damage_of(self._store.state),
                 "commits": self._store.commit.commits,
             },
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ..protocol.errors import KeylaneError
 from ..protocol.record import Header, Kind
+from .damage import damage_of
 from .replay import Replay
 from .state import BrokerState
 from .storage.commit_log import segment_bases
@@ -82,7 +83,7 @@ def inspect_folder(files: Files) -> Inspection:
     found.stopped_partitions = sorted(
         number for number, one in state.partitions.items() if one.lost or one.fences_lost
     )
-    found.problems = [*state.problems, *_missing(state, from_snapshot)]
+    found.problems = [*damage_of(state), *_missing(state, from_snapshot)]
     return found
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..protocol.clock import Clock
 from ..protocol.errors import CorruptIndexError
 from ..protocol.record import Header
+from .damage import damage_of
 from .dispatch import Dispatch
 from .first_offsets import correct_first_offsets
 from .replay import Replay
@@ -75,6 +76,7 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
         state.orphans.update(loaded.extra.orphans)
         state.problems += loaded.extra.problems
         state.retained = loaded.extra.retained
+        state.damaged.update(loaded.extra.damaged)
     first = min(segment_bases(files), default=0)
     if loaded.position < first:
         # Older than retention: the log says all of it, from its first segment on.
@@ -87,6 +89,6 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
     replay.finish()
     if state.retained < first:
         correct_first_offsets(state, queues, first_position=first)
-    for problem in state.problems:
+    for problem in damage_of(state):
         log.error("%s", problem)
     return Opened(state=state, snapshots=snapshots, position=loaded.position, recovered=recovered)

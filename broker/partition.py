@@ -8,6 +8,8 @@ the end of what readers may see.  If the disk refuses, `undo_…` brings the sta
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -25,6 +27,8 @@ from .records import CursorBody, FenceBody
 from .shared import InFlight
 
 GROUPS_PER_PARTITION_MAX = 1_000
+LOST_MAX = 1_000
+"""Ranges of lost offsets that are kept; a read finds further ones anew, because the index leads it there."""
 
 
 class Group:
@@ -83,6 +87,7 @@ class Lost(NamedTuple):
     position: int
 
 
+_start = attrgetter("start")
 AppendUndo = tuple[int, int, int, ProducerState | None, tuple[int, ProducerState] | None]
 
 
@@ -117,8 +122,20 @@ class HostedPartition:
     # ── damage ────────────────────────────────────────────────────────────────────────────────────────
     def lose(self, start: int, end: int, *, position: int) -> None:
         """Offsets `[start, end)` are lost, by damage at `position`; end -1: and whatever came after them."""
-        if not any(one.start <= start and (one.end == -1 or end <= one.end) for one in self.lost):
-            self.lost = tuple(sorted((*self.lost, Lost(start, end, position))))
+        lost = self.lost
+        first = bisect_right(lost, start, key=_start)
+        if first and (lost[first - 1].end == -1 or lost[first - 1].end >= start):
+            first -= 1
+            start, known, position = lost[first]
+            end = -1 if -1 in {known, end} else max(known, end)
+        last = first
+        while last < len(lost) and (end == -1 or lost[last].start <= end):
+            end = -1 if lost[last].end == -1 else max(end, lost[last].end)
+            last += 1
+        found = (*lost[:first], Lost(start, end, position), *lost[last:])
+        if len(found) > LOST_MAX:
+            found = (*found[: LOST_MAX - 1], found[-1]) if found[-1].end == -1 else found[:LOST_MAX]
+        self.lost = found
 
     def check_whole(self) -> None:
         """Raises CorruptLogError if the log has lost any of it: its end cannot be trusted."""

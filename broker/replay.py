@@ -19,10 +19,11 @@ from ..protocol.record import Header, Kind
 from .partition import HostedPartition
 from .partition_image import partition_of
 from .records import CursorBody, FenceBody, decode_body
-from .state import BrokerState
+from .state import PROBLEMS_MAX, BrokerState
 from .storage.recovery import Hole
 
-PROBLEMS_MAX = 100
+HOLES_MAX = PROBLEMS_MAX // 2
+"""Holes that are told of one by one: they leave room for what else is wrong."""
 
 
 class Replay:
@@ -110,12 +111,14 @@ class Replay:
         """A STATE record: all there is to know, up to its position."""
         if known is None:
             self._state.partitions.add(found)
+            if found.lost:
+                self._state.damaged.add(header.partition_id)
             self._state.orphans.pop(header.partition_id, None)
             self._whole.add(header.partition_id)
             return
         self._reach(known, header)
         for one in found.lost:
-            known.lose(one.start, one.end, position=one.position)
+            self._state.lose(known, one.start, one.end, position=one.position)
         known.fences_lost |= found.fences_lost
         known.first_offset = max(known.first_offset, found.first_offset)
         for name, group in found.groups.items():
@@ -151,10 +154,14 @@ class Replay:
     def hole(self, hole: Hole) -> None:
         """Bytes that are lost, and what is known of them."""
         self._hole_position = hole.start
-        known = "" if hole.explained else "; what was there is not known"
-        self._problem(
-            f"the log is damaged at positions [{hole.start}, {hole.end}): {hole.reason}{known}"
-        )
+        start, end = hole.damage or (hole.start, hole.end)
+        text = f"the log is damaged at positions [{start}, {end}): {hole.reason}"
+        if not hole.explained:
+            text += "; what was there is not known"
+            if (start, end) != (hole.start, hole.end):
+                text += f" of [{hole.start}, {hole.end})"
+        if not hole.explained or start == hole.start:
+            self._state.problem(text, room=HOLES_MAX)
         if not hole.explained and hole.end > self._start:
             self._unknown = hole
             self._whole.clear()
@@ -190,13 +197,7 @@ class Replay:
             self._problem(f"a fence of partition {header.partition_id} is lost: it lets nobody in")
 
     def _lose(self, partition: HostedPartition, start: int, end: int, position: int) -> None:
-        partition.lose(start, end, position=position)
-        self._state.touch(partition)
-        upto = "on" if end == -1 else f"to {end}"
-        self._problem(
-            f"partition {partition.partition_id} has lost its offsets from {start} {upto} "
-            f"(position {position}): it takes no messages"
-        )
+        self._state.lose(partition, start, end, position=position)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────
     def finish(self) -> None:
@@ -227,9 +228,7 @@ class Replay:
             self._lose(partition, partition.next_offset, -1, header.position)
 
     def _problem(self, text: str) -> None:
-        problems = self._state.problems
-        if len(problems) < PROBLEMS_MAX and text not in problems:
-            problems.append(text)
+        self._state.problem(text)
 
 
 _KINDS = frozenset(Kind)

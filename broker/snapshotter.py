@@ -97,8 +97,9 @@ class Snapshotter:
         )  # before the images are made: what rises later is in the next one
         try:
             chunks = await self._chunks(table.ids() if whole else list(dirty))
-            problems = [one for one in self._state.problems if one not in self._state.mended]
-            extra = Extra(dict(self._state.orphans), problems, retained)
+            state = self._state
+            problems = [one for one in state.problems if one not in state.mended]
+            extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged))
             await self._commit.synced()
             if self._commit.failures != failures:
                 raise StorageError("writes failed while it was made")

@@ -12,6 +12,9 @@ from ..protocol.errors import CorruptLogError, PartitionUnknownError
 from .partition import HostedPartition
 from .partition_table import PartitionTable
 
+PROBLEMS_MAX = 100
+MORE = "there is more that is wrong: `keylane broker verify` on the stopped broker's folder tells"
+
 
 class BrokerState:
     """The hosted partitions, by id; `now_ms` is the clock of their pull locks."""
@@ -21,11 +24,13 @@ class BrokerState:
         self.orphans: dict[int, int] = {}
         """Partitions that have records, but whose facts are lost: id → position of the first such record."""
         self.problems: list[str] = []
-        """What damage recovery found, for people; the newest last."""
+        """What damage was found, for people; the newest last."""
         self.mended: set[str] = set()
         """Those of the problems that the next start mends: no snapshot keeps them."""
         self.retained = 0
         """First offsets are right for a log that begins at this position or before it."""
+        self.damaged: set[int] = set()
+        """Partitions that have lost messages."""
 
     def partition(self, partition_id: int) -> HostedPartition:
         """The partition, to look at.  Raises PartitionUnknownError, CorruptLogError."""
@@ -45,6 +50,21 @@ class BrokerState:
                 partition_id=partition_id,
                 position=position,
             )
+
+    def lose(self, partition: HostedPartition, start: int, end: int, *, position: int) -> None:
+        """Offsets `[start, end)` of the partition are lost; see `HostedPartition.lose`."""
+        partition.lose(start, end, position=position)
+        self.damaged.add(partition.partition_id)
+        self.touch(partition)
+
+    def problem(self, text: str, *, room: int = PROBLEMS_MAX) -> None:
+        """Keep a problem for people, once, if there are fewer than `room` already."""
+        if text in self.problems:
+            return
+        if len(self.problems) < room:
+            self.problems.append(text)
+        elif MORE not in self.problems:
+            self.problems.append(MORE)
 
     def touch(self, partition: HostedPartition) -> None:
         """Have the next snapshot carry the partition: it was changed, or is about to be."""

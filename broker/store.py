@@ -17,6 +17,7 @@ from ..protocol.control import HostPartition, TimeBound
 from ..protocol.errors import (
     CorruptBatchError,
     CorruptIndexError,
+    CorruptLogError,
     InvalidRequestError,
     OffsetOutOfRangeError,
     StorageError,
@@ -337,6 +338,8 @@ class Store:
             if offset >= partition.first_offset:
                 if isinstance(error, CorruptIndexError):
                     await self.index_damage.found(error)
+                else:
+                    self._met_damage(partition, error)
                 raise
             # Retention has removed it meanwhile.
             raise OffsetOutOfRangeError(
@@ -345,6 +348,15 @@ class Store:
                 next_offset=partition.readable_offset,
             ) from None
         return data, upto
+
+    def _met_damage(self, partition: HostedPartition, error: StorageError) -> None:
+        """A read met damage: as at a start, the partition loses what is damaged, and people are told."""
+        lost = error.details
+        if isinstance(error, CorruptLogError) and "end_offset" in lost:
+            start, end = max(lost["offset"], partition.first_offset), lost["end_offset"]
+            self.state.lose(partition, start, end, position=lost["position"])
+        else:
+            self.state.problem(error.message)
 
     async def offset_at(
         self, partition: HostedPartition, at_ms: int, bound: TimeBound

@@ -28,7 +28,8 @@ class BatchReader:
         at least one; and one past the last offset among them.
 
         Raises:
-            CorruptLogError: the first of them is damaged; those before a damaged one are returned.
+            CorruptLogError: the first of them is damaged, from `offset` to `end_offset` of its details; those before
+                a damaged one are returned.
         """
         units = self._queues.find(partition_id, offset, end=end, bytes_max=bytes_max)
         if not units or units[0].base_offset > offset:
@@ -50,6 +51,8 @@ class BatchReader:
                             f"the batch at position {unit.position} is damaged",
                             position=unit.position,
                             partition_id=partition_id,
+                            offset=unit.base_offset,
+                            end_offset=unit.next_offset,
                         )
                     return b"".join(parts), upto
                 upto = unit.next_offset

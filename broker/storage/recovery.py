@@ -7,7 +7,7 @@
                                                     else: a commit that was never made durable   → cut at p
 
 A hole ends where the next whole record begins.  It comes with what is known of the records that were in it: from the
-trail, or from a header that is whole while its body is not.
+trail, or from a header that is whole while its body is not; a large one, or one of which a part is not known, in parts.
 
 Invariants
     Nothing that was durable is cut, and nothing at all is cut before the reason is known.
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
@@ -38,13 +38,15 @@ from ...protocol.record import (
 )
 from .commit_log import BARRIER, FOLDER, segment_bases, segment_path
 from .files import AppendFile, Files, replace_file
-from .trail import Trace, durable_end, traces_between, trail_bases
+from .trail import Trace, TrailCursor, durable_end, trail_bases
 
 log = logging.getLogger("keylane.broker")
 
 READ_BYTES = 2 << 20
 AHEAD_BYTES = 8 << 20
 """Fetched by the disk while checksums are made."""
+TRACES_MAX = 20_000
+"""Of one part of a hole: the records of a lost segment are a million."""
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 
 
@@ -59,6 +61,8 @@ class Hole:
     """The records known to have been there, in the order of the log."""
     explained: bool = False
     """They are all that was there."""
+    damage: tuple[int, int] | None = None
+    """Positions of the whole damage, of which this is a part."""
 
 
 class Visitor(Protocol):
@@ -75,12 +79,11 @@ class Visitor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What recovery found: the segments' bases, the end of the log, what was cut off it, what is lost in it."""
+    """What recovery found: the segments' bases, the end of the log, what was cut off it."""
 
     bases: list[int]
     end: int
     cut_bytes: int = 0
-    holes: list[Hole] = field(default_factory=list)
     unproven: int = 0
     """What lies from this position on may be in the page cache only."""
 
@@ -146,7 +149,7 @@ class _Scan:
         self._barrier = 0
         """Position of the newest record with BARRIER: what lies before it was durable."""
         self._durable = max([durable, *(durable_end(files, one) for one in self._trails[-1:])])
-        self._holes: list[Hole] = []
+        self._cursors = {base: TrailCursor(files, base) for base in self._trails}
 
     def run(self) -> Recovered:
         self._check_sizes()
@@ -194,7 +197,6 @@ class _Scan:
             bases=self._bases,
             end=self._at,
             cut_bytes=cut_bytes,
-            holes=self._holes,
             unproven=max(self._durable, self._barrier),
         )
 
@@ -235,30 +237,62 @@ class _Scan:
         return None
 
     def _lose(self, end: int, reason: str) -> None:
-        """Tell of the hole from here to `end`, and go on there."""
-        start = self._at
-        traces = {one.header.position: one for one in self._traces(start, end)}
-        for position, header in self._headers(start, end):
-            traces.setdefault(position, Trace(header, None))
-        known = tuple(traces[position] for position in sorted(traces))
-        hole = Hole(
-            start=start, end=end, reason=reason, traces=known, explained=_cover(known, start, end)
-        )
-        self._holes.append(hole)
-        self._visitor.hole(hole)
+        """Tell of the hole from here to `end`, part by part, and go on there."""
+        damage = self._at, end
+        begin = at = self._at
+        run: list[Trace] = []
+
+        def tell(end: int, *, explained: bool) -> None:
+            nonlocal begin
+            if begin < end:
+                self._visitor.hole(
+                    Hole(
+                        start=begin,
+                        end=end,
+                        reason=reason,
+                        traces=tuple(run),
+                        explained=explained,
+                        damage=damage,
+                    )
+                )
+                run.clear()
+                begin = end
+
+        for trace in self._known(at, end):
+            position = trace.header.position
+            if position > at:
+                tell(at, explained=True)
+                tell(position, explained=False)
+            run.append(trace)
+            at = position + trace.header.length
+            if len(run) >= TRACES_MAX and at <= end:
+                tell(at, explained=True)
+        tell(min(at, end), explained=at <= end)
+        tell(end, explained=False)
         self._at = end
 
-    def _traces(self, start: int, end: int) -> list[Trace]:
-        found: list[Trace] = []
+    def _known(self, start: int, end: int) -> Iterator[Trace]:
+        """What is known of the records that began in `[start, end)`, in the order of the log."""
+        at = start
+        for trace in self._traces(start, end):
+            position = trace.header.position
+            if position < at:
+                continue
+            for found in self._headers(at, position):
+                yield Trace(found, None)
+            yield trace
+            at = position + trace.header.length
+        for found in self._headers(at, end):
+            yield Trace(found, None)
+
+    def _traces(self, start: int, end: int) -> Iterator[Trace]:
         for index, base in enumerate(self._trails):
             last = index + 1 == len(self._trails)
             if base < end and (last or start < self._trails[index + 1]):
-                found += traces_between(self._files, base, start, end)
-        return found
+                yield from self._cursors[base].between(start, end)
 
-    def _headers(self, start: int, end: int) -> list[tuple[int, Header]]:
+    def _headers(self, start: int, end: int) -> Iterator[Header]:
         """Headers that are whole, at `start` and where each of them says that the next one is."""
-        found: list[tuple[int, Header]] = []
         while start < end:
             base = max((one for one in self._bases if one <= start), default=None)
             if base is None:
@@ -272,9 +306,8 @@ class _Scan:
                 break
             if start + header.length > end:
                 break
-            found.append((start, header))
+            yield header
             start += header.length
-        return found
 
     def _next_whole(self, base: int) -> int | None:
         """Where the first whole record after the damage begins in the segment."""
@@ -290,15 +323,6 @@ class _Scan:
         if isinstance(header, Header) and header.position == self._at:
             position = self._at + header.length  # so that nothing in its body is taken for a record
         return whole_records(self._files, base, position)
-
-
-def _cover(traces: tuple[Trace, ...], start: int, end: int) -> bool:
-    """Do they fill `[start, end)`, one after another."""
-    for one in traces:
-        if one.header.position != start:
-            return False
-        start += one.header.length
-    return start == end
 
 
 def whole_records(files: Files, base: int, position: int) -> Iterator[Header]:

@@ -52,11 +52,15 @@ class Extra(msgspec.Struct, array_like=True):
     orphans: dict[int, int] = {}
     problems: list[str] = []
     retained: int = 0
-    """First offsets are right for a log that begins here or before; came later, and is written where it says more."""
+    """First offsets are right for a log that begins here or before."""
+    damaged: list[int] = []
+    """Partitions that have lost messages."""
 
     def packed(self) -> bytes:
-        """As it is in the file."""
-        more = (self.retained,) if self.retained else ()
+        """As it is in the file: what came later is written only where it says something."""
+        more: tuple[object, ...] = (self.retained,) if self.retained else ()
+        if self.damaged:
+            more = (self.retained, self.damaged)
         return msgspec.msgpack.encode((self.orphans, self.problems, *more))
 
 

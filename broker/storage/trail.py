@@ -89,10 +89,31 @@ class TrailWriter:
         self._base = -1
 
 
-def traces_between(files: Files, base: int, start: int, end: int) -> list[Trace]:
-    """What the trail of a segment knows of the records that begin in `[start, end)`, in the order of the log."""
-    found = [one for one in _traces(files, base, 0) if start <= one.header.position < end]
-    return sorted({one.header.position: one for one in found}.values(), key=_position)
+class TrailCursor:
+    """Goes through the trail of a segment once, however many regions of it are asked for one behind the other."""
+
+    def __init__(self, files: Files, base: int) -> None:
+        self._files = files
+        self._base = base
+        self._traces: Iterator[Trace] | None = None
+        self._next: Trace | None = None
+        self._passed = 0
+
+    def between(self, start: int, end: int) -> Iterator[Trace]:
+        """What the trail knows of the records that begin in `[start, end)`, in the order of the log."""
+        if self._traces is None or start < self._passed:
+            self._traces, self._next = _traces(self._files, self._base, 0), None
+        self._passed = end
+        while True:
+            found = self._next or next(self._traces, None)
+            self._next = None
+            if found is None:
+                return
+            if found.header.position >= end:
+                self._next = found
+                return
+            if found.header.position >= start:
+                yield found
 
 
 def durable_end(files: Files, base: int) -> int:
@@ -102,10 +123,6 @@ def durable_end(files: Files, base: int) -> int:
     for one in _traces(files, base, max(0, size - 4 * OWN_BYTES_MAX)):
         last = max(last, one.header.position + one.header.length)
     return last
-
-
-def _position(trace: Trace) -> int:
-    return trace.header.position
 
 
 def _traces(files: Files, base: int, at: int) -> Iterator[Trace]:

@@ -6,7 +6,12 @@ import random
 
 import pytest
 
-from keylane.broker.storage.snapshot import CHANGES_MAX, Extra, Snapshots, encode_chunk
+from keylane.broker.storage.snapshot import (
+    CHANGES_MAX,
+    Extra,
+    Snapshots,
+    encode_chunk,
+)
 from keylane.protocol.errors import DataFolderError, StorageError
 from sim.disk import Crashed, SimDisk
 

@@ -1,0 +1,146 @@
+"""Damage as people are told of it, and as the state keeps it: joined, bounded, and never more than was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from keylane.broker.damage import damage_of
+from keylane.broker.partition import LOST_MAX, HostedPartition, Lost
+from keylane.broker.partition_image import image_of
+from keylane.broker.replay import HOLES_MAX, Replay
+from keylane.broker.state import MORE, BrokerState
+from keylane.broker.storage import recovery
+from keylane.broker.storage.commit_log import segment_path
+from keylane.broker.storage.recovery import Hole
+from keylane.protocol.errors import CorruptLogError
+from sim.clock import ManualClock
+from sim.disk import SimDisk
+from sim.store import Desk, batch, facts, open_store
+
+
+def test_losses_side_by_side_are_one():
+    """A hundred thousand lost batches one behind the other are one range, at the first one's position."""
+    partition = HostedPartition(facts(1))
+    for number in range(100_000):
+        partition.lose(2 * number, 2 * number + 2, position=500 + number)
+    assert partition.lost == (Lost(0, 200_000, 500),)
+
+
+def test_the_ranges_are_what_was_lost():
+    """In any order, overlapping or not, the ranges cover the lost offsets and no other."""
+    dice = random.Random(5)
+    for _ in range(200):
+        partition = HostedPartition(facts(1))
+        lost: set[int] = set()
+        for _ in range(dice.randrange(1, 30)):
+            start = dice.randrange(100)
+            end = start + dice.randrange(1, 9)
+            partition.lose(start, end, position=1)
+            lost |= set(range(start, end))
+        assert {n for one in partition.lost for n in range(one.start, one.end)} == lost
+        ends = [edge for one in partition.lost for edge in one[:2]]
+        assert ends == sorted(set(ends))
+
+
+def test_very_many_losses_are_few_bytes():
+    """Ranges beyond the limit are left out, never joined over good messages; an unknown end is always kept."""
+    partition = HostedPartition(facts(1))
+    partition.lose(90_000, -1, position=9)
+    for number in range(20_000):
+        partition.lose(4 * number, 4 * number + 2, position=number)
+    assert len(partition.lost) == LOST_MAX
+    assert all(one.end - one.start == 2 for one in partition.lost[:-1])
+    assert partition.lost[-1] == Lost(90_000, -1, 9)
+    assert len(image_of(partition)) < 64 << 10
+
+
+def test_many_holes_hide_nothing_else():
+    """However many holes and damaged partitions there are, other problems are seen, and what is left out is counted."""
+    state = BrokerState()
+    replay = Replay(state)
+    for number in range(1, 151):
+        partition = state.host(facts(number))
+        for start in range(0, 40, 4):
+            state.lose(partition, start, start + 2, position=number)
+    for number in range(10_000):
+        replay.hole(Hole(start=20 * number, end=20 * number + 10, reason="r", explained=True))
+    state.problem("the one that matters")
+    told = damage_of(state)
+    assert "the one that matters" in told
+    assert MORE in told
+    assert len(told) < 200
+    assert sum(one.startswith("the log is damaged") for one in told) == HOLES_MAX
+    assert "partition 1 has lost 20 messages in 10 ranges" in "\n".join(told)
+    assert told[-1] == "50 more partitions have lost messages"
+
+
+def filled(count: int, **settings) -> SimDisk:
+    disk, clock = SimDisk(), ManualClock()
+
+    async def fill() -> None:
+        desk = Desk(open_store(disk, clock=clock, **settings), clock)
+        for partition_id in (1, 2):
+            await desk.host(partition_id)
+        for number in range(count):
+            partition_id = 1 + number % 2
+            await desk.append(
+                batch(sequence=number // 2 * 2, partition_id=partition_id), partition_id
+            )
+
+    asyncio.run(fill())
+    return disk
+
+
+def test_a_large_hole_is_told_in_parts(monkeypatch):
+    """A lost segment is told a few records at a time, and comes to one range for each partition."""
+    monkeypatch.setattr(recovery, "TRACES_MAX", 10)
+    disk = filled(200, segment_bytes=8_000)
+    disk.contents[segment_path(0)].data[:] = bytes(8_000)
+    disk.contents[segment_path(0)].sync()
+    store = open_store(disk)
+    for partition_id in (1, 2):
+        partition = store.state.partition(partition_id)
+        (lost,) = partition.lost
+        assert lost.start == 0
+        assert partition.next_offset == 200
+    told = damage_of(store.state)
+    assert len(told) == 3, told
+
+
+@pytest.mark.parametrize("kind", ["file", "rocksdb"])
+async def test_damage_met_by_a_read_is_told_and_stays(kind, tmp_path):
+    """Bytes that rot while the broker runs: the read fails, the partition stops as after a start, others go on."""
+    from keylane.broker.storage.files import RealFiles
+
+    files = RealFiles(tmp_path / "data")
+    files.lock()
+    clock = ManualClock()
+    desk = Desk(open_store(files, clock=clock, index=kind, cache_bytes=0), clock)
+    for partition_id in (1, 2):
+        await desk.host(partition_id)
+        for number in range(5):
+            await desk.append(batch(sequence=2 * number, partition_id=partition_id), partition_id)
+    path = tmp_path / "data" / segment_path(0)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"value 6")] ^= 1
+    path.write_bytes(data)
+    for _ in range(3):
+        with pytest.raises(CorruptLogError):
+            await desk.read(6)
+    (told,) = damage_of(desk.store.state)
+    assert told.startswith("partition 1 has lost its offsets from 6 to 8 (position ")
+    with pytest.raises(CorruptLogError, match="takes no messages"):
+        await desk.append(batch(sequence=10))
+    await desk.append(batch(sequence=10, partition_id=2), 2)
+    answer, _ = await desk.read(0)
+    assert answer.upto == 6
+    answer, _ = await desk.read(8)
+    assert answer.upto == 10
+    await desk.store.close()
+    again = open_store(files, clock=clock, index=kind)
+    assert damage_of(again.state) == [told]
+    await again.close()
+    files.close()
