@@ -7,6 +7,7 @@ verify    log ═ index, index ═ index       changes nothing
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from ..protocol.errors import InvalidRequestError, StorageError
@@ -15,10 +16,21 @@ from .dispatch import Dispatch
 from .settings import INDEX_KINDS
 from .storage.consume_queue import ConsumeQueues, Unit
 from .storage.files import Files
-from .storage.index_kinds import has_index, mark, open_index, remove_index, unmark
+from .storage.index_kinds import (
+    has_index,
+    index_to_read,
+    is_unfinished,
+    mark,
+    open_index,
+    remove_index,
+    unmark,
+)
 from .storage.recovery import Hole, scan_log
+from .storage.snapshot import Snapshots
 
 PROBLEMS_MAX = 100
+UNFINISHED = "it cannot be trusted; the next start of the broker, or `rebuild`, makes it anew"
+NONE = "there is no index; the next start of the broker, or `rebuild`, makes one"
 ALL = 1 << 62
 
 
@@ -107,20 +119,25 @@ def switch_index(files: Files, to: str) -> IndexReport:
 
 def verify_indexes(files: Files) -> list[IndexReport]:
     """Compare every index there is with the log, and both with each other; what is wrong is in the reports."""
-    kinds = [kind for kind in INDEX_KINDS if has_index(files, kind)]
-    opened = {kind: open_index(files, kind) for kind in kinds}
     reports = []
-    try:
-        for kind, queues in opened.items():
-            report = _summary(kind, queues)
-            reports.append(report)
-            _compare_with_log(files, queues, report)
-        if len(kinds) == 2:
-            _compare(opened[kinds[0]], opened[kinds[1]], reports[1])
-    finally:
-        for queues in opened.values():
-            queues.close()
-    return reports
+    with ExitStack() as stack:
+        opened = []
+        for kind in INDEX_KINDS:
+            if is_unfinished(files, kind):
+                reports.append(IndexReport(kind, problems=[UNFINISHED]))
+            elif has_index(files, kind):
+                report = IndexReport(kind)
+                try:
+                    queues = stack.enter_context(index_to_read(files, kind))
+                    report = _summary(kind, queues)
+                    _compare_with_log(files, queues, report)
+                    opened.append((queues, report))
+                except StorageError as error:
+                    report.problem(error.message)
+                reports.append(report)
+        if len(opened) == 2:
+            _compare(opened[0][0], *opened[1])
+    return reports or [IndexReport("none", problems=[NONE])]
 
 
 def _summary(kind: str, queues: ConsumeQueues) -> IndexReport:
@@ -182,6 +199,12 @@ def _compare_with_log(files: Files, queues: ConsumeQueues, report: IndexReport) 
     dispatch = Dispatch(expected, start=0)
     found = scan_log(files, _Records(dispatch, queues.position))
     dispatch.flush()
+    durable = Snapshots(files).load(lambda _number, _image: None).position
+    if queues.position < durable:
+        report.problem(
+            f"the index ends at position {queues.position}: "
+            f"it was durable up to {durable}, by the snapshot, and is damaged"
+        )
     if queues.position > found.end:
         report.problem(f"the index ends at position {queues.position}, the log at {found.end}")
     for partition_id in queues.partitions():

@@ -123,6 +123,10 @@ class ConsumeQueues(Protocol):
         """Write out what is still in memory."""
         ...
 
+    def leave(self) -> None:
+        """Let go of everything and write nothing."""
+        ...
+
     def close(self) -> None:
         """Flush and let go of everything."""
         ...

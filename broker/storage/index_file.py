@@ -335,5 +335,9 @@ class FileConsumeQueues:
             self.flush()
         except StorageError as error:
             log.warning("the index is not written out: %s", error.message)
+        self.leave()
+
+    def leave(self) -> None:
+        """See `ConsumeQueues.leave`."""
         self._journal.close()
         self._blocks.close()

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 
 import crc32c
 
+from ...protocol.errors import DataFolderError
 from .append_file import Buffer
 from .files import AppendFile, Files
 from .index_blocks import FOLDER
@@ -123,7 +124,10 @@ class Journal:
             if len(head) < _FRAME.size:
                 return position, end
             magic, crc, length, frame_position, frame_end = _FRAME.unpack(head)
-            if magic != MAGIC or self._size + _FRAME.size + length > size:
+            if magic != MAGIC:
+                self._refuse_newer(path, head)
+                return position, end
+            if self._size + _FRAME.size + length > size:
                 return position, end
             data = self._files.pread(path, self._size + _FRAME.size, length)
             if crc32c.crc32c(data, crc32c.crc32c(head[8:])) != crc:
@@ -132,6 +136,19 @@ class Journal:
             position, end = frame_position, frame_end
             self._size += _FRAME.size + length
             self._first_size = self._first_size or self._size
+
+    def _refuse_newer(self, path: str, head: bytes) -> None:
+        """Raises DataFolderError for a whole frame of a later format: the digit in the magic is its number."""
+        magic, crc, length, *_ = _FRAME.unpack(head)
+        version = (magic >> 24) - 0x30
+        if magic & 0xFFFFFF != MAGIC & 0xFFFFFF or not 1 < version < 10:
+            return
+        data = self._files.pread(path, self._size + _FRAME.size, length)
+        if crc32c.crc32c(data, crc32c.crc32c(head[8:])) == crc:
+            raise DataFolderError(
+                f"{self._files.name()}/{path} has format {version}, this broker writes format 1",
+                path=path,
+            )
 
     @property
     def renew(self) -> bool:

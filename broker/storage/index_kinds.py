@@ -6,6 +6,12 @@ unfinished-…   the index of this kind is being made and cannot be trusted: it 
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from ...protocol.errors import DiskFullError
 from .consume_queue import ConsumeQueues
 from .files import Files, replace_file
@@ -14,6 +20,7 @@ from .index_file import FileConsumeQueues
 from .reserve import Reserve
 
 ROCKSDB_FOLDER = "rocksdb"
+_LIBRARYS_OWN = ("LOG", "rocksdict-config.json")
 _FOLDERS = {"file": FILE_FOLDER, "rocksdb": ROCKSDB_FOLDER}
 
 
@@ -42,6 +49,44 @@ def open_index(files: Files, kind: str) -> ConsumeQueues:
         queues.truncate(0)
         unmark(files, kind)
     return queues
+
+
+@contextmanager
+def index_to_read(files: Files, kind: str) -> Iterator[ConsumeQueues]:
+    """
+    The index of this kind as it is on the disk, to be looked at only: nothing of it is changed.
+
+    Raises:
+        StorageError: it is damaged, or cannot be opened.
+    """
+    queues: ConsumeQueues
+    if kind == "file":
+        queues = FileConsumeQueues(files)
+        try:
+            yield queues
+        finally:
+            queues.leave()
+        return
+    from .index_rocksdb import RocksConsumeQueues
+
+    # The library writes beside what it reads, so it is given a folder of its own.
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(files.outside(ROCKSDB_FOLDER)).resolve()
+        for name in files.list(ROCKSDB_FOLDER):
+            if name in _LIBRARYS_OWN:
+                shutil.copy(found / name, folder)
+            elif name != "LOCK":
+                Path(folder, name).symlink_to(found / name)
+        queues = RocksConsumeQueues(folder, read_only=True)
+        try:
+            yield queues
+        finally:
+            queues.leave()
+
+
+def is_unfinished(files: Files, kind: str) -> bool:
+    """Is what there is of this index not to be trusted?"""
+    return files.size(_mark(kind)) is not None
 
 
 def has_index(files: Files, kind: str) -> bool:

@@ -44,8 +44,8 @@ DELETE_UNITS_MAX = 64
 class RocksConsumeQueues:
     """See `ConsumeQueues` for the contract; `path` is a folder of its own."""
 
-    def __init__(self, path: str) -> None:
-        self._tables = RocksTables(path)
+    def __init__(self, path: str, *, read_only: bool = False) -> None:
+        self._tables = RocksTables(path, read_only=read_only)
         self._ends: dict[int, End] = {}
         self._waiting = WaitingUnits()
         self._guard = threading.Lock()
@@ -341,4 +341,8 @@ class RocksConsumeQueues:
                 self._tables.flush()
         except StorageError as error:
             log.warning("the index is not written out: %s", error.message)
+        self.leave()
+
+    def leave(self) -> None:
+        """See `ConsumeQueues.leave`."""
         self._tables.close()

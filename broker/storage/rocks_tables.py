@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Cache,
     ColumnFamily,
@@ -115,10 +116,11 @@ def unit_of(base_offset: int, value: bytes) -> Unit:
 
 
 class RocksTables:
-    """The database in a folder of its own; one that is damaged is made anew, empty."""
+    """The database in a folder of its own; one that is damaged is made anew, empty, unless it is `read_only`."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, read_only: bool = False) -> None:
         self._path = path
+        self._read_only = read_only
         self.turns = Turns()
         """Who reads shares; to be opened again it has to be alone."""
         self.stuck = False
@@ -127,6 +129,8 @@ class RocksTables:
             with told():
                 self._connect()
         except CorruptIndexError as error:
+            if read_only:
+                raise
             log.warning("the RocksDB index is made again from the log: %s", error.message)
             with told():
                 Rdict.destroy(path)
@@ -135,7 +139,8 @@ class RocksTables:
     def _connect(self) -> None:
         cache = Cache(CACHE_BYTES)
         families = {"bounds": _options(cache)}
-        units = Rdict(self._path, _options(cache), column_families=families)
+        access = AccessType.read_only(False) if self._read_only else AccessType.read_write()
+        units = Rdict(self._path, _options(cache), column_families=families, access_type=access)
         bounds = units.get_column_family("bounds")
         found = bounds.get(_FORMAT)
         if found is not None and (version := int.from_bytes(found, "little")) > FORMAT:
@@ -145,7 +150,7 @@ class RocksTables:
                 f"{self._path} has format {version}, this broker writes format {FORMAT}",
                 path=self._path,
             )
-        if found is None:
+        if found is None and not self._read_only:
             bounds.put(_FORMAT, FORMAT.to_bytes(4, "little"))
         self._units, self._bounds = units, bounds
         self._family: ColumnFamily = units.get_column_family_handle("bounds")

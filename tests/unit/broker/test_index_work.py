@@ -9,11 +9,14 @@ import pytest
 
 from indexes import KINDS
 from keylane.broker.index_work import rebuild_index, switch_index, verify_indexes
+from keylane.broker.storage.consume_queue import Unit
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.identity import claim_folder
+from keylane.broker.storage.index_file import FileConsumeQueues
 from keylane.broker.storage.index_kinds import has_index, open_index
-from keylane.protocol.errors import InvalidRequestError
+from keylane.protocol.errors import DataFolderError, InvalidRequestError
 from sim.clock import ManualClock
+from sim.disk import SimDisk
 from sim.store import Desk, batch, open_store
 
 OTHER = {"file": "rocksdb", "rocksdb": "file"}
@@ -116,7 +119,8 @@ async def test_an_unfinished_index_is_made_again(folder):
     """An index whose making was cut short is not used."""
     files, kind = folder
     (Path(files.name()) / f"unfinished-{kind}").touch()
-    assert verify_indexes(files) == []
+    (report,) = verify_indexes(files)
+    assert "trusted" in report.problems[0]
     assert await read_all(files, kind) == BATCHES
     (report,) = verify_indexes(files)
     assert report.problems == []
@@ -128,3 +132,54 @@ async def test_a_deleted_index_is_made_again(folder):
     for name in files.list("index" if kind == "file" else "rocksdb"):
         files.remove(f"{'index' if kind == 'file' else 'rocksdb'}/{name}")
     assert await read_all(files, kind) == BATCHES
+
+
+def contents(files, kind):
+    root = Path(files.name()) / ("index" if kind == "file" else "rocksdb")
+    return {one.name: (one.stat().st_mtime_ns, one.read_bytes()) for one in root.iterdir()}
+
+
+@pytest.mark.parametrize("what", ["nothing", "head", "half", "units"])
+async def test_verify_changes_nothing(folder, what):
+    """A whole or a damaged index is byte for byte as it was, and damage is told."""
+    files, kind = folder
+    root = Path(files.name())
+    name = {
+        "file": {"head": "index/journal-*", "half": "index/journal-*", "units": "index/*.blocks"},
+        "rocksdb": {"head": "rocksdb/MANIFEST*", "half": "rocksdb/MANIFEST*", "units": "rocksdb/*.sst"},
+    }[kind].get(what)  # fmt: skip
+    if name is not None:
+        path = max(root.glob(name), key=lambda one: one.stat().st_size)
+        data = bytearray(path.read_bytes())
+        data[60] ^= 0xFF
+        path.write_bytes(data[: len(data) // 2] if what == "half" else data)
+    before = contents(files, kind)
+    (report,) = verify_indexes(files)
+    assert bool(report.problems) == (name is not None)
+    assert contents(files, kind) == before
+
+
+async def test_no_index_at_all_is_told(folder):
+    """A folder without an index does not pass."""
+    files, kind = folder
+    for name in contents(files, kind):
+        files.remove(f"{'index' if kind == 'file' else 'rocksdb'}/{name}")
+    (report,) = verify_indexes(files)
+    assert "no index" in report.problems[0]
+
+
+def test_a_newer_journal_is_refused():
+    """A whole frame of a later format is left as it is, and the broker says so; a damaged magic is damage."""
+    disk = SimDisk()
+    queues = FileConsumeQueues(disk)
+    queues.recover(0)
+    queues.dispatch([(1, Unit(0, 1, 0, 100, 1000))])
+    queues.close()
+    journal = disk.contents["index/journal-0000000001"]
+    journal.data[3] = ord("2")
+    before = bytes(journal.data)
+    with pytest.raises(DataFolderError, match="format 2"):
+        FileConsumeQueues(disk)
+    assert bytes(journal.data) == before
+    journal.data[20] ^= 1
+    assert FileConsumeQueues(disk).recover(100) == 0
