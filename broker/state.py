@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..protocol.control import HostPartition
-from ..protocol.errors import CorruptLogError, PartitionUnknownError
+from ..protocol.errors import CorruptLogError, PartitionUnknownError, StorageError
 from .partition import HostedPartition
 from .partition_table import PartitionTable
 
@@ -56,6 +56,15 @@ class BrokerState:
         partition.lose(start, end, position=position)
         self.damaged.add(partition.partition_id)
         self.touch(partition)
+
+    def met_damage(self, partition: HostedPartition, error: StorageError) -> None:
+        """A read met damage: as at a start, the partition loses what is damaged, and people are told."""
+        lost = error.details
+        if isinstance(error, CorruptLogError) and "end_offset" in lost:
+            start, end = max(lost["offset"], partition.first_offset), lost["end_offset"]
+            self.lose(partition, start, end, position=lost["position"])
+        else:
+            self.problem(error.message)
 
     def problem(self, text: str, *, room: int = PROBLEMS_MAX) -> None:
         """Keep a problem for people, once, if there are fewer than `room` already."""

@@ -17,7 +17,6 @@ from ..protocol.control import HostPartition, TimeBound
 from ..protocol.errors import (
     CorruptBatchError,
     CorruptIndexError,
-    CorruptLogError,
     InvalidRequestError,
     OffsetOutOfRangeError,
     StorageError,
@@ -339,7 +338,7 @@ class Store:
                 if isinstance(error, CorruptIndexError):
                     await self.index_damage.found(error)
                 else:
-                    self._met_damage(partition, error)
+                    self.state.met_damage(partition, error)
                 raise
             # Retention has removed it meanwhile.
             raise OffsetOutOfRangeError(
@@ -348,15 +347,6 @@ class Store:
                 next_offset=partition.readable_offset,
             ) from None
         return data, upto
-
-    def _met_damage(self, partition: HostedPartition, error: StorageError) -> None:
-        """A read met damage: as at a start, the partition loses what is damaged, and people are told."""
-        lost = error.details
-        if isinstance(error, CorruptLogError) and "end_offset" in lost:
-            start, end = max(lost["offset"], partition.first_offset), lost["end_offset"]
-            self.state.lose(partition, start, end, position=lost["position"])
-        else:
-            self.state.problem(error.message)
 
     async def offset_at(
         self, partition: HostedPartition, at_ms: int, bound: TimeBound
