@@ -26,14 +26,19 @@ from keylane.protocol.control import (
     Leave,
     ReleaseGrant,
     Retention,
+    SwitchGroup,
 )
 from keylane.protocol.errors import (
+    BrokerCordonedError,
+    BrokerGroupUnknownError,
     DataFolderError,
+    GroupStrategyError,
     GroupUnknownError,
     InvalidNameError,
     InvalidRequestError,
     MessageTooLargeError,
     NotEnoughBrokersError,
+    OperationUnknownError,
     SessionUnknownError,
     StrategyMismatchError,
     SubjectExistsError,
@@ -41,7 +46,14 @@ from keylane.protocol.errors import (
     TokenUnknownError,
 )
 from keylane.protocol.limits import CONTROL_BYTES_MAX
-from keylane.protocol.routing import OrderStrategy, PartitionState, route_table, split_ranges
+from keylane.protocol.operations import Cordon, OperationKind, Reshape
+from keylane.protocol.routing import (
+    ConsumeStrategy,
+    OrderStrategy,
+    PartitionState,
+    route_table,
+    split_ranges,
+)
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 
@@ -147,6 +159,56 @@ async def test_consumers_share_hand_over_and_leave(house: House) -> None:
     assert {one.client for one in view.owners} == {"one"}
     assert all(0 < (one.expires_in_ms or 0) <= 30_000 for one in view.owners)
     assert (await house.meta.groups("s")).groups == ["g"]
+
+
+async def test_a_switch_is_told_to_who_waits(house: House) -> None:
+    """A waiting heartbeat hears at once that its session has ended; shared sessions have everything together."""
+    await house.meta.create_subject(CreateSubject(subject="s", partitions=4))
+    await house.meta.join(Join(subject="s", group="g", session=A))
+    first = await house.meta.heartbeat(Heartbeat(session=A))
+    waiting = asyncio.create_task(
+        house.meta.heartbeat(Heartbeat(session=A, known_version=first.version, wait_ms=5_000))
+    )
+    await asyncio.sleep(0.1)
+    began = time.monotonic()
+    to_shared = SwitchGroup(strategy=ConsumeStrategy.SHARED)
+    view = await house.meta.switch_group("s", "g", to_shared)
+    assert (view.strategy, view.sessions) == (ConsumeStrategy.SHARED, 0)
+    with pytest.raises(SessionUnknownError):
+        await waiting
+    assert time.monotonic() - began < 4
+    with pytest.raises(GroupStrategyError):
+        await house.meta.join(Join(subject="s", group="g", session=B))
+    for session in (B, C):
+        ask = Join(subject="s", group="g", session=session, strategy=ConsumeStrategy.SHARED)
+        await house.meta.join(ask)
+    shared = held(await house.meta.heartbeat(Heartbeat(session=B)))
+    assert shared == held(await house.meta.heartbeat(Heartbeat(session=C)))
+    assert min(shared.values()) > max(held(first).values())
+    refused, token = next(iter(shared.items()))
+    ask = ReleaseGrant(session=B, partition_id=refused, token=token)
+    await house.meta.release(ask)
+    await house.meta.release(ask)
+    after = held(await house.meta.heartbeat(Heartbeat(session=C)))
+    assert after == shared | {refused: max(shared.values()) + 1}
+    assert (await house.meta.switch_group("s", "g", to_shared)).sessions == 2, "it is so already"
+
+
+async def test_a_cordoned_group_and_an_unknown_operation(house: House) -> None:
+    """The words of an operator are kept by the database, and what makes no sense is a typed error."""
+    async with hosting_broker(house.meta, "right"):
+        assert (await house.meta.cordon("left", Cordon())).cordoned
+        made = await house.meta.create_subject(CreateSubject(subject="s", partitions=4))
+        assert {one.broker_group for one in made.route.partitions} == {"right"}
+        ids = (made.route.partitions[0].partition_id,)
+        move = Reshape(kind=OperationKind.MOVE, partition_ids=ids, broker_group="left")
+        with pytest.raises(BrokerCordonedError):
+            await house.meta.reshape(move)
+        assert not (await house.meta.cordon("left", Cordon(cordoned=False))).cordoned
+        with pytest.raises(BrokerGroupUnknownError):
+            await house.meta.cordon("nowhere", Cordon())
+        with pytest.raises(OperationUnknownError):
+            await house.meta.cancel_operation(99)
 
 
 async def test_silent_consumer_is_replaced(house: House) -> None:
