@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..protocol.clock import Clock
 from ..protocol.control import (
+    Done,
     FoundOffset,
     Health,
     HostPartition,
@@ -14,9 +15,10 @@ from ..protocol.control import (
     TimeBound,
 )
 from ..protocol.errors import InvalidRequestError, WrongBrokerError
-from ..protocol.progress import SetCursor
+from ..protocol.progress import KnowGroups, SetCursor
 from ..rpc.server import ControlRoute, Params
 from .damage import damage_of
+from .known_groups import know_groups
 from .resets import set_cursor
 from .store import Store
 
@@ -50,6 +52,7 @@ class BrokerControl:
             ControlRoute("GET", "/v1/partitions/{id}/offset", None, self.offset),
             ControlRoute("POST", "/v1/partitions/{id}/seal", None, self.seal),
             ControlRoute("POST", "/v1/partitions/{id}/cursor", SetCursor, self.cursor),
+            ControlRoute("POST", "/v1/partitions/{id}/groups", KnowGroups, self.groups),
             ControlRoute("GET", "/v1/health", None, self.health),
         ]
 
@@ -108,6 +111,14 @@ class BrokerControl:
         partition = self._store.state.partition(_partition_id(params))
         await set_cursor(self._store, partition, body)
         return partition.status(now_ms=self._clock.boot_ms(), group=body.group)
+
+    async def groups(self, body: object, params: Params) -> Done:
+        """Have retention wait for groups that have yet to come to a partition, durably."""
+        assert isinstance(body, KnowGroups)
+        await know_groups(
+            self._store, self._store.state.partition(_partition_id(params)), body.groups
+        )
+        return Done()
 
     async def health(self, _body: object, _params: Params) -> Health:
         """Does it take writes, and is it known to the metaserver."""

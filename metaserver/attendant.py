@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 
 from ..protocol.errors import KeylaneError, NotEnoughBrokersError, StorageError
 from .catalogue import Catalogue
 from .database import Database
-from .expirer import Expirer
 from .members import Members
 from .reshaper import Reshaper
 from .settings import MetaserverSettings
@@ -22,7 +22,11 @@ log = logging.getLogger("keylane.metaserver")
 
 
 class Attendant:
-    """The periodic work of one metaserver.  Any number of them may do it at once: each step is a transaction."""
+    """
+    The periodic work of one metaserver.  Any number of them may do it at once: each step is a transaction.
+
+    `duties` are done every `expire_ms`: what hangs on retention.
+    """
 
     def __init__(
         self,
@@ -31,14 +35,14 @@ class Attendant:
         catalogue: Catalogue,
         settings: MetaserverSettings,
         reshaper: Reshaper | None = None,
-        expirer: Expirer | None = None,
+        duties: Sequence[Callable[[], Awaitable[object]]] = (),
     ) -> None:
         self._database = database
         self._members = members
         self._catalogue = catalogue
         self._settings = settings
         self._reshaper = reshaper
-        self._expirer = expirer
+        self._duties = duties
 
     async def run(self) -> None:
         """Until cancelled.  A database that does not answer is asked again."""
@@ -46,8 +50,8 @@ class Attendant:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._look_again_and_again())
                 group.create_task(self._repair_again_and_again())
-                if self._expirer is not None:
-                    group.create_task(self._expire_again_and_again(self._expirer))
+                for duty in self._duties:
+                    group.create_task(self._do_again_and_again(duty))
         except Exception:
             log.exception("the periodic work met a fault of ours and has ended")
             raise
@@ -84,10 +88,10 @@ class Attendant:
             except KeylaneError as error:
                 log.warning("a creation cannot go on: %s", error.message)
 
-    async def _expire_again_and_again(self, expirer: Expirer) -> None:
+    async def _do_again_and_again(self, duty: Callable[[], Awaitable[object]]) -> None:
         while True:
             await asyncio.sleep(self._settings.expire_ms / 1000)
             try:
-                await expirer.look()
+                await duty()
             except StorageError as error:
                 log.warning("the database does not answer: %s", error.message)

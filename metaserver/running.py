@@ -17,6 +17,7 @@ from ..rpc.http_network import HttpNetwork
 from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, Server
+from .announcer import Announcer
 from .attendant import Attendant
 from .calls import control_calls, control_routes
 from .catalogue import Catalogue
@@ -117,7 +118,9 @@ async def running_metaserver(
             server = Server(routes)
             await server.start(settings.host, settings.port)
             expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
-            attendant = Attendant(database, members, catalogue, settings, reshaper, expirer)
+            announcer = Announcer(database, network, settings, holder=driver)
+            duties = (expirer.look, announcer.look)
+            attendant = Attendant(database, members, catalogue, settings, reshaper, duties)
             attending = asyncio.create_task(attendant.run())
             try:
                 yield RunningMetaserver(server, attending)

@@ -52,7 +52,9 @@ class MetaserverSettings:
     )
     expire_ms: int = field(
         default=10_000,
-        metadata={"doc": "how often sealed partitions are looked at whose messages may be gone"},
+        metadata={
+            "doc": "how often it is looked at what retention has removed, and has to wait for"
+        },
     )
     sessions_max: int = field(default=10_000, metadata={"doc": "consumers of one group"})
     subjects_max: int = field(default=10_000, metadata={"doc": "subjects"})

@@ -23,6 +23,7 @@
     GET  /v1/partitions/{id}/offset?at_ms=&bound=lower|upper   → FoundOffset
     POST /v1/partitions/{id}/seal   –                  → PartitionStatus    (idempotent; next_offset is its end)
     POST /v1/partitions/{id}/cursor SetCursor          → PartitionStatus    (idempotent; see progress.py)
+    POST /v1/partitions/{id}/groups KnowGroups         → Done               (idempotent; see progress.py)
     GET  /v1/health                 –                  → Health
 
 An error is answered with its HTTP status and an ErrorBody.  Durations are milliseconds and never instants:

@@ -2,6 +2,7 @@
 
     POST /v1/subjects/{subject}/groups/{group}/reset    ResetGroup  → GroupReset         (to the metaserver)
     POST /v1/partitions/{id}/cursor                     SetCursor   → PartitionStatus    (to a broker; idempotent)
+    POST /v1/partitions/{id}/groups                     KnowGroups  → Done               (to a broker; idempotent)
 
 The metaserver takes a fresh fencing token for each partition, so that whoever held it before is refused; the broker
 raises the fence to it and sets the cursor, in that order, durably.
@@ -16,6 +17,7 @@ from msgspec import Meta, Struct
 
 from .ids import MAX_I64
 
+GROUPS_AT_ONCE_MAX = 1_024
 Offset = Annotated[int, Meta(ge=0, le=MAX_I64)]
 
 
@@ -72,3 +74,9 @@ class SetCursor(Struct, frozen=True, kw_only=True):
     group: str
     token: Annotated[int, Meta(ge=1, le=MAX_I64)]
     cursor: Offset
+
+
+class KnowGroups(Struct, frozen=True, kw_only=True):
+    """Keep these groups' messages from now on; they have yet to come to the partition."""
+
+    groups: Annotated[tuple[str, ...], Meta(max_length=GROUPS_AT_ONCE_MAX)]

@@ -35,7 +35,7 @@ from ..protocol.control import (
 from ..protocol.errors import NotSentError
 from ..protocol.frames import Answer, Request
 from ..protocol.operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
-from ..protocol.progress import GroupReset, ResetGroup, SetCursor
+from ..protocol.progress import GroupReset, KnowGroups, ResetGroup, SetCursor
 from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.verification import Verification
@@ -256,6 +256,10 @@ class BrokerClient:
         """Set a group's cursor under a fresh token; the answer has that group only."""
         path = f"/v1/partitions/{partition_id}/cursor"
         return await self._control("POST", path, PartitionStatus, body)
+
+    async def know_groups(self, partition_id: int, body: KnowGroups) -> Done:
+        """Have retention wait for groups that have yet to come to a partition."""
+        return await self._control("POST", f"/v1/partitions/{partition_id}/groups", Done, body)
 
     async def health(self) -> Health:
         """Is it ready, and does it take writes."""

@@ -16,7 +16,7 @@ from keylane.consumer import ConsumerSettings
 from keylane.protocol.errors import OffsetOutOfRangeError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import PartitionState
-from keylane.rpc.client import MetaClient
+from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 
 SEGMENT = 16_384
@@ -107,3 +107,35 @@ async def test_head_segments_vanish_and_the_rest_goes_on(cluster: Cluster):
         checks = (await meta.verify()).checks
         assert not [json.dumps(one.violations) for one in checks if one.violations]
     await network.close()
+
+
+async def test_what_a_group_has_yet_to_come_to_is_kept(cluster: Cluster):
+    """A group that stopped in the first segment misses nothing of those that came later and aged meanwhile."""
+    await cluster.create("kept", partitions=1, static=True)
+    await cluster.create("filler", partitions=2)
+    seen: list[Message] = []
+    async with QueueReader(cluster.meta, subject="kept") as reader:
+        await send(cluster, "kept", 5)
+        async with Consumer(cluster.meta, subject="kept", group="g", settings=SETTINGS) as consumer:
+            await (await anext(consumer)).ack()
+        await move(cluster, reader)
+        await send(cluster, "kept", 5)
+        await move(cluster, reader)
+        network = HttpNetwork()
+        later = (await reader.queues())[0].segments[1].partition
+        broker = BrokerClient(network, later.address)
+        until = time.monotonic() + 30
+        while not (await broker.partition(later.partition_id)).groups:
+            assert time.monotonic() < until, "its broker has not heard of the group"
+            await asyncio.sleep(0.05)
+        await network.close()
+        await send(cluster, "filler", 150, size=1_000)
+        for program in cluster.brokers:
+            program.kill()
+            program.restart()
+        await asyncio.sleep(1)
+        async with Consumer(
+            cluster.meta, subject="kept", group="g", handler=seen.append, settings=SETTINGS
+        ):
+            await eventually(lambda: len(seen) == 9)
+        assert [one.logic_offset for one in seen] == list(range(1, 10))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from keylane.broker.known_groups import know_groups
 from keylane.broker.resets import SESSION as RESET
 from keylane.broker.resets import set_cursor
 from keylane.protocol.errors import (
@@ -145,6 +146,35 @@ async def test_it_is_carried_over_when_its_segment_goes():
     cursor, ranges, fence = progress(again)
     first = again.store.state.partition(1).first_offset
     assert (max(cursor, first), ranges, fence) == (max(5, first), [], 2)
+
+
+async def test_groups_made_known_before_they_come():
+    """They begin at the first message, also after a restart; a group that has come already stays where it is."""
+    disk = SimDisk()
+    desk = await desk_of(disk)
+    partition = desk.store.state.partition(1)
+    partition.first_offset = 4
+    await know_groups(desk.store, partition, ["late", "audit", "late"])
+    end = desk.store.log.end
+    await know_groups(desk.store, partition, ["late"])
+    assert desk.store.log.end == end
+    with pytest.raises(InvalidNameError):
+        await know_groups(desk.store, partition, ["?"])
+    await desk.store.close()
+    again = Desk(open_store(disk, clock=ManualClock()), ManualClock())
+    assert progress(again, "late") == (4, [], 0)
+    assert progress(again) == (15, [(17, 18)], 1)
+    assert (await again.acquire(9, OTHER, group="late")).cursor == 4
+
+
+async def test_a_group_that_could_not_be_made_known_is_not():
+    """The disk was full: the group is gone again."""
+    disk = SimDisk()
+    desk = await desk_of(disk)
+    disk.room = 0
+    with pytest.raises(DiskFullError):
+        await know_groups(desk.store, desk.store.state.partition(1), ["late"])
+    assert list(desk.store.state.partition(1).groups) == ["audit"]
 
 
 async def test_a_full_disk_leaves_it_as_it_was():

@@ -9,7 +9,8 @@ from sqlalchemy.pool import StaticPool
 
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
-from keylane.metaserver.schema import partitions
+from keylane.metaserver.schema import partitions, subjects
+from keylane.metaserver.store_announce import note_heard, unheard_groups
 from keylane.metaserver.store_brokers import report_broker
 from keylane.metaserver.store_expiry import expiry_candidates, mark_expired
 from keylane.metaserver.store_leases import note_drained, read_grants, settle_group
@@ -18,7 +19,7 @@ from keylane.metaserver.store_plans import begin_operations
 from keylane.metaserver.store_queues import read_queues
 from keylane.metaserver.store_sessions import join_group, leave_group
 from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
-from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join, Retention
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
 
@@ -140,3 +141,30 @@ def test_what_does_not_fit_stays(rows: Rows):
         lambda connection: connection.execute(sa.select(partitions.c.state)).scalars().all()
     )
     assert states == [PartitionState.SEALED, PartitionState.SEALED, PartitionState.OPEN]
+
+
+def test_brokers_hear_of_groups_that_are_still_behind(rows: Rows):
+    """A group in the first segment has not come to the others: their brokers are told, once, and it goes on as before."""
+    assert rows.join() == [1]
+    found = rows.run(unheard_groups, limit=9)
+    assert [(one.partition_id, one.address, one.groups) for one in found] == [
+        (2, "g2:1", ((1, "g"),)),
+        (3, "g1:1", ((1, "g"),)),
+    ]
+    rows.run(note_heard, found)
+    rows.run(note_heard, found)
+    assert rows.run(unheard_groups, limit=9) == []
+    assert rows.granted() == [1]
+    rows.run(note_drained, A, [1])
+    assert rows.granted() == [2]
+    rows.run(note_drained, A, [2])
+    assert rows.granted() == [3]
+    assert rows.run(mark_expired, {1: 10}) == ["s"]
+
+
+def test_where_time_alone_counts_nobody_is_told(rows: Rows):
+    """A subject whose messages wait for nobody needs no group made known."""
+    rows.join()
+    timed = sa.update(subjects).values(retention=Retention.TIME)
+    rows.run(lambda connection: connection.execute(timed))
+    assert rows.run(unheard_groups, limit=9) == []
