@@ -1,0 +1,206 @@
+"""Moves of a logic queue that are cut short, and sources that are dead: the offsets go on all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, done_operation, eventually
+from keylane import QueueReader
+from keylane.protocol.errors import NotEnoughBrokersError, OperationRunningError, UnreachableError
+from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
+from keylane.protocol.queues import QueueView
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+from load import Load
+
+
+@contextlib.asynccontextmanager
+async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
+    network = HttpNetwork()
+    try:
+        yield MetaClient(network, [cluster.meta])
+    finally:
+        await network.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    settings = "operation_lease_ms = 400\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
+    cluster = Cluster(tmp_path, 2, meta_settings=settings)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+async def begin(meta: MetaClient, ask: Reshape) -> OperationView:
+    """Begin, as soon as the metaserver knows the brokers."""
+    until = time.monotonic() + 20
+    while True:
+        try:
+            return (await meta.reshape(ask)).operations[0]
+        except NotEnoughBrokersError:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.05)
+
+
+def contiguous(queue: QueueView) -> bool:
+    """Each segment begins where the one before it ended, the first at 0."""
+    starts = [one.partition.logic_start for one in queue.segments]
+    ends = [one.logic_end for one in queue.segments]
+    return [*starts, None] == [0, *ends]
+
+
+def other(queue: QueueView) -> str:
+    return "g2" if queue.segments[-1].partition.broker_group == "g1" else "g1"
+
+
+async def check(cluster: Cluster, load: Load, subject: str) -> None:
+    """Order kept, and the queue's offsets are those of the messages that were handled, all of them."""
+    load.check()
+    seen = sorted(one.logic_offset for one in load.handled["audit"])
+    assert seen == list(range(load.count))
+    await cluster.check_history(subject, load.sent)
+    async with meta_of(cluster) as meta:
+        checks = (await meta.verify()).checks
+    assert not [one.violations for one in checks if one.violations]
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "sealed", "opened"])
+async def test_a_metaserver_killed_after_any_step(cluster: Cluster, step: str):
+    """The move goes on where it was, a second one is refused meanwhile, and no logic offset is missing."""
+    await cluster.create("cut", partitions=1, static=True)
+    program = cluster.meta_program
+    async with (
+        Load(cluster.meta, "cut", keys=30) as load,
+        meta_of(cluster) as meta,
+        QueueReader(cluster.meta, subject="cut") as reader,
+    ):
+        await load.progress(200)
+        (queue,) = await reader.queues()
+        place, to = queue.segments[-1].partition, other(queue)
+        program.kill()
+        program.environment = {"KEYLANE_DIE_AFTER": step}
+        program.restart()
+        ask = Reshape(kind=OperationKind.MOVE, partition_ids=(place.partition_id,), broker_group=to)
+        with contextlib.suppress(UnreachableError):
+            await begin(meta, ask)
+        await eventually(lambda: program.process.poll() is not None, what="its death")
+        program.process.stdout.close()
+        program.environment = {}
+        program.restart()
+        (view,) = (await meta.operations("cut")).operations
+        if view.state is not OperationState.DONE:
+            with pytest.raises(OperationRunningError):
+                await meta.reshape(ask)
+        await done_operation(meta, view)
+        await load.progress(200)
+        await load.finish()
+        (queue,) = await reader.queues()
+        assert contiguous(queue)
+        assert len(queue.segments) == 2
+    await check(cluster, load, "cut")
+
+
+@pytest.mark.crash
+async def test_a_dead_source_is_waited_for(cluster: Cluster):
+    """Evacuated without its source, a static subject is held, best_tried or not; it goes on when the source is back."""
+    await cluster.create("held", partitions=1, static=True, strategy="best_tried")
+    async with (
+        Load(cluster.meta, "held", keys=30) as load,
+        meta_of(cluster) as meta,
+        QueueReader(cluster.meta, subject="held") as reader,
+    ):
+        await load.progress(200)
+        await load.finish()
+        (before,) = await reader.queues()
+        source = before.segments[-1].partition.broker_group
+        broker = cluster.brokers[int(source[1:]) - 1]
+        broker.kill()
+        until = time.monotonic() + 20
+        while any(
+            one["available"] and one["broker_group"] == source
+            for one in (await meta.health()).details["brokers"]
+        ):
+            assert time.monotonic() < until
+            await asyncio.sleep(0.05)
+        ask = Reshape(kind=OperationKind.EVACUATE, broker_group=source, without_source=True)
+        view = await begin(meta, ask)
+        await asyncio.sleep(1)
+        (held,) = (await meta.operations("held")).operations
+        assert held.state is OperationState.PLAN
+        assert source in held.problem
+        assert (await reader.queues())[0].segments[-1].logic_end is None
+        broker.restart()
+        await done_operation(meta, view)
+        (queue,) = await reader.queues()
+        assert contiguous(queue)
+        assert await reader.bounds(0) == (0, load.count)
+
+
+async def test_a_lost_database(tmp_path: Path):
+    """Made anew from the brokers: static, the same queues with the same logic offsets, and the next move goes on."""
+    cluster = Cluster(tmp_path)
+    try:
+        await cluster.create("lost", partitions=2, static=True)
+        async with (
+            Load(cluster.meta, "lost", keys=30) as load,
+            QueueReader(cluster.meta, subject="lost") as reader,
+            meta_of(cluster) as meta,
+        ):
+
+            async def move() -> None:
+                await load.progress(200)
+                for queue in await reader.queues():
+                    ids = (queue.segments[-1].partition.partition_id,)
+                    ask = Reshape(
+                        kind=OperationKind.MOVE, partition_ids=ids, broker_group=other(queue)
+                    )
+                    await done_operation(meta, await begin(meta, ask))
+
+            await move()
+            await move()
+            before = await reader.queues()
+            cluster.meta_program.kill()
+            shutil.rmtree(tmp_path / "meta-0")
+            command = [sys.executable, "-m", "keylane.cli", "meta", "rebuild", "--output=json"]
+            command += [f"--data={tmp_path / 'meta-0'}"]
+            command += [f"--broker={one.address}" for one in cluster.brokers]
+            done = await asyncio.to_thread(
+                subprocess.run, command, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout)
+            cluster.meta_program.restart()
+            assert places(await reader.queues()) == places(before)
+            assert (await meta.subject("lost")).static
+            await move()
+            await load.finish()
+            load.check()
+            assert all(contiguous(queue) for queue in await reader.queues())
+            verified = (await meta.verify()).checks
+            assert not [one.violations for one in verified if one.violations]
+    finally:
+        cluster.stop()
+
+
+def places(queues: list[QueueView]) -> list[list[tuple[int, int, int | None]]]:
+    """Partition id, logic start and logic end of each segment of each queue."""
+    return [
+        [
+            (one.partition.partition_id, one.partition.logic_start, one.logic_end)
+            for one in queue.segments
+        ]
+        for queue in queues
+    ]
