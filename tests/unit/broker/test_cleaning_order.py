@@ -11,6 +11,7 @@ import pytest
 from indexes import KINDS
 from keylane.broker import opening
 from keylane.broker.cleaning import Cleaning
+from keylane.broker.known_groups import know_groups
 from keylane.broker.resets import set_cursor
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.reserve import PATH as RESERVE
@@ -221,6 +222,25 @@ async def test_a_group_that_is_set_back_while_it_is_decided():
     await house.cleaning.check()
     assert partition.first_offset == 0
     assert partition.groups["audit"].acked.cursor == 0
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_group_that_is_made_known_while_it_is_decided(told):
+    """A group that has not come yet, and was made known in time, finds its first message; nobody's messages go."""
+    house = House(SimDisk())
+    await house.fill()
+    floor = house.cleaning._floor
+    partition = house.store.state.partition(1)
+
+    async def late(*args):
+        found = await floor(*args)
+        if told:
+            await know_groups(house.store, partition, ["audit"])
+        return found
+
+    house.cleaning._floor = late
+    await house.cleaning.check()
+    assert (partition.first_offset == 0) is told
 
 
 async def test_a_group_that_comes_after_the_decision():
