@@ -123,10 +123,11 @@ class BrokerControl:
     async def health(self, _body: object, _params: Params) -> Health:
         """Does it take writes, and is it known to the metaserver."""
         reason = self._store.commit.reason
+        unsaved = self._store.snapshotter.problem
         return Health(
             program="broker",
             ready=not reason,
-            reason=reason,
+            reason=reason or (unsaved and f"no snapshot, and so no retention: {unsaved}"),
             details={
                 "broker_group": self._broker_group,
                 "broker_id": self._broker_id,
@@ -138,6 +139,7 @@ class BrokerControl:
                 "cut_bytes": self._store.recovered.cut_bytes,
                 "flush": self._store.level,
                 "snapshot_position": self._store.snapshotter.position,
+                "snapshot": unsaved or "written when it is due",
                 "retention": self._retention() or "nothing is kept too long",
                 "damage": damage_of(self._store.state),
                 "commits": self._store.commit.commits,

@@ -254,6 +254,11 @@ class CommitLog:
     def _segment_of(self, position: int) -> tuple[int, int]:
         """Where the segment that holds `position` begins, and where no other one has begun yet."""
         bases = self._bases
+        if position < bases[0]:
+            raise CorruptLogError(
+                f"the commit log begins at position {bases[0]}, behind {position}",
+                position=position,
+            )
         index = bisect_right(bases, position)
         limit = bases[index] if index < len(bases) else max(self.end, position + 1)
         return bases[max(index - 1, 0)], limit

@@ -140,6 +140,19 @@ def replace_file(files: Files, path: str, *pieces: Buffer) -> None:
     files.sync_folder(path.rpartition("/")[0])
 
 
+def _make_folders(path: Path) -> None:
+    """Make a folder and those above it that are missing, each durably."""
+    if path.is_dir():
+        return
+    _make_folders(path.parent)
+    path.mkdir(exist_ok=True)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class RealFiles:
     """The folder `root` of this machine; may be used from several threads."""
 
@@ -160,7 +173,7 @@ class RealFiles:
     def lock(self) -> None:
         """See `Files.lock`; makes the folder if it is missing."""
         try:
-            Path(self._root).mkdir(parents=True, exist_ok=True)
+            _make_folders(Path(self._root))
             self._lock_descriptor = os.open(self._path("lock"), os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise DataFolderError(
@@ -180,10 +193,16 @@ class RealFiles:
         try:
             Path(self._path(path)).mkdir()
         except FileExistsError:
+            if not Path(self._path(path)).is_dir():
+                raise self._no_folder(path) from None
             return
         except OSError as error:
             raise disk_error("mkdir", path, error) from error
         self.sync_folder(path.rpartition("/")[0])
+
+    def _no_folder(self, path: str) -> DataFolderError:
+        place = self._path(path)
+        return DataFolderError(f"{place} is not a folder, as it has to be", path=place)
 
     def outside(self, path: str) -> str:
         """See `Files.outside`."""
@@ -195,6 +214,8 @@ class RealFiles:
             return sorted(os.listdir(self._path(path)))
         except FileNotFoundError:
             return []
+        except NotADirectoryError:
+            raise self._no_folder(path) from None
         except OSError as error:
             raise disk_error("list", path, error) from error
 

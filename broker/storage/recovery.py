@@ -96,7 +96,7 @@ def recover_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int 
         durable: a position up to which the log was durable for sure, or 0.
 
     Raises:
-        DataFolderError: a newer broker wrote this log.
+        DataFolderError: a newer broker wrote this log, it is missing, or a file with a segment's name is none of it.
     """
     files.make_folder(FOLDER)
     found = scan_log(files, visitor, start=start, durable=durable)
@@ -152,6 +152,7 @@ class _Scan:
         self._cursors = {base: TrailCursor(files, base) for base in self._trails}
 
     def run(self) -> Recovered:
+        self._check_ours()
         self._check_sizes()
         if self._bases and self._at < self._bases[0]:
             self._lose(self._bases[0], "a segment is missing")
@@ -163,6 +164,29 @@ class _Scan:
                     whole = self._next_whole(base)
                     self._lose(whole or following, problem or "a segment is missing or cut")
         return self._run_last()
+
+    def _check_ours(self) -> None:
+        """Raises DataFolderError if the log is not there, or goes on in a file that it never reached."""
+        reached = max(self._at, self._durable)
+        if not self._bases and not self._trails and reached:
+            raise DataFolderError(
+                f"{self._files.name()}/{FOLDER} has no segments, and a snapshot says that the log reached "
+                f"position {reached}: put {FOLDER}/ back",
+                path=FOLDER,
+            )
+        if len(self._bases) < 2:
+            return
+        before, last = self._bases[-2:]
+        end = before + (self._files.size(segment_path(before)) or 0)
+        if end < last and self._durable < last and self._next_in(last) is None:
+            raise DataFolderError(
+                f"{self._files.name()}/{segment_path(last)} is no part of the log, which ends at position "
+                f"{end}: move it away",
+                path=segment_path(last),
+            )
+
+    def _next_in(self, base: int) -> Header | None:
+        return next(whole_records(self._files, base, base), None)
 
     def _check_sizes(self) -> None:
         """Miss what is not there of the segments that will not be read."""

@@ -1,0 +1,115 @@
+"""Folders that are not as a broker left them: refused in clear words, with nothing changed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from keylane.broker.control import BrokerControl
+from keylane.broker.storage.commit_log import CommitLog, segment_path
+from keylane.broker.storage.files import RealFiles
+from keylane.protocol.errors import CorruptLogError, DataFolderError, StorageError
+from sim.clock import ManualClock
+from sim.disk import SimDisk
+from sim.store import Desk, batch, open_store
+
+
+async def filled(disk: SimDisk) -> SimDisk:
+    clock = ManualClock()
+    desk = Desk(open_store(disk, clock=clock), clock)
+    await desk.host()
+    for number in range(5):
+        await desk.append(batch(sequence=2 * number))
+    await desk.store.close()
+    return disk
+
+
+def log_of(disk: SimDisk) -> dict[str, bytes]:
+    return {name: bytes(one.data) for name, one in disk.contents.items() if name.startswith("log/")}
+
+
+@pytest.mark.parametrize("text", [b"", b"years of work\n" * 100])
+@pytest.mark.parametrize("snapshot", [True, False])
+async def test_a_segment_that_the_log_never_reached_is_refused(text, snapshot):
+    """A file with a segment's name far behind the log's end is no part of it: the start is refused, the file kept."""
+    disk = await filled(SimDisk())
+    path = segment_path(99_999_999)
+    disk.open_append(path).append([text])
+    if not snapshot:
+        for name in disk.list("snapshot"):
+            disk.remove(f"snapshot/{name}")
+    before = log_of(disk)
+    with pytest.raises(DataFolderError, match=r"99999999\.log is no part of the log"):
+        open_store(disk)
+    assert log_of(disk) == before
+
+
+async def test_a_log_that_is_gone_is_missed():
+    """A snapshot without its log is no beginning: the start is refused, so that nothing is appended beside it."""
+    disk = await filled(SimDisk())
+    for name in disk.list("log"):
+        disk.remove(f"log/{name}")
+    with pytest.raises(DataFolderError, match="log has no segments"):
+        open_store(disk)
+    assert disk.list("log") == []
+
+
+def test_a_position_before_the_log_is_a_typed_error():
+    """Nothing is read at a negative place of a file."""
+    log = CommitLog(SimDisk(), segment_bytes=1000, bases=[500], end=600)
+    with pytest.raises(CorruptLogError, match="begins at position 500"):
+        log.read(100, 10)
+
+
+@pytest.mark.parametrize(("name", "index"), [("rocksdb", "rocksdb"), ("log", "file")])
+def test_a_file_in_a_folders_place_is_named(name, index, tmp_path):
+    """A file where a folder has to be is refused by its name, and kept."""
+    files = RealFiles(tmp_path / "data")
+    files.lock()
+    (tmp_path / "data" / name).write_bytes(b"mine")
+    with pytest.raises(DataFolderError, match=f"{name} is not a folder"):
+        open_store(files, index=index)
+    files.close()
+    assert (tmp_path / "data" / name).read_bytes() == b"mine"
+
+
+def test_the_folders_above_are_durable(tmp_path, monkeypatch):
+    """Each folder that is made for the data is made durable in the one above it."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    files = RealFiles(tmp_path / "a" / "b" / "c")
+    files.lock()
+    files.close()
+    assert synced == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+
+
+async def test_a_snapshot_that_fails_is_told_in_health():
+    """While no snapshot can be written, health says why, and that retention waits for it; the broker stays ready."""
+    disk, clock = SimDisk(), ManualClock()
+    desk = Desk(open_store(disk, clock=clock), clock)
+    await desk.host()
+    control = BrokerControl(
+        desk.store, broker_group="g1", broker_id="x", clock=clock, registration=lambda: ""
+    )
+
+    def refuse(_position: int) -> None:
+        raise StorageError("a block is lost")
+
+    checkpoint = desk.store.queues.checkpoint
+    desk.store.queues.checkpoint = refuse
+    assert not await desk.store.snapshotter.write()
+    health = await control.health(None, {})
+    assert health.ready
+    assert health.reason == "no snapshot, and so no retention: a block is lost"
+    assert health.details["snapshot"] == "a block is lost"
+    desk.store.queues.checkpoint = checkpoint
+    assert await desk.store.snapshotter.write()
+    health = await control.health(None, {})
+    assert (health.reason, health.details["snapshot"]) == ("", "written when it is due")
