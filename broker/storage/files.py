@@ -100,6 +100,10 @@ class Files(Protocol):
         """Let nobody write to a file any more; a file that is open for writing stays so."""
         ...
 
+    def unprotect(self, path: str) -> None:
+        """Let a file be written to again."""
+        ...
+
     def rename(self, old: str, new: str) -> None:
         """Put a file in another's place, at once."""
         ...
@@ -295,8 +299,15 @@ class RealFiles:
 
     def protect(self, path: str) -> None:
         """See `Files.protect`."""
+        self._set_mode(path, 0o444)
+
+    def unprotect(self, path: str) -> None:
+        """See `Files.unprotect`."""
+        self._set_mode(path, 0o644)
+
+    def _set_mode(self, path: str, mode: int) -> None:
         try:
-            os.chmod(self._path(path), 0o444)
+            os.chmod(self._path(path), mode)
         except OSError as error:
             raise disk_error("chmod", path, error) from error
 

@@ -105,6 +105,8 @@ def recover_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int 
         return found
     if found.cut_bytes:
         _keep_cut(files, last, found.end)
+    # One that was sealed is the last again if those behind it are lost.
+    files.unprotect(segment_path(last))
     file = files.open_append(segment_path(last))
     try:
         if found.cut_bytes:

@@ -124,6 +124,7 @@ class SimDisk:
         self.crash_at: int | None = None
         self.on_step: Callable[[str], None] = lambda _name: None
         self._locked = False
+        self.protected: set[str] = set()
 
     def step(self, name: str) -> None:
         """One operation that a crash may come in the middle of."""
@@ -178,6 +179,8 @@ class SimDisk:
     def open_append(self, path: str) -> SimAppendFile:
         if _folder(path) not in self.folders:
             raise StorageError(f"open {path}: No such file or directory", path=path)
+        if path in self.protected:  # as for a user who is not root
+            raise DataFolderError(f"open {path}: Permission denied", path=path)
         if path not in self.contents:
             self.step("create")
         return SimAppendFile(self, path, self.contents.setdefault(path, _Content()))
@@ -197,6 +200,10 @@ class SimDisk:
     def protect(self, path: str) -> None:
         if path not in self.contents:
             raise StorageError(f"chmod {path}: No such file or directory", path=path)
+        self.protected.add(path)
+
+    def unprotect(self, path: str) -> None:
+        self.protected.discard(path)
 
     def rename(self, old: str, new: str) -> None:
         self.step("rename")
@@ -206,6 +213,7 @@ class SimDisk:
 
     def remove(self, path: str) -> None:
         self.step("remove")
+        self.protected.discard(path)
         found = self.contents.pop(path, None)
         if found is None:
             raise StorageError(f"remove {path}: No such file or directory", path=path)

@@ -113,3 +113,37 @@ async def test_a_snapshot_that_fails_is_told_in_health():
     assert await desk.store.snapshotter.write()
     health = await control.health(None, {})
     assert (health.reason, health.details["snapshot"]) == ("", "written when it is due")
+
+
+async def test_a_sealed_segment_may_be_the_last_again():
+    """Where the segments behind a sealed one are lost with their trails, the log goes on in it, whoever the user is."""
+    disk, clock = SimDisk(), ManualClock()
+    desk = Desk(open_store(disk, clock=clock, segment_bytes=4_096), clock)
+    await desk.host()
+    for number in range(60):
+        await desk.append(batch(sequence=2 * number))
+    assert disk.protected
+    for name in disk.list("log"):
+        if int(name.partition(".")[0]):
+            disk.remove(f"log/{name}")
+    again = Desk(open_store(disk, clock=clock), clock)
+    await again.host(2)
+    await again.append(batch(partition_id=2), 2)
+
+
+def test_a_write_that_the_machine_takes_in_pieces_is_whole(tmp_path, monkeypatch):
+    """Short writes are gone on with, across the borders of buffers, until every byte is in the file."""
+    pwritev = os.pwritev
+
+    def short(descriptor: int, buffers: list[bytes], position: int) -> int:
+        whole = b"".join(bytes(one) for one in buffers)
+        return pwritev(descriptor, [whole[:7]], position)
+
+    monkeypatch.setattr(os, "pwritev", short)
+    files = RealFiles(tmp_path)
+    buffers = [bytes([n]) * n for n in range(1, 40)]
+    file = files.open_append("x")
+    file.append(buffers)
+    file.append([b"end"])
+    file.close()
+    assert (tmp_path / "x").read_bytes() == b"".join(buffers) + b"end"
