@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +32,25 @@ CYCLE = (4, 8, 3, 2)
 KEYS = 10_000
 PER_SECOND = 500
 PAUSE_TTLS_MAX = 10.0
+SEEDS_AT_ONCE = 100
 
 
-def simulate(first: int, count: int, workers: int) -> dict[str, Any]:
-    """Seeds without mutants."""
+def simulate(first: int, count: int, workers: int, *, seconds: float) -> dict[str, Any]:
+    """Seeds without mutants, from `first` on; no more are begun after so many seconds."""
     total = {"seeds": 0, "faults": 0, "events": 0, "violations": 0}
     bad = []
-    for outcome in outcomes(first, count, workers):
-        total["seeds"] += 1
-        for name in ("faults", "events", "violations"):
-            total[name] += outcome[name]
-        if outcome["violations"]:
-            bad.append(outcome["seed"])
-            print(
-                f"seed {outcome['seed']}: {outcome['findings']} {outcome['problems']}", flush=True
-            )
+    began = time.monotonic()
+    for start in range(first, first + count, SEEDS_AT_ONCE):
+        if time.monotonic() - began > seconds:
+            break
+        for outcome in outcomes(start, min(SEEDS_AT_ONCE, first + count - start), workers):
+            total["seeds"] += 1
+            for name in ("faults", "events", "violations"):
+                total[name] += outcome[name]
+            if outcome["violations"]:
+                bad.append(outcome["seed"])
+                said = f"{outcome['findings']} {outcome['problems']}"
+                print(f"seed {outcome['seed']}: {said}", flush=True)
     return total | {"first": first, "bad_seeds": sorted(bad)}
 
 
@@ -108,6 +113,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=MUTANT_SEEDS_MAX, help="seeds for a mutant")
     parser.add_argument("--cycles", type=int, default=20, help="of resizes of real processes")
     parser.add_argument("--story", type=int, default=1, help="the story's seed")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no seeds after these")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     share: dict[str, Any] = {
@@ -117,7 +123,10 @@ def main() -> int:
         f"Python {platform.python_version()}",
     }
     parts: dict[str, tuple[bool, Callable[[], dict[str, Any]]]] = {
-        "simulation": (bool(args.seeds), lambda: simulate(args.first, args.seeds, args.workers)),
+        "simulation": (
+            bool(args.seeds),
+            partial(simulate, args.first, args.seeds, args.workers, seconds=args.seconds),
+        ),
         "mutants": (bool(args.limit), lambda: hunt_mutants(args.limit, args.workers)),
         "processes": (bool(args.cycles), lambda: run_processes(args.cycles, args.story)),
     }
