@@ -129,6 +129,8 @@ class Stage:
         self.brokers = ["b0", "b1"]
         self.actors: dict[str, Actor] = {}
         self.sessions = 0
+        self.stamps_ns: list[int] = []
+        """When the messages were sent, by the calendars of their producers."""
         self.networks = contextlib.AsyncExitStack()
         self._wall = folder / "wall"
         self._wall.write_bytes(SECONDS.pack(0))
@@ -315,6 +317,7 @@ class Stage:
             client = BrokerClient(self.network, self._addresses[name])
             for one in (await client.partitions()).partitions:
                 messages = await read_partition(client, SUBJECT, one.partition_id)
+                self.stamps_ns += [message.sent_at_ns for message in messages]
                 found += [
                     Stored(one.partition_id, message.offset, message.order_key, message.value)
                     for message in messages

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
-STEPS_MAX = 3_000_000
-"""More than any seed needs: a loop that never lets time pass is a fault."""
+STEPS_MAX = 500_000
+"""Some ten times what a long seed needs: a loop that never lets time pass is a fault."""
 
 
 class StuckError(Exception):

@@ -17,24 +17,34 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from typing import Any
 
-SECONDS_PER_SEED_MAX = 120
+PROCESSOR_SECONDS_MAX = 60
+"""For one seed, which takes about one: more is a loop that never ends."""
 MUTANT_SEEDS_MAX = 2_000
+OUT_OF_DATE = ("TypeError", "AttributeError", "NameError", "ImportError")
+"""What a mutant raises when what it replaces has changed: it has to be mended, it was not caught."""
+
+
+class TooSlow(KeyboardInterrupt):
+    """A seed took longer than any should."""
 
 
 def _too_slow(_number: int, _frame: object) -> None:
-    raise TimeoutError(f"a seed took more than {SECONDS_PER_SEED_MAX} s")
+    raise TooSlow(f"a seed took more than {PROCESSOR_SECONDS_MAX} s of the processor")
 
 
 def run_one(seed: int) -> dict[str, Any]:
     """One seed in this process, as plain values."""
-    from sim.world import run_seed
+    from keylane.cli.history.findings import Findings
+    from sim.world import Outcome, run_seed
 
-    signal.signal(signal.SIGALRM, _too_slow)
-    signal.alarm(SECONDS_PER_SEED_MAX)
+    signal.signal(signal.SIGPROF, _too_slow)
+    signal.setitimer(signal.ITIMER_PROF, PROCESSOR_SECONDS_MAX)
     try:
         outcome = run_seed(seed)
+    except TooSlow as error:
+        outcome = Outcome(seed, Findings(), 0, 0, "", 0.0, [str(error)])
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return asdict(outcome) | {"violations": outcome.violations}
 
 
@@ -55,6 +65,15 @@ def hunt(name: str, limit: int) -> dict[str, Any]:
                 outcome = run_one(seed)
             except Exception as error:  # noqa: BLE001 - a mutant may break anything, that is its nature
                 return _caught(name, seed, tried, repr(error))
+            broken = [one for one in outcome["problems"] if one.startswith(OUT_OF_DATE)]
+            if broken:
+                return {
+                    "mutant": name,
+                    "seed": seed,
+                    "tried": tried,
+                    "caught": False,
+                    "by": broken[0],
+                }
             if outcome["violations"]:
                 counts = outcome["findings"]["counts"]
                 by = [kind for kind, count in counts.items() if count] or outcome["problems"][:1]
@@ -102,7 +121,7 @@ def _tell(outcome: dict[str, Any]) -> None:
 
 def _fate(found: dict[str, Any]) -> str:
     if not found["caught"]:
-        return f"NOT CAUGHT in {found['tried']} seeds"
+        return f"NOT CAUGHT in {found['tried']} seeds {found['by']}"
     return f"caught by seed {found['seed']} ({found['tried']} tried): {found['by']}"
 
 
