@@ -21,11 +21,10 @@ from ..protocol.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
-from ..protocol.ids import check_name
-from ..protocol.limits import LOGICAL_PARTITIONS
 from ..protocol.record import HEADER_BYTES
 from .appends import Duplicate
 from .carry_over import CarryOver
+from .facts import check_facts
 from .first_offsets import FirstOffsets
 from .group_commit import Entry, GroupCommit, RunBlocking
 from .index_damage import IndexDamage
@@ -223,7 +222,7 @@ class Store:
             BrokerReadOnlyError, OverloadedError
         """
         facts = stored_facts(facts)
-        _check_facts(facts)
+        check_facts(facts)
         partition_id: int = facts.partition.partition_id
         known = self.state.partitions.get(partition_id)
         if known is not None:
@@ -381,17 +380,3 @@ class Store:
     def _close(self) -> None:
         self.queues.close()
         self.log.close()
-
-
-def _check_facts(facts: HostPartition) -> None:
-    partition = facts.partition
-    check_name("subject", facts.subject)
-    check_name("partition name", partition.name)
-    if not 1 <= partition.partition_id < 1 << 63:
-        raise InvalidRequestError(f"not a partition id: {partition.partition_id}")
-    if not 0 <= partition.range_start < partition.range_end <= LOGICAL_PARTITIONS:
-        raise InvalidRequestError(
-            f"not a range of logical partitions: [{partition.range_start}, {partition.range_end})"
-        )
-    if partition.queue < 0 or len(partition.parents) > LOGICAL_PARTITIONS:
-        raise InvalidRequestError("impossible queue or parents")
