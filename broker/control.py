@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 
 from ..protocol.clock import Clock
@@ -16,11 +17,16 @@ from ..protocol.control import (
 )
 from ..protocol.errors import InvalidRequestError, WrongBrokerError
 from ..protocol.progress import KnowGroups, SetCursor
-from ..rpc.server import ControlRoute, Params
+from ..rpc.server import ControlRoute, Params, whole_number
 from .damage import damage_of
 from .known_groups import know_groups
 from .resets import set_cursor
 from .store import Store
+
+LISTED_MAX = 500
+"""Partitions in one answer: more would hold the event loop up."""
+GROUPS_LISTED_MAX = 2_000
+"""Consumer groups after which an answer ends, for the same reason."""
 
 
 class BrokerControl:
@@ -42,6 +48,8 @@ class BrokerControl:
         self._clock = clock
         self._registration = registration
         self._retention = retention
+        self._ids: list[int] = []
+        """Of what is hosted, in order, as of the last listing."""
 
     def routes(self) -> list[ControlRoute]:
         """The table for the server."""
@@ -69,14 +77,28 @@ class BrokerControl:
         await durable
         return partition.status(now_ms=self._clock.boot_ms())
 
-    async def list(self, _body: object, _params: Params) -> PartitionStatusList:
-        """Everything hosted, by id."""
+    async def list(self, _body: object, params: Params) -> PartitionStatusList:
+        """What is hosted, by id: `limit` of those after `after`, fewer if they have many groups."""
+        after = whole_number(params, "after", -1, low=-1)
+        limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
+        hosted = self._store.state.partitions
+        if len(self._ids) != len(hosted):  # none ever goes
+            self._ids = sorted(hosted.ids())
         now_ms = self._clock.boot_ms()
-        hosted = sorted(self._store.state.partitions.items())
+        start = bisect_right(self._ids, after)
+        found: list[PartitionStatus] = []
+        groups = 0
+        for partition_id in self._ids[start : start + limit]:
+            found.append(hosted[partition_id].status(now_ms=now_ms))
+            groups += len(found[-1].groups)
+            if groups >= GROUPS_LISTED_MAX:
+                break
+        more = start + len(found) < len(self._ids)
         return PartitionStatusList(
             broker_group=self._broker_group,
-            partitions=[partition.status(now_ms=now_ms) for _, partition in hosted],
+            partitions=found,
             broker_id=self._broker_id,
+            more_after=found[-1].partition_id if more else None,
         )
 
     async def describe(self, _body: object, params: Params) -> PartitionStatus:

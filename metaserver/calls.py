@@ -32,14 +32,13 @@ from ..protocol.control import (
     SwitchGroup,
 )
 from ..protocol.errors import InvalidRequestError
-from ..protocol.ids import MAX_I64
 from ..protocol.limits import PULL_WAIT_MS_MAX
 from ..protocol.operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
 from ..protocol.progress import GroupReset, ResetGroup
 from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.verification import Verification
-from ..rpc.server import ControlRoute, Params
+from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue import Catalogue
 from .members import Members
 from .resetter import Resetter
@@ -284,24 +283,6 @@ def _operation_calls(reshaper: Reshaper) -> list[Call]:
 def control_routes(calls: Sequence[Call]) -> list[ControlRoute]:
     """The calls as routes of a server."""
     return [ControlRoute(one.method, one.path, one.body, one.handler) for one in calls]
-
-
-def whole_number(
-    params: Params, name: str, default: int, *, low: int = 0, high: int = MAX_I64
-) -> int:
-    """A number of the query.  Raises InvalidRequestError."""
-    text = params.get(name)
-    if text is None:
-        return default
-    try:
-        value = int(text) if len(text) <= 20 else None
-    except ValueError:
-        value = None
-    if value is None or not low <= value <= high:
-        raise InvalidRequestError(
-            f"{name} is a whole number from {low} to {high}, not {text!r:.40}"
-        )
-    return value
 
 
 def strategy(params: Params) -> OrderStrategy | None:

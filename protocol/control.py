@@ -18,7 +18,7 @@
     queues.py, progress.py
 
     POST /v1/partitions             HostPartition      → PartitionStatus    (to a broker; idempotent)
-    GET  /v1/partitions             –                  → PartitionStatusList
+    GET  /v1/partitions?after=&limit=   –              → PartitionStatusList
     GET  /v1/partitions/{id}?group= –                  → PartitionStatus
     GET  /v1/partitions/{id}/offset?at_ms=&bound=lower|upper   → FoundOffset
     POST /v1/partitions/{id}/seal   –                  → PartitionStatus    (idempotent; next_offset is its end)
@@ -348,12 +348,14 @@ class FoundOffset(Struct, frozen=True, kw_only=True):
 
 
 class PartitionStatusList(Struct, frozen=True, kw_only=True):
-    """Everything a broker hosts."""
+    """What a broker hosts, by id, or a part of it."""
 
     broker_group: str
     partitions: list[PartitionStatus]
     broker_id: str = ""
     """Identity of the data folder."""
+    more_after: int | None = None
+    """There is more: ask again for what comes after this id."""
 
 
 encode_json = msgspec.json.Encoder().encode

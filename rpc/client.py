@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 from urllib.parse import quote
 
+from msgspec.structs import replace
+
 from ..protocol.control import (
     BrokerHeartbeat,
     BrokerView,
@@ -236,8 +238,14 @@ class BrokerClient:
         return await self._control("POST", "/v1/partitions", PartitionStatus, body)
 
     async def partitions(self) -> PartitionStatusList:
-        """Everything the broker hosts."""
-        return await self._control("GET", "/v1/partitions", PartitionStatusList)
+        """Everything the broker hosts, asked for part by part."""
+        path = "/v1/partitions"
+        found = part = await self._control("GET", path, PartitionStatusList)
+        while part.more_after is not None:
+            query = f"{path}?after={part.more_after}"
+            part = await self._control("GET", query, PartitionStatusList)
+            found.partitions.extend(part.partitions)
+        return replace(found, more_after=None)
 
     async def partition(self, partition_id: int) -> PartitionStatus:
         """One partition with its groups."""

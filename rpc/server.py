@@ -37,6 +37,7 @@ from ..protocol.errors import (
     SubjectNotStaticError,
     SubjectUnknownError,
 )
+from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONTROL_BYTES_MAX
 from .answer_room import AnswerRoom
 from .data_plane import STUCK_S, DataHandler, DataPlane
@@ -187,3 +188,21 @@ class Server:
     async def stop(self) -> None:
         """Close connections and stop serving."""
         await self._runner.cleanup()
+
+
+def whole_number(
+    params: Params, name: str, default: int, *, low: int = 0, high: int = MAX_I64
+) -> int:
+    """A number of the query.  Raises InvalidRequestError."""
+    text = params.get(name)
+    if text is None:
+        return default
+    try:
+        value = int(text) if len(text) <= 20 else None
+    except ValueError:
+        value = None
+    if value is None or not low <= value <= high:
+        raise InvalidRequestError(
+            f"{name} is a whole number from {low} to {high}, not {text!r:.40}"
+        )
+    return value

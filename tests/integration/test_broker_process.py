@@ -12,8 +12,9 @@ import pytest
 
 from broker_process import BrokerProcess
 from keylane.broker.app import running_broker
+from keylane.broker.control import LISTED_MAX
 from keylane.protocol.batch import batch_starts
-from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
+from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome, PartitionStatusList
 from keylane.protocol.errors import (
     AddressError,
     CorruptBatchError,
@@ -104,6 +105,19 @@ async def test_the_whole_way(client, partition_id):
     assert (group.group, group.token, group.cursor) == ("audit", 3, 2)
     assert (group.acked_above, group.lag, group.holder) == (1, 1, SESSION)
     assert status in (await client.partitions()).partitions
+
+
+async def test_a_long_list_comes_in_parts(client, network, partition_id):
+    """Every partition is listed once, by id, and no answer has more than some hundreds of them."""
+    numbers = [next(_next_partition) for _ in range(LISTED_MAX + 50)]
+    await asyncio.gather(*(client.host_partition(facts(number)) for number in numbers))
+    found = [one.partition_id for one in (await client.partitions()).partitions]
+    assert found == sorted(set(found))
+    assert {partition_id, *numbers} <= set(found)
+    path = f"/v1/partitions?after={numbers[0]}&limit=3"
+    part = await network.control("GET", client.address, path, PartitionStatusList, timeout_ms=5_000)
+    assert [one.partition_id for one in part.partitions] == numbers[1:4]
+    assert part.more_after == numbers[3]
 
 
 async def _raw(network: HttpNetwork, address: str, frame: bytes) -> KeylaneError:
