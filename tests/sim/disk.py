@@ -8,7 +8,7 @@ comes up again.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from keylane.broker.storage.append_file import Buffer
 from keylane.protocol.errors import (
@@ -237,6 +237,15 @@ class SimDisk:
 
     def close(self) -> None:
         self._locked = False
+
+
+def disk_of(files: Mapping[str, bytes]) -> SimDisk:
+    """A disk on which these files are durable."""
+    found = SimDisk()
+    for path, data in files.items():
+        found.make_folder(_folder(path))
+        found.contents[path] = found._named[_folder(path)][path] = _Content(data)
+    return found
 
 
 def _folder(path: str) -> str:

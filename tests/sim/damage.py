@@ -1,0 +1,318 @@
+"""A store in the shape of a broker's, its files as bytes, and what it owes its readers after any damage to them.
+
+    segments     0 ──────── 1 ──────── 2 ──────── 3 ──────── 4 ───     each with its trail
+    snapshots               ▲ whole          ▲ changes                 and the index on disk as of the second
+
+What it owes is worked out from the bytes that differ, not by the code that is tested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from keylane.broker.storage.commit_log import BARRIER, segment_path
+from keylane.broker.storage.files import Files
+from keylane.broker.storage.trail import trail_path
+from keylane.protocol.batch import columns
+from keylane.protocol.errors import (
+    CorruptIndexError,
+    CorruptLogError,
+    DataFolderError,
+    OffsetOutOfRangeError,
+    PartitionUnknownError,
+)
+from keylane.protocol.record import Header, Kind, read_record
+from sim.clock import ManualClock
+from sim.disk import SimDisk, disk_of
+from sim.store import Desk, batch, open_store
+
+PARTITIONS = (1, 2, 3)
+WEIGHTS = (16, 2, 2)
+COMMITS = 64
+COMMIT_BATCHES = 4
+SEGMENT = 8 << 10
+SNAPSHOTS_AT = (30, 46)
+FIRST_SNAPSHOT = "snapshot/0000000001.snap"
+Found = dict[str, bytes]
+"""The files of a store: path → bytes."""
+
+
+@dataclass
+class Whole:
+    """A store before the damage."""
+
+    files: Found = field(default_factory=dict)
+    early: Found = field(default_factory=dict)
+    """As it was just after the first snapshot."""
+    records: list[Header] = field(default_factory=list)
+    reached: list[int] = field(default_factory=list)
+    """Positions that the snapshots stand for."""
+    values: dict[int, list[bytes]] = field(default_factory=lambda: {one: [] for one in PARTITIONS})
+    """Partition → the value at each offset, as it was appended."""
+
+    @property
+    def end(self) -> int:
+        last = self.records[-1]
+        return last.position + last.length
+
+    @cached_property
+    def bases(self) -> list[int]:
+        return log_bases(self.files)
+
+    @cached_property
+    def base_of(self) -> list[int]:
+        """The segment of each record."""
+        return [max(base for base in self.bases if base <= one.position) for one in self.records]
+
+    @cached_property
+    def batches(self) -> dict[int, list[tuple[int, bytes]]]:
+        """Partition → (index of the record, its bytes) for each offset."""
+        found: dict[int, list[tuple[int, bytes]]] = {one: [] for one in PARTITIONS}
+        for index, one in enumerate(self.records):
+            if one.kind == Kind.MESSAGES:
+                found[one.partition_id] += [(index, self.bytes_of(index))] * one.count
+        return found
+
+    def bytes_of(self, index: int) -> bytes:
+        one, base = self.records[index], self.base_of[index]
+        at = one.position - base
+        return self.files[segment_path(base)][at : at + one.length]
+
+
+def log_bases(files: Found) -> list[int]:
+    return sorted(int(one[4:24]) for one in files if one.startswith("log/") and one[-4:] == ".log")
+
+
+def image(files: Files) -> Found:
+    """What is in the folders of a store that damage is done to."""
+    paths = [f"{one}/{name}" for one in ("log", "snapshot", "index") for name in files.list(one)]
+    return {path: files.pread(path, 0, files.size(path) or 0) for path in paths}
+
+
+async def fill(files: Files, dice: random.Random, *, index: str = "file", count: int = 1) -> Whole:
+    """Batches of up to `count` messages over three partitions, with fences and acks between them."""
+    whole = Whole()
+    clock = ManualClock()
+    store = open_store(files, clock=clock, index=index, segment_bytes=SEGMENT)
+    desk = Desk(store, clock)
+    for number in PARTITIONS:
+        await desk.host(number)
+    await desk.acquire(1)
+    for step in range(COMMITS):
+        calls = []
+        for number in dice.choices(PARTITIONS, WEIGHTS, k=COMMIT_BATCHES):
+            values = whole.values[number]
+            first, size = len(values), dice.randint(1, count)
+            value = dice.choice((b"x", b"yy"))
+            values += [b"%s %d" % (value, first + one) for one in range(size)]
+            data = batch(partition_id=number, sequence=first, count=size, value=value)
+            calls.append(desk.append(data, number))
+        await asyncio.gather(*calls)
+        if step % 10 == 9:
+            await desk.acquire(step)
+            await desk.ack(step, (step // 2, step // 2 + 1))
+        if step in SNAPSHOTS_AT:
+            assert await store.snapshotter.write()
+            whole.reached.append(store.snapshotter.position)
+            whole.early = whole.early or image(files)
+    store.queues.leave()
+    store.log.close()
+    whole.files = image(files)
+    assert len(whole.bases) > 3
+    assert index != "file" or any(data for path, data in whole.files.items() if ".blocks" in path)
+    for base in whole.bases:
+        data, at = whole.files[segment_path(base)], 0
+        while at < len(data):
+            header = read_record(data, at)
+            assert isinstance(header, Header)
+            whole.records.append(header)
+            at += header.length
+    check_values(whole)
+    return whole
+
+
+def check_values(whole: Whole) -> None:
+    """What is in the log is what was appended, so that bytes can be compared from here on."""
+    for number, values in whole.values.items():
+        found = []
+        for index, one in enumerate(whole.records):
+            if one.kind == Kind.MESSAGES and one.partition_id == number:
+                cut = columns(whole.bytes_of(index), one, 0)
+                edges = cut.value_edges
+                assert one.base_offset == len(found)
+                found += [cut.blob[edges[at] : edges[at + 1]] for at in range(one.count)]
+        assert found == values
+
+
+class Owed:
+    """What a damaged store still has to say, by the files it was left with."""
+
+    def __init__(self, whole: Whole, files: Found) -> None:
+        self.whole = whole
+        self.files = files
+        self.bases = log_bases(files)
+        self.broken = {
+            index
+            for index, one in enumerate(whole.records)
+            if self._differs(segment_path(whole.base_of[index])) and self._is_broken(index, one)
+        }
+        self.hurt = {whole.records[one].partition_id for one in self._messages(self.broken)}
+        """Partitions that have lost a message."""
+        trails = [trail_path(base) for base in whole.bases]
+        self.explained = not any(map(self._differs, trails)) and self.bases[:1] == whole.bases[:1]
+        """The trail tells of all that is lost."""
+        self.index_hurt = any(
+            data not in (whole.files.get(path), whole.early.get(path))
+            for path, data in files.items()
+            if path.startswith("index/")
+        )
+        """Something wrong is in it: one that is stale, or not there, refuses nothing."""
+        self.cut_from = self._cut_from()
+        """Position from which on records may be gone and nothing says so."""
+
+    def _differs(self, path: str) -> bool:
+        return self.files.get(path) != self.whole.files.get(path)
+
+    def _differ(self, folder: str) -> bool:
+        return any(self._differs(one) for one in self.whole.files if one.startswith(folder))
+
+    def _is_broken(self, index: int, one: Header) -> bool:
+        base = self.whole.base_of[index]
+        at = one.position - base
+        data = self.files.get(segment_path(base), b"")
+        return data[at : at + one.length] != self.whole.bytes_of(index)
+
+    def _messages(self, indexes: set[int]) -> list[int]:
+        return [one for one in indexes if self.whole.records[one].kind == Kind.MESSAGES]
+
+    def _cut_from(self) -> int:
+        """Behind the last barrier that is whole, the first record that is not: a commit never made durable, to all looks."""
+        records = self.whole.records
+        last = self.bases[-1] if self.bases else 0
+        proven = max(
+            (
+                one.position
+                for index, one in enumerate(records)
+                if one.flags & BARRIER and one.position >= last and index not in self.broken
+            ),
+            default=last,
+        )
+        behind = (records[one].position for one in self.broken if records[one].position >= proven)
+        return max(self._durable(), min(behind, default=self.whole.end))
+
+    def _durable(self) -> int:
+        """What the trail and the snapshots prove to have been durable."""
+        paths = sorted(one for one in self.whole.files if one.startswith("snapshot/"))
+        found = 0
+        for path, reached in zip(paths, self.whole.reached, strict=True):
+            if self._differs(path):
+                break
+            found = reached
+        bases = self.whole.bases
+        trails = [base for base in bases if trail_path(base) in self.files]
+        if trails and not self._differs(trail_path(trails[-1])):
+            found = max(found, [*bases, self.whole.end][bases.index(trails[-1]) + 1])
+        return found
+
+    def may_be_unknown(self, number: int) -> bool:
+        """What the partition is was in a record that is broken, and nothing else says it."""
+        (index,) = (
+            index
+            for index, one in enumerate(self.whole.records)
+            if one.kind == Kind.PARTITION and one.partition_id == number
+        )
+        return index in self.broken and not (self.explained and not self._differ("snapshot/"))
+
+    def may_be_refused(self) -> bool:
+        """The log is not there, or nothing of its last segment is."""
+        last = self.bases[-1] if self.bases else -1
+        base_of = self.whole.base_of
+        return {index for index, base in enumerate(base_of) if base == last} <= self.broken
+
+
+async def check(
+    owed: Owed, files: Files, *, append: bool = True, again: bool = False, **settings: object
+) -> None:
+    """One start: everything that is whole is served, nothing else is, and what is missing is missed loudly."""
+    clock = ManualClock()
+    settings = {"segment_bytes": SEGMENT, "cache_bytes": 0} | settings
+    try:
+        store = open_store(files, clock=clock, **settings)
+    except DataFolderError:
+        assert owed.may_be_refused()
+        return
+    desk = Desk(store, clock)
+    index_hurt = owed.index_hurt and not again
+    for number in PARTITIONS:
+        try:
+            store.state.partition(number)
+        except (PartitionUnknownError, CorruptLogError):
+            assert owed.may_be_unknown(number)
+            continue
+        await _check_partition(owed, desk, number, index_hurt=index_hurt)
+        if append and owed.explained and number not in owed.hurt and not index_hurt:
+            count = len(owed.whole.values[number])
+            answer = await desk.append(batch(partition_id=number, sequence=count), number)
+            assert answer.base_offset == count
+    store.queues.leave()
+    store.log.close()
+
+
+async def _check_partition(owed: Owed, desk: Desk, number: int, *, index_hurt: bool) -> None:
+    batches = owed.whole.batches[number]
+    partition = desk.store.state.partition(number)
+    end = partition.readable_offset
+    served, refused = await _served(desk, number, batches, index_hurt=index_hurt)
+    for offset, (index, _) in enumerate(batches):
+        position = owed.whole.records[index].position
+        if offset in served:
+            assert index not in owed.broken
+            continue
+        if offset in refused or (end <= offset and end in refused):
+            assert index in owed.broken or index_hurt or position >= owed.cut_from
+            continue
+        assert position >= owed.cut_from, f"offset {offset} of partition {number} is lost silently"
+
+
+async def _served(
+    desk: Desk, number: int, batches: list[tuple[int, bytes]], *, index_hurt: bool
+) -> tuple[set[int], set[int]]:
+    """Offsets that are served, each byte as it was appended, and those at which reading is refused."""
+    served: set[int] = set()
+    refused: set[int] = set()
+    offset, end = 0, desk.store.state.partition(number).readable_offset
+    assert end <= len(batches)
+    while offset <= end:
+        try:
+            answer, payload = await desk.read(offset, partition_id=number)
+        except (CorruptLogError, OffsetOutOfRangeError) as error:
+            # Out of range: a log whose first segment is missing is one that retention has cut.
+            if isinstance(error, CorruptIndexError) and not index_hurt:
+                raise
+            refused.add(offset)
+            offset += 1
+            continue
+        if answer.upto == offset:
+            break
+        parts = dict(batches[offset : answer.upto])
+        assert payload == b"".join(parts.values())
+        served |= set(range(offset, answer.upto))
+        offset = answer.upto
+    return served, refused
+
+
+def started(files: Found) -> SimDisk:
+    """The files, as they are when the machine comes up: nobody may write to sealed segments."""
+    disk = disk_of(files)
+    disk.protected = {segment_path(base) for base in log_bases(files)[:-1]}
+    return disk
+
+
+async def check_twice(owed: Owed) -> None:
+    """The same holds for the next start; by then a damaged index has been made anew."""
+    disk = started(owed.files)
+    await check(owed, disk, append=False)
+    await check(owed, disk, again=True)
