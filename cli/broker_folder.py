@@ -14,6 +14,7 @@ import typer
 from ..broker.inspection import inspect_folder, walk_log
 from ..broker.partition_image import partition_of
 from ..broker.records import decode_body
+from ..broker.storage.fail_points import files_of
 from ..broker.storage.files import RealFiles
 from ..broker.storage.identity import read_identity
 from ..broker.storage.recovery import Hole
@@ -29,7 +30,7 @@ TEXT_CHARS_MAX = 60
 @contextmanager
 def locked_folder(folder: Path, form: OutputFormat) -> Iterator[RealFiles]:
     """The folder, locked while it is looked at; an error is shown and ends the command."""
-    files = RealFiles(folder)
+    files = files_of(str(folder))
     try:
         read_identity(files)  # before the lock, which would make a folder that is missing
         files.lock()

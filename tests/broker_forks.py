@@ -1,7 +1,8 @@
 """Real brokers, forked from a process that has all the imports done: a start takes a few hundredths of a second.
 
-As a program it reads one JSON line per broker to start, {"arguments": […], "environment": {…}, "fifo": path}; the
-broker's own standard output goes to the fifo.  It answers with a line per broker that ended: {"pid": …, "status": …}.
+As a program it reads one JSON line per process to fork, {"program": "broker" or "index", "arguments": […],
+"environment": {…}, "fifo": path}; its standard output goes to the fifo.  It answers with a line per process that
+began, {"pid": …}, and one when it ended: {"pid": …, "status": …}.
 """
 
 from __future__ import annotations
@@ -37,17 +38,33 @@ class Forks:
 
     def start(self, *arguments: str, **environment: str) -> tuple[int, str]:
         """The broker's pid and address; no address if it ended before it served."""
-        fifo = Path(self._folder.name) / "ready"
-        fifo.unlink(missing_ok=True)
-        os.mkfifo(fifo)
-        ask = {"arguments": arguments, "environment": environment, "fifo": str(fifo)}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(ask) + "\n")
-        self._process.stdin.flush()
-        pid = self._line()["pid"]
+        pid, fifo = self._fork("broker", arguments, environment)
         with fifo.open() as ready:
             line = ready.readline()
         return pid, json.loads(line)["address"] if line else ""
+
+    def work(self, work: str, folder: Path, kind: str, **environment: str) -> int:
+        """What `keylane broker index rebuild` and `switch` do, until it ends; how it ended."""
+        pid, fifo = self._fork("index", (work, str(folder), kind), environment)
+        fifo.read_bytes()
+        return self.ended(pid)
+
+    def _fork(
+        self, program: str, arguments: tuple[str, ...], environment: dict[str, str]
+    ) -> tuple[int, Path]:
+        fifo = Path(self._folder.name) / "ready"
+        fifo.unlink(missing_ok=True)
+        os.mkfifo(fifo)
+        ask = {
+            "program": program,
+            "arguments": arguments,
+            "environment": environment,
+            "fifo": str(fifo),
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(ask) + "\n")
+        self._process.stdin.flush()
+        return self._line()["pid"], fifo
 
     def ended(self, pid: int) -> int:
         """Wait for the end of a broker; its status as `os.waitstatus_to_exitcode` says it."""
@@ -65,7 +82,10 @@ class Forks:
 
 
 def serve() -> None:
+    import keylane.broker.storage.index_rocksdb  # noqa: F401  # before the first fork
     from keylane.broker.__main__ import main
+    from keylane.cli.broker_index import rebuild, switch
+    from keylane.cli.options import OutputFormat
 
     def say(**values: int) -> None:
         sys.stdout.write(json.dumps(values) + "\n")
@@ -86,7 +106,16 @@ def serve() -> None:
             os.environ.update(ask["environment"])
             status = 1
             try:
-                status = main(ask["arguments"])
+                if ask["program"] == "broker":
+                    status = main(ask["arguments"])
+                else:
+                    work, folder, kind = ask["arguments"]
+                    {"rebuild": rebuild, "switch": switch}[work](
+                        Path(folder), kind, OutputFormat.JSON
+                    )
+                    status = 0
+            except SystemExit as ended:
+                status = int(ended.code or 0)
             finally:
                 sys.stdout.flush()
                 os._exit(status)

@@ -3,14 +3,15 @@
     KEYLANE_FAIL_AT=synced:3      killed when the third sync has been made
     KEYLANE_FAIL_AT=write~:2      killed when half of the second write is there
 
-The points are before and after each operation that changes something.  Without the variable nothing of this is used.
+The points are before and after each operation that changes something; those of the index are around what its library
+does with files of its own.  Without the variable nothing of this is used.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ...protocol.errors import ConfigError
 from .append_file import Buffer, RealAppendFile
@@ -18,11 +19,16 @@ from .files import AppendFile, Files, RealFiles
 
 KILL = 9
 VARIABLE = "KEYLANE_FAIL_AT"
-POINTS = (
+FILE_POINTS = (
     "create", "created", "write", "write~", "written", "sync", "synced", "truncate", "truncated",
     "rename", "renamed", "remove", "removed", "sync-folder", "folder-synced", "make-folder",
     "folder-made",
 )  # fmt: skip
+LIBRARY_POINTS = (
+    "index-write", "index-written", "index-sync", "index-synced", "index-flush", "index-flushed",
+    "index-clear", "index-cleared",
+)  # fmt: skip
+POINTS = FILE_POINTS + LIBRARY_POINTS
 
 
 class FailPoint:
@@ -97,6 +103,7 @@ class FailingFiles(RealFiles):
     def __init__(self, root: str, point: FailPoint) -> None:
         super().__init__(root)
         self._point = point
+        self.reach = point.reach
 
     def make_folder(self, path: str) -> None:
         """See `Files.make_folder`."""
@@ -130,7 +137,16 @@ class FailingFiles(RealFiles):
         self._point.reach("folder-synced")
 
 
-def files_of(root: str, environment: Mapping[str, str] | None = None) -> Files:
+def reach_of(files: Files) -> Callable[[str], None]:
+    """What a library that does its own I/O in this folder passes its points with."""
+    return files.reach if isinstance(files, FailingFiles) else pass_by
+
+
+def pass_by(_name: str) -> None:
+    """No point is chosen."""
+
+
+def files_of(root: str, environment: Mapping[str, str] | None = None) -> RealFiles:
     """
     The folder `root` of this machine.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ...protocol.errors import DiskFullError
 from .consume_queue import ConsumeQueues
+from .fail_points import reach_of
 from .files import Files, replace_file
 from .index_blocks import FOLDER as FILE_FOLDER
 from .index_file import FileConsumeQueues
@@ -40,11 +41,11 @@ def open_index(files: Files, kind: str) -> ConsumeQueues:
         files.make_folder(ROCKSDB_FOLDER)
         path = files.outside(ROCKSDB_FOLDER)
         try:
-            queues = RocksConsumeQueues(path)
+            queues = RocksConsumeQueues(path, reach=reach_of(files))
         except DiskFullError:
             if not Reserve(files).give_up():
                 raise
-            queues = RocksConsumeQueues(path)
+            queues = RocksConsumeQueues(path, reach=reach_of(files))
     if files.size(_mark(kind)) is not None:
         queues.truncate(0)
         unmark(files, kind)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rocksdict import WriteBatch
@@ -28,6 +28,7 @@ from rocksdict import WriteBatch
 from ...protocol.control import TimeBound
 from ...protocol.errors import CorruptIndexError, DiskFullError, StorageError
 from .consume_queue import FIND_UNITS_MAX, Unit, misfit
+from .fail_points import pass_by
 from .index_waiting import WaitingUnits, more
 from .rocks_tables import KEY, UNIT_VALUE, End, RocksTables, first_where, told, unit_at, unit_now
 
@@ -44,8 +45,10 @@ DELETE_UNITS_MAX = 64
 class RocksConsumeQueues:
     """See `ConsumeQueues` for the contract; `path` is a folder of its own."""
 
-    def __init__(self, path: str, *, read_only: bool = False) -> None:
-        self._tables = RocksTables(path, read_only=read_only)
+    def __init__(
+        self, path: str, *, read_only: bool = False, reach: Callable[[str], None] = pass_by
+    ) -> None:
+        self._tables = RocksTables(path, read_only=read_only, reach=reach)
         self._ends: dict[int, End] = {}
         self._waiting = WaitingUnits()
         self._guard = threading.Lock()

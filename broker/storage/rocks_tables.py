@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import shutil
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +34,7 @@ from rocksdict import (
 
 from ...protocol.errors import CorruptIndexError, DataFolderError, DiskFullError, StorageError
 from .consume_queue import Unit
+from .fail_points import pass_by
 from .turns import Turns
 
 log = logging.getLogger("keylane.broker")
@@ -118,8 +119,11 @@ def unit_of(base_offset: int, value: bytes) -> Unit:
 class RocksTables:
     """The database in a folder of its own; one that is damaged is made anew, empty, unless it is `read_only`."""
 
-    def __init__(self, path: str, *, read_only: bool = False) -> None:
+    def __init__(
+        self, path: str, *, read_only: bool = False, reach: Callable[[str], None] = pass_by
+    ) -> None:
         self._path = path
+        self._reach = reach
         self._read_only = read_only
         self.turns = Turns()
         """Who reads shares; to be opened again it has to be alone."""
@@ -174,7 +178,9 @@ class RocksTables:
     def clear(self) -> None:
         """Begin with nothing."""
         self.close()
+        self._reach("index-clear")
         Rdict.destroy(self._path)
+        self._reach("index-cleared")
         self._connect()
 
     def close(self) -> None:
@@ -208,20 +214,26 @@ class RocksTables:
 
     def write(self, batch: WriteBatch) -> None:
         """All of it or nothing."""
+        self._reach("index-write")
         try:
             self._units.write(batch)
         except Exception:
             self.stuck = True
             raise
+        self._reach("index-written")
 
     def sync(self) -> None:
         """Make every write before durable."""
+        self._reach("index-sync")
         self._units.flush_wal(True)
+        self._reach("index-synced")
 
     def flush(self) -> None:
         """Write out the tables, so that the next start reads no write-ahead log."""
+        self._reach("index-flush")
         self._bounds.flush()
         self._units.flush()
+        self._reach("index-flushed")
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────
     def position(self) -> int:

@@ -1,0 +1,94 @@
+"""`keylane broker index rebuild` and `switch`, killed at every point of their work: the broker starts after it.
+
+Each is killed at each point when it passes it for the first time, the second time, and so on until it comes to its
+end.  Then a real broker is started in the folder, with either index, and has everything that was acked before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker_forks import Forks
+from keylane.broker.index_work import verify_indexes
+from keylane.broker.storage.fail_points import POINTS
+from keylane.broker.storage.files import RealFiles
+from killed_broker import KILLED, Run
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+
+OTHER = {"file": "rocksdb", "rocksdb": "file"}
+IN_FILES = {
+    "create", "created", "write", "write~", "written", "sync", "synced", "rename", "renamed",
+    "remove", "removed", "sync-folder", "folder-synced", "make-folder", "folder-made",
+}  # fmt: skip
+IN_LIBRARY = {
+    "index-write", "index-written", "index-sync", "index-synced", "index-flush", "index-flushed",
+    "index-clear", "index-cleared",
+}  # fmt: skip
+PASSED = {
+    "rebuild-file": IN_FILES,
+    "rebuild-rocksdb": IN_FILES | IN_LIBRARY,
+    "switch-file": IN_FILES | {"index-flush", "index-flushed"},
+    "switch-rocksdb": IN_FILES | IN_LIBRARY,
+}
+"""Work, and the points that it has to pass."""
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    found = Forks()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def room() -> Iterator[Path]:
+    """In memory where there is such a disk: a killed process loses nothing that it wrote, synced or not."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def filled(forks, room) -> dict[str, Run]:
+    """A folder with some segments, for each index."""
+    runs = {kind: Run(forks, room / kind, kind=kind) for kind in OTHER}
+    for run in runs.values():
+        assert asyncio.run(run.live(whole=True)) == 0
+    return runs
+
+
+def check(run: Run) -> None:
+    """A broker comes up, has everything, and leaves an index that is right."""
+    assert asyncio.run(run.live(whole=True)) == 0
+    for report in verify_indexes(RealFiles(run.data)):
+        left = report.index != run.kind
+        assert left or report.problems == [], report
+
+
+@pytest.mark.parametrize("work", list(PASSED))
+def test_work_on_an_index_killed_at_every_passage(work, forks, filled, room):
+    """Killed wherever it is, it leaves a folder in which a broker has all that was acked, under either index."""
+    command, to = work.split("-")
+    before = filled[to if command == "rebuild" else OTHER[to]]
+    passed = set()
+    for point in POINTS:
+        for count in range(1, 100):
+            run = before.copy(room / "life", batches=2, kind=to if count % 2 else before.kind)
+            ended = forks.work(command, run.data, to, KEYLANE_FAIL_AT=f"{point}:{count}")
+            assert ended in {0, KILLED}
+            if ended == KILLED and count % 3 == 2:  # mended by hand before the broker starts
+                assert forks.work("rebuild", run.data, to) == 0
+            if ended == KILLED or not passed:
+                check(run)
+            shutil.rmtree(run.root)
+            if ended == 0:
+                break
+            passed.add(point)
+    assert passed == PASSED[work]

@@ -1,0 +1,202 @@
+"""A real broker in a folder of its own, killed at a chosen point, and a client that knows what it was told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import os
+import shutil
+import signal
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from broker_forks import Forks
+from broker_process import NO_METASERVER
+from keylane.broker.storage.commit_log import segment_bases, segment_path
+from keylane.broker.storage.files import RealFiles
+from keylane.broker.storage.index_kinds import mark
+from keylane.broker.storage.snapshot import FOLDER as SNAPSHOTS
+from keylane.protocol.batch import batch_starts, columns
+from keylane.protocol.errors import KeylaneError, OffsetOutOfRangeError
+from keylane.protocol.frames import Ack, Acked, Acquire, Acquired, Append, Appended, Batches, Read
+from keylane.rpc.client import BrokerClient
+from keylane.rpc.http_network import HttpNetwork
+from sim.store import SESSION, batch, facts
+
+KILLED = -signal.SIGKILL
+COUNT = 3
+"""Messages of a batch."""
+
+
+@dataclass
+class Known:
+    """What the client was told."""
+
+    acked: dict[int, int] = field(default_factory=dict)
+    """sequence → base offset"""
+    token: int = 0
+    cursor: int = 0
+
+
+def data_of(number: int) -> bytes:
+    return batch(sequence=COUNT * number, count=COUNT, value=b"x" * 300)
+
+
+class Run:
+    """One broker's folder, and the lives it has there."""
+
+    def __init__(self, forks: Forks, root: Path, *, kind: str = "file", batches: int = 8) -> None:
+        self._forks = forks
+        self.kind = kind
+        self._known = Known()
+        self._first = 0
+        self._batches = batches
+        self.root = root
+        self.data = root / "data"
+        root.mkdir()
+
+    def copy(self, root: Path, *, batches: int, kind: str = "") -> Run:
+        """The folder once more, for a client that goes on from here with some batches more."""
+        run = Run(self._forks, root, kind=kind or self.kind, batches=self._batches + batches)
+        shutil.copytree(self.data, run.data)
+        run._known = copy.deepcopy(self._known)
+        run._first = self._batches - 2  # the last ones are sent again
+        return run
+
+    async def live(self, point: str = "", *, whole: bool = False, retain: bool = False) -> int:
+        """
+        Serve the client until the broker is killed or the work is done; how the broker ended.
+
+        Args:
+            whole: nothing kills it, and all is looked at.
+            retain: retention has segments to remove, and the work is not done before.
+        """
+        config = self.root / "broker.toml"
+        config.write_text(
+            f"segment_bytes = 4096\nsnapshot_bytes = 4096\nindex = '{self.kind}'\n"
+            f"retention_bytes = {4096 if retain else 0}\n"
+        )
+        environment = {"KEYLANE_FAIL_AT": point} if point else {}
+        pid, address = await asyncio.to_thread(
+            self._forks.start,
+            *("--group", "g1", "--data", str(self.data), "--meta", NO_METASERVER),
+            *("--config", str(config)),
+            **environment,
+        )
+        if not address:
+            return await asyncio.to_thread(self._forks.ended, pid)
+        try:
+            await self._talk(address, whole=whole, retain=retain)
+        except KeylaneError:
+            if whole:
+                raise
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            ended = await asyncio.to_thread(self._forks.ended, pid)
+        return ended
+
+    async def _talk(self, address: str, *, whole: bool, retain: bool) -> None:
+        network = HttpNetwork()
+        client = BrokerClient(network, address, timeout_ms=5000)
+        try:
+            await self._work(client)
+            while retain and not self.first_position():
+                await client.partition(1)  # it lives
+                await asyncio.sleep(0.005)
+            if whole:
+                await self._check(client)
+        finally:
+            await client.close()
+            await network.close()
+
+    async def _work(self, client: BrokerClient) -> None:
+        """Everything that a broker writes, answered or not."""
+        known = self._known
+        await client.host_partition(facts(1))
+        for first in range(self._first, self._batches, 2):
+            numbers = range(first, first + 2)
+            calls = [client.call(Append(0, 1), data_of(number)) for number in numbers]
+            for number, (answer, _) in zip(numbers, await asyncio.gather(*calls), strict=True):
+                assert isinstance(answer, Appended)
+                if COUNT * number in known.acked:
+                    assert answer.duplicate
+                assert answer.base_offset in {COUNT * number, -1}
+                known.acked[COUNT * number] = COUNT * number
+            token = known.token + 1
+            acquired, _ = await client.call(Acquire(0, 1, "audit", SESSION, token, 5000))
+            assert isinstance(acquired, Acquired)
+            assert acquired.cursor >= known.cursor
+            known.token = token
+            cursor = acquired.cursor
+            upto = max(COUNT * first + 1, min(cursor + 1, COUNT * (first + 2)))
+            answer, _ = await client.call(Ack(0, 1, "audit", SESSION, token, ((0, upto),)))
+            assert isinstance(answer, Acked)
+            known.cursor = max(known.cursor, answer.cursor)
+
+    async def _check(self, client: BrokerClient) -> None:
+        """All is there, once and in order, but what every group has done with; fence and cursor did not fall."""
+        known = self._known
+        (group,) = (await client.partition(1)).groups
+        assert group.token >= known.token
+        assert group.cursor >= known.cursor
+        end = COUNT * self._batches
+        first = offset = 0
+        values: list[int] = []
+        while offset < end:
+            try:
+                answer, payload = await client.call(Read(0, 1, offset, 1 << 20))
+            except OffsetOutOfRangeError:
+                assert not values
+                first = offset = (await client.partition(1)).first_offset
+                assert 0 < first <= group.cursor
+                continue
+            assert isinstance(answer, Batches)
+            for at, header in batch_starts(payload):
+                assert header.base_offset == offset
+                cut = columns(payload, header, at)
+                values += [int(cut.blob[a:b].split()[-1]) for a, b in pairwise(cut.value_edges)]
+                offset += header.count
+            assert answer.next_offset == end
+        assert values == list(range(first, end))
+
+    # ── its folder, between two lives ─────────────────────────────────────────────────────────────────
+    def first_position(self) -> int:
+        """Where the log begins."""
+        return segment_bases(RealFiles(self.data))[0]
+
+    def snapshots(self) -> list[str]:
+        """Names of the snapshots, oldest first."""
+        return sorted(one.name for one in (self.data / SNAPSHOTS).iterdir())
+
+    def damage_snapshot(self) -> None:
+        """Spoil the newest one, so that the next one is whole again."""
+        (self.data / SNAPSHOTS / self.snapshots()[-1]).write_bytes(b"")
+
+    def tear(self) -> int:
+        """Leave a piece of a record at the end of the log; how long it was without it."""
+        files = RealFiles(self.data)
+        last = self.data / segment_path(segment_bases(files)[-1])
+        size = last.stat().st_size
+        with last.open("ab") as log:
+            log.write(b"torn")
+        return size
+
+    def distrust_index(self) -> None:
+        """As work on the index that was stopped leaves it."""
+        mark(RealFiles(self.data), self.kind)
+
+
+def aged(forks: Forks, root: Path, kind: str, *, batches: int = 8) -> Run:
+    """A folder with several segments that may go, old snapshots, a torn end and an index to make anew."""
+    run = Run(forks, root, kind=kind, batches=batches)
+    assert asyncio.run(run.live()) == 0
+    run.damage_snapshot()
+    assert asyncio.run(run.live()) == 0  # writes a whole one
+    assert asyncio.run(run.live(whole=True)) == 0  # and one of changes
+    run.damage_snapshot()
+    run.tear()
+    run.distrust_index()
+    return run
