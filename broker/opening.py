@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from ..protocol.clock import Clock
 from ..protocol.errors import CorruptIndexError
-from ..protocol.record import Header
+from ..protocol.record import HEADER_BYTES, Header
 from .damage import damage_of
 from .dispatch import Dispatch
 from .first_offsets import correct_first_offsets
 from .replay import Replay
 from .state import BrokerState
 from .storage.commit_log import segment_bases
-from .storage.consume_queue import ConsumeQueues
+from .storage.consume_queue import ConsumeQueues, Unit
 from .storage.files import Files
 from .storage.recovery import Hole, Recovered, recover_log
 from .storage.snapshot import Loaded, Snapshots
@@ -43,6 +43,8 @@ class _Both:
     def __init__(self, replay: Replay, dispatch: Dispatch) -> None:
         self._replay = replay
         self._dispatch = dispatch
+        self.unknown: Hole | None = None
+        """The newest hole of which nobody knows what was in it."""
 
     def record(self, header: Header, body: memoryview) -> None:
         self._replay.record(header, body)
@@ -51,6 +53,8 @@ class _Both:
     def hole(self, hole: Hole) -> None:
         self._replay.hole(hole)
         self._dispatch.hole(hole)
+        if not hole.explained:
+            self.unknown = hole
 
 
 def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
@@ -84,11 +88,28 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
     start = min(queues.recover(loaded.position, first_position=first), loaded.position)
     replay = Replay(state, start=loaded.position)
     dispatch = Dispatch(queues, start=start)
-    recovered = recover_log(files, _Both(replay, dispatch), start=start, durable=loaded.position)
+    both = _Both(replay, dispatch)
+    recovered = recover_log(files, both, start=start, durable=loaded.position)
     dispatch.flush()
     replay.finish()
+    if both.unknown is not None:
+        _miss_what_the_index_lacks(state, queues, hole=both.unknown)
     if state.retained < first:
         correct_first_offsets(state, queues, first_position=first)
     for problem in damage_of(state):
         log.error("%s", problem)
     return Opened(state=state, snapshots=snapshots, position=loaded.position, recovered=recovered)
+
+
+def _miss_what_the_index_lacks(state: BrokerState, queues: ConsumeQueues, *, hole: Hole) -> None:
+    """The snapshot knows of offsets that neither the index nor the log has any more: they are lost, and say so."""
+    fillers = []
+    for partition_id, partition in state.partitions.items():
+        bounds = queues.bounds(partition_id)
+        if bounds is None or bounds[1] >= partition.next_offset:
+            continue
+        start, end = bounds[1], partition.next_offset
+        state.lose(partition, start, end, position=hole.start)
+        at_ms = partition.appended_at_ms
+        fillers.append((partition_id, Unit(start, end - start, hole.start, HEADER_BYTES, at_ms)))
+    queues.dispatch(fillers)

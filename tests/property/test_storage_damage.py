@@ -52,6 +52,12 @@ def truncated(whole: Whole, position: int) -> Found:
     return found
 
 
+def beginning(whole: Whole, position: int) -> Found:
+    """The segments before this position are gone."""
+    gone = {segment_path(base) for base in whole.bases if base < position}
+    return {path: data for path, data in whole.files.items() if path not in gone}
+
+
 def without(files: Found, ending: str) -> Found:
     return {path: data for path, data in files.items() if not path.endswith(ending)}
 
@@ -192,6 +198,7 @@ async def test_stale_and_deleted_parts(index, snapshot):
     damages += [truncated(whole, dice.randrange(whole.end)) for _ in range(6)]
     damages += [spread(whole, kind, dice) for kind in ("zeros", "twice", "swapped", "noise")]
     damages += [flipped(whole.files, segment_path(base), 999) for base in whole.bases]
+    damages += [beginning(whole, base) for base in whole.bases[1:]]
     for files in damages:
         left = snapshots_of(index_of(files, index, whole), snapshot)
         await check_twice(Owed(whole, left))

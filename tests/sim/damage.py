@@ -24,7 +24,7 @@ from keylane.protocol.errors import (
     OffsetOutOfRangeError,
     PartitionUnknownError,
 )
-from keylane.protocol.record import Header, Kind, read_record
+from keylane.protocol.record import HEADER_BYTES, Header, Kind, read_record
 from sim.clock import ManualClock
 from sim.disk import SimDisk, disk_of
 from sim.store import Desk, batch, open_store
@@ -235,15 +235,16 @@ class Owed:
 
 async def check(
     owed: Owed, files: Files, *, append: bool = True, again: bool = False, **settings: object
-) -> None:
-    """One start: everything that is whole is served, nothing else is, and what is missing is missed loudly."""
+) -> dict[int, tuple[int, bytes]]:
+    """One start: everything that is whole is served, nothing else is, and what is missing is missed loudly.  Appended now."""
+    appended: dict[int, tuple[int, bytes]] = {}
     clock = ManualClock()
     settings = {"segment_bytes": SEGMENT, "cache_bytes": 0} | settings
     try:
         store = open_store(files, clock=clock, **settings)
     except DataFolderError:
         assert owed.may_be_refused()
-        return
+        return appended
     desk = Desk(store, clock)
     index_hurt = owed.index_hurt and not again
     for number in PARTITIONS:
@@ -253,12 +254,21 @@ async def check(
             assert owed.may_be_unknown(number)
             continue
         await _check_partition(owed, desk, number, index_hurt=index_hurt)
-        if append and owed.explained and number not in owed.hurt and not index_hurt:
-            count = len(owed.whole.values[number])
-            answer = await desk.append(batch(partition_id=number, sequence=count), number)
-            assert answer.base_offset == count
+        if append:
+            owes = owed.explained and number not in owed.hurt and not index_hurt
+            sequence = store.state.partition(number).readable_offset
+            try:
+                data = batch(partition_id=number, sequence=sequence, value=b"new")
+                answer = await desk.append(data, number)
+            except CorruptLogError:
+                assert not owes
+                continue
+            assert answer.base_offset == sequence
+            assert not owes or sequence == len(owed.whole.values[number])
+            appended[number] = sequence, data[HEADER_BYTES:]
     store.queues.leave()
     store.log.close()
+    return appended
 
 
 async def _check_partition(owed: Owed, desk: Desk, number: int, *, index_hurt: bool) -> None:
@@ -312,7 +322,13 @@ def started(files: Found) -> SimDisk:
 
 
 async def check_twice(owed: Owed) -> None:
-    """The same holds for the next start; by then a damaged index has been made anew."""
+    """The same holds for the next start, with a damaged index made anew; what it acks is there at the one after it."""
     disk = started(owed.files)
     await check(owed, disk, append=False)
-    await check(owed, disk, again=True)
+    appended = await check(owed, disk, again=True)
+    if appended:
+        clock = ManualClock()
+        desk = Desk(open_store(disk, clock=clock, segment_bytes=SEGMENT, cache_bytes=0), clock)
+        for number, (offset, body) in appended.items():
+            _, payload = await desk.read(offset, partition_id=number)
+            assert payload[HEADER_BYTES:] == body
