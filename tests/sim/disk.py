@@ -67,6 +67,8 @@ class SimAppendFile:
     def append(self, buffers: Sequence[Buffer]) -> None:
         data = b"".join(buffers)
         room = self._disk.room
+        if self._disk.fail == "write":
+            data = data[: len(data) // 2]  # a short write, and then the error
         if room is not None:
             data = data[: max(room, 0)]
             self._disk.room = room - len(data)
