@@ -17,7 +17,12 @@ from keylane.protocol.control import CreateSubject, Retention, Route, SubjectVie
 from keylane.protocol.errors import KeylaneError, NotEnoughBrokersError, UnreachableError
 from keylane.protocol.frames import Read
 from keylane.protocol.message import Message
-from keylane.protocol.operations import OperationState, OperationView, Reshape
+from keylane.protocol.operations import (
+    OperationState,
+    OperationView,
+    PartitionHistory,
+    Reshape,
+)
 from keylane.protocol.routing import PartitionState
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -172,7 +177,7 @@ class Cluster:
         network = HttpNetwork()
         meta = MetaClient(network, [self.meta])
         try:
-            history = (await meta.history(subject)).partitions
+            history = await available_history(meta, subject)
             whole = []
             for one in sorted(history, key=lambda one: one.partition.partition_id):
                 broker = BrokerClient(network, one.partition.address)
@@ -215,6 +220,18 @@ async def done_operation(
             continue
         view = next(one for one in found if one.operation_id == view.operation_id)
     return view
+
+
+async def available_history(meta: MetaClient, subject: str) -> list[PartitionHistory]:
+    """All partitions there ever were, as soon as the metaserver knows where each is."""
+    until = time.monotonic() + 20
+    while True:
+        found = (await meta.history(subject)).partitions
+        missing = [one.partition for one in found if one.partition.address is None]
+        if not missing:
+            return found
+        assert time.monotonic() < until, f"not available: {missing}"
+        await asyncio.sleep(0.05)
 
 
 async def read_partition(broker: BrokerClient, subject: str, partition_id: int) -> list[Message]:

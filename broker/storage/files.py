@@ -121,7 +121,7 @@ class Files(Protocol):
         ...
 
     def total_bytes(self) -> int:
-        """Room on the disk, used or not."""
+        """Room on the disk for this user, used or not: what `df` takes percents of."""
         ...
 
     def close(self) -> None:
@@ -351,7 +351,7 @@ class RealFiles:
     def total_bytes(self) -> int:
         """See `Files.total_bytes`."""
         found = self._disk()
-        return found.f_blocks * found.f_frsize
+        return (found.f_blocks - found.f_bfree + found.f_bavail) * found.f_frsize
 
     def _disk(self) -> os.statvfs_result:
         try:
