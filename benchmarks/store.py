@@ -63,7 +63,9 @@ class Run:
         full = 1_000_000 if self._index == "rocksdb" else 10_000
         partitions = max(full // self._part, 10_000)
         window = 20_000 // self._part if self._index == "rocksdb" else 4_000
-        filled = self.part("many", folder, partitions=partitions, window=window)
+        rounds = 1 if self._index == "rocksdb" else 9
+        filled = self.part("many", folder, partitions=partitions, window=window, rounds=rounds)
+        folder /= "last"
         clean = self.part("restart", folder, partitions=partitions)
         crashed = self.part("restart", folder, partitions=partitions + 2)
         return {
