@@ -3,7 +3,8 @@
     handover_p99_ms       a partition changes hands politely: last message of the old owner to first of the new one
     failover_p99_ms       an owner is killed: from the kill to the first message of the new owner, ttl_ms inside
     resize_moved_p99_ms   a partition is split under load: send to handled, of its keys
-    resize_other_p99_ratio   the same of all other keys, against the time before the split
+    resize_other_p99_ratio   the same of all other keys, against the second before: medians of seconds
+    steady_p99_ratio      noise: the worst second before a split against their median
     join_900_s            ten consumers join at once: until all of 900 partitions are pulled
     heartbeat_core_share  a thousand consumers beat: how much of a core the metaserver takes, with SQLite
 
@@ -19,6 +20,7 @@ import json
 import os
 import secrets
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -188,13 +190,18 @@ async def be_victim(meta: str) -> None:
 
 async def resize(
     cluster: Cluster, meta: MetaClient, rounds: int
-) -> tuple[list[float], list[float], list[float]]:
-    """One of four partitions is split and merged again; latencies of moved keys, of others, of all before, in ms."""
+) -> tuple[list[float], list[list[float]], list[list[float]]]:
+    """
+    One of four partitions is split and merged again; latencies in ms.
+
+    Returns:
+        Of moved keys; of the others, by resize; of all in the second before, by resize.
+    """
     await create(meta, "resize", 4)
     traffic = Traffic(cluster.meta, "resize")
     moved: list[float] = []
-    others: list[float] = []
-    before: list[float] = []
+    others: list[list[float]] = []
+    before: list[list[float]] = []
     async with (
         Producer(cluster.meta, strategy="strict") as producer,
         traffic.consumer(),
@@ -215,12 +222,14 @@ async def resize(
             assert view.state is OperationState.DONE, view
             ids = [child.partition_id for child in view.children]
             await asyncio.sleep(STEADY_SECONDS)
+            before.append([])
+            others.append([])
             for key, sent_at, seconds in traffic.latencies:
                 if since <= sent_at < begun:
-                    before.append(seconds * 1_000)
+                    before[-1].append(seconds * 1_000)
                 elif begun <= sent_at < begun + STEADY_SECONDS:
                     here = logical_partition(key) < 256
-                    (moved if here else others).append(seconds * 1_000)
+                    (moved if here else others[-1]).append(seconds * 1_000)
             traffic.latencies.clear()
         sending.cancel()
     return moved, others, before
@@ -295,7 +304,9 @@ async def measure(cluster: Cluster, rounds: int) -> dict[str, float]:
         fails = await failover(cluster, meta, max(1, rounds // 3))
         say("resize", p99(fails))
         moved, others, before = await resize(cluster, meta, rounds)
-        say("join", p99(moved), p99(others), p99(before))
+        others_ms, before_ms = [p99(one) for one in others], [p99(one) for one in before]
+        steady_ms = statistics.median(before_ms)
+        say("join", p99(moved), statistics.median(others_ms), steady_ms)
         joined = await join(cluster, meta)
         say("heartbeats", joined)
         share = await heartbeats(cluster, network, meta)
@@ -308,7 +319,8 @@ async def measure(cluster: Cluster, rounds: int) -> dict[str, float]:
         "failover_p99_ms": p99(fails),
         "ttl_ms": TTL_MS,
         "resize_moved_p99_ms": p99(moved),
-        "resize_other_p99_ratio": p99(others) / p99(before),
+        "resize_other_p99_ratio": statistics.median(others_ms) / steady_ms,
+        "steady_p99_ratio": max(before_ms) / steady_ms,
         "join_900_s": joined,
         "heartbeat_core_share": share,
     }

@@ -14,6 +14,7 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -26,6 +27,7 @@ from ..protocol.errors import ConfigError, DataFolderError, DiskFullError, Stora
 from .dialect import prepare_sqlite
 from .group_write import GroupWriter
 from .migrate import migrate
+from .sqlite_driver import open_connection
 from .store_time import adopt_boot
 
 log = logging.getLogger("keylane.metaserver")
@@ -221,11 +223,11 @@ def _engines(url: URL, clock: Clock) -> SqlDatabase:
         return PostgresDatabase(
             create_async_engine(url, pool_size=CONNECTIONS, max_overflow=0, pool_pre_ping=True)
         )
-    write = create_async_engine(url, pool_size=1, max_overflow=0)
-    renew = create_async_engine(url, pool_size=1, max_overflow=0)
-    read = create_async_engine(
-        url, pool_size=READERS, max_overflow=0, execution_options={"keylane_reads": True}
-    )
+    connect = partial(open_connection, url.database or "")
+    engine = partial(create_async_engine, url, max_overflow=0, async_creator=connect)
+    write = engine(pool_size=1)
+    renew = engine(pool_size=1)
+    read = engine(pool_size=READERS, execution_options={"keylane_reads": True})
     prepare_sqlite(write.sync_engine, clock)
     prepare_sqlite(renew.sync_engine, clock, durable=False)
     prepare_sqlite(read.sync_engine, clock)

@@ -11,6 +11,7 @@ from typing import Any
 from ..protocol.errors import ConfigError, DataFolderError
 
 DATABASE_SCHEMES = ("sqlite+aiosqlite:", "postgresql+asyncpg:")
+NO_FILE = ("", "//", "///", "///:memory:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,8 @@ class MetaserverSettings:
         url = self.database_url
         if url is not None and not str(url).startswith(DATABASE_SCHEMES):
             problems.append(f"database_url begins with one of {', '.join(DATABASE_SCHEMES)}")
+        elif url is not None and str(url).removeprefix(DATABASE_SCHEMES[0]) in NO_FILE:
+            problems.append("an SQLite database_url names a file")
         if not isinstance(self.host, str) or not self.host:
             problems.append("host must be an address")
         if problems:

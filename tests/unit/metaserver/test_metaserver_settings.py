@@ -67,3 +67,10 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(DataFolderError, match="data folder"):
         prepare_folder(file / "data")
     assert prepare_folder(tmp_path / "a" / "b").is_dir()
+
+
+@pytest.mark.parametrize("rest", ["//", "///", "///:memory:"])
+def test_an_embedded_database_is_a_file(rest: str) -> None:
+    """A database in memory would be another one for each connection."""
+    with pytest.raises(ConfigError, match="names a file"):
+        MetaserverSettings(data=Path("x"), database_url=f"sqlite+aiosqlite:{rest}")

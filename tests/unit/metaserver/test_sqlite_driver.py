@@ -1,0 +1,83 @@
+"""The few hops of the embedded database's connections."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+from keylane.metaserver.database import open_database
+from keylane.metaserver.sqlite_driver import FewHopsConnection
+from keylane.protocol.errors import StorageError
+from sim.clock import ManualClock
+
+
+@pytest.fixture
+async def database(tmp_path):
+    async with open_database(
+        folder=tmp_path, url=None, clock=ManualClock(), boot="b", broker_ttl_ms=1
+    ) as found:
+        await found.write(_make)
+        yield found
+
+
+@pytest.fixture
+def hops(monkeypatch):
+    """How often a connection's thread was asked for something."""
+    seen = []
+    real = FewHopsConnection._execute
+
+    async def counted(self, function, *args, **kwargs):
+        seen.append(function)
+        return await real(self, function, *args, **kwargs)
+
+    monkeypatch.setattr(FewHopsConnection, "_execute", counted)
+    return seen
+
+
+def _make(connection):
+    connection.execute(sa.text("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT)"))
+
+
+def _fill(connection):
+    done = connection.execute(sa.text("INSERT INTO t VALUES (1, 'x'), (2, 'y')"))
+    assert done.rowcount == 2
+    rows = connection.execute(sa.text("SELECT a, b FROM t ORDER BY a")).mappings().all()
+    return [dict(one) for one in rows]
+
+
+async def test_a_statement_is_one_hop(database, hops):
+    """Two statements in a transaction: begin, both, commit, and nothing else."""
+    assert await database.write(_fill) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    assert len(hops) == 4
+
+
+async def test_a_failed_transaction_leaves_nothing(database):
+    """It is rolled back, its error is SQLite's own, and the connection serves the next one."""
+
+    def fail(connection):
+        _fill(connection)
+        connection.execute(sa.text("INSERT INTO t VALUES (1, 'again')"))
+
+    def misspelt(connection):
+        connection.execute(sa.text("SELECT * FROM nothing"))
+
+    for work, error in ((fail, IntegrityError), (misspelt, OperationalError)):
+        with pytest.raises(StorageError) as found:
+            await database.write(work)
+        assert isinstance(found.value.__cause__, error)
+    assert len(await database.write(_fill)) == 2
+
+
+async def test_many_rows_at_once(database):
+    """Statements with many parameter sets and results of many rows go the same way."""
+    rows = [{"a": number, "b": str(number)} for number in range(1000)]
+
+    def fill(connection):
+        connection.execute(sa.text("INSERT INTO t VALUES (:a, :b)"), rows)
+
+    await database.write(fill)
+    found = await database.read(
+        lambda connection: connection.execute(sa.text("SELECT a, b FROM t")).all()
+    )
+    assert [tuple(one) for one in found] == [(one["a"], one["b"]) for one in rows]
