@@ -106,16 +106,22 @@ def _missing(state: BrokerState, snapshot: BrokerState) -> list[str]:
 
 
 def walk_log(
-    files: Files, visit: Callable[[Header, memoryview], None], hole: Callable[[Hole], None]
+    files: Files,
+    visit: Callable[[Header, memoryview], None],
+    hole: Callable[[Hole], None],
+    *,
+    start: int = 0,
 ) -> Identity:
     """
-    Give every record and every hole of a locked folder's log, oldest first, to `visit` and `hole`.
+    Give the records and holes of a locked folder's log, oldest first, to `visit` and `hole`: all from the beginning
+    of the segment on that has position `start`.
 
     Raises:
         DataFolderError: not a broker's folder, or a newer broker's.
     """
     identity = read_identity(files)
-    scan_log(files, _Walk(visit, hole))
+    before = [base for base in segment_bases(files) if base <= start]
+    scan_log(files, _Walk(visit, hole), start=max(before, default=0))
     return identity
 
 

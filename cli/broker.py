@@ -37,7 +37,7 @@ def broker_dump(
     ] = 0,
     limit: Annotated[int, typer.Option(help="How many records.")] = 100,
     messages: Annotated[
-        bool, typer.Option("--messages", help="Show keys and values as well.")
+        bool, typer.Option("--messages", help="Show keys, values and properties as well.")
     ] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:

@@ -20,6 +20,7 @@ from ..broker.storage.identity import read_identity
 from ..broker.storage.recovery import Hole
 from ..protocol.batch import columns
 from ..protocol.errors import KeylaneError
+from ..protocol.message import unpack_properties
 from ..protocol.record import HEADER_BYTES, Header, Kind
 from .options import OutputFormat
 from .screen import make_table, show_error, show_json, show_table
@@ -103,7 +104,7 @@ def dump_folder(
 
     with locked_folder(folder, form) as files:
         try:
-            walk_log(files, visit, hole)
+            walk_log(files, visit, hole, start=0 if partition is not None else start)
         except _Enough:
             pass
 
@@ -146,13 +147,24 @@ def _described(header: Header, body: memoryview, *, messages: bool) -> dict[str,
     return found
 
 
-def _messages(header: Header, body: memoryview) -> Iterator[dict[str, str]]:
+def _messages(header: Header, body: memoryview) -> Iterator[dict[str, Any]]:
     cut = columns(bytes(HEADER_BYTES) + bytes(body), header)
     for index in range(header.count):
         key, value = (
             cut.blob[edges[index] : edges[index + 1]] for edges in (cut.key_edges, cut.value_edges)
         )
-        yield {"key": _text(key), "value": _text(value)}
+        found: dict[str, Any] = {"key": _text(key), "value": _text(value)}
+        low, high = cut.property_edges[index : index + 2]
+        if low < high:
+            found["properties"] = _properties(cut.blob[low:high])
+        yield found
+
+
+def _properties(packed: bytes) -> dict[str, str] | str:
+    try:
+        return dict(unpack_properties(packed))
+    except KeylaneError:  # only the sender looked at them
+        return _text(packed)
 
 
 def _text(data: bytes) -> str:
@@ -172,5 +184,6 @@ def _line(record: dict[str, Any]) -> str:
     lines = [f"{head}  {told}"]
     for index, one in enumerate(record.get("messages", ())):
         offset = record["base_offset"] + index
-        lines.append(f"{'':>14}    {offset}  {one['key']!r}: {one['value']!r}")
+        line = f"{'':>14}    {offset}  {one['key']!r}: {one['value']!r}"
+        lines.append(f"{line}  {one['properties']}" if "properties" in one else line)
     return "\n".join(lines)

@@ -14,7 +14,7 @@ import fcntl
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -131,12 +131,18 @@ class Files(Protocol):
 
 def replace_file(files: Files, path: str, *pieces: Buffer) -> None:
     """Put the pieces into the file at once and durably: readers see the old one or the new one, never a part."""
+    replace_large_file(files, path, [pieces])
+
+
+def replace_large_file(files: Files, path: str, parts: Iterable[Sequence[Buffer]]) -> None:
+    """As `replace_file`, and only one of the parts is in memory at a time."""
     draft = path + ".tmp"
     if files.size(draft) is not None:
         files.remove(draft)
     out = files.open_append(draft)
     try:
-        out.append(pieces)
+        for pieces in parts:
+            out.append(pieces)
         out.fdatasync()
     finally:
         out.close()

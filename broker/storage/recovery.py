@@ -37,7 +37,7 @@ from ...protocol.record import (
     read_record,
 )
 from .commit_log import BARRIER, FOLDER, segment_bases, segment_path
-from .files import AppendFile, Files, replace_file
+from .files import AppendFile, Files, replace_large_file
 from .trail import Trace, TrailCursor, durable_end, trail_bases
 
 log = logging.getLogger("keylane.broker")
@@ -375,9 +375,9 @@ def _keep_cut(files: Files, base: int, position: int) -> None:
     if not whole:
         return
     path = segment_path(base)
-    size = files.size(path) or 0
-    data = files.pread(path, position - base, size - (position - base))
-    replace_file(files, f"cut-{position:020d}.bin", data)
+    starts = range(position - base, files.size(path) or 0, READ_BYTES)
+    parts = ([files.pread(path, at, READ_BYTES)] for at in starts)
+    replace_large_file(files, f"cut-{position:020d}.bin", parts)
     log.warning(
         "%d whole records of the unfinished write are kept in cut-%020d.bin", whole, position
     )

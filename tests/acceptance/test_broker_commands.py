@@ -15,6 +15,8 @@ from broker_process import BrokerProcess
 from keylane.broker.storage.commit_log import segment_path
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.identity import claim_folder
+from keylane.protocol.batch import encode_batch
+from keylane.protocol.message import pack_properties
 from sim.clock import ManualClock
 from sim.store import Desk, batch, open_store
 
@@ -111,6 +113,39 @@ def test_dump(folder):
     position = found[1]["position"]
     done = keylane("dump", str(folder), "--from", str(position), "--limit", "1", "--messages")
     assert "'k31': 'value 31'" in done.stdout
+
+
+def test_dump_of_properties(tmp_path):
+    """Properties are shown beside key and value; bytes that are none do not stop the dump."""
+    files = RealFiles(tmp_path / "data")
+    files.lock()
+    claim_folder(files, broker_group="g1", dice=random.Random(1))
+
+    async def fill() -> None:
+        desk = Desk(open_store(files, clock=ManualClock()), ManualClock())
+        await desk.host(1)
+        data = encode_batch(
+            partition_id=1, sent_at_ns=[1, 2, 3], keys=[b"a", b"b", b"c"], values=[b"x", b"y", b"z"],
+            properties=[pack_properties({"from": "JFK"}), b"", b"no properties"],
+            producer_id=1, producer_epoch=0, sequence=0,
+        )  # fmt: skip
+        await desk.append(data, 1)
+        await desk.store.close()
+
+    asyncio.run(fill())
+    files.close()
+    done = keylane("dump", str(tmp_path / "data"), "--messages", "-o", "json")
+    (batch_found,) = [
+        one for one in map(json.loads, done.stdout.splitlines()) if one["kind"] == "MESSAGES"
+    ]
+    assert batch_found["messages"] == [
+        {"key": "a", "value": "x", "properties": {"from": "JFK"}},
+        {"key": "b", "value": "y"},
+        {"key": "c", "value": "z", "properties": "no properties"},
+    ]
+    assert (
+        "'a': 'x'  {'from': 'JFK'}" in keylane("dump", str(tmp_path / "data"), "--messages").stdout
+    )
 
 
 def test_folders_that_are_none(tmp_path, folder):
