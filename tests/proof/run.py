@@ -32,7 +32,7 @@ CYCLE = (4, 8, 3, 2)
 KEYS = 10_000
 PER_SECOND = 500
 PAUSE_TTLS_MAX = 10.0
-SEEDS_AT_ONCE = 100
+SEEDS_AT_ONCE = 1_000
 
 
 def simulate(first: int, count: int, workers: int, *, seconds: float) -> dict[str, Any]:

@@ -153,7 +153,10 @@ async def test_truncated_at_every_byte_of_the_last_records(trail):
         files = truncated(whole, position)
         owed = Owed(whole, files if trail else without(files, ".trail"))
         assert owed.cut_from == whole.end if trail else owed.cut_from <= position
-        await check(owed, started(owed.files), append=False)
+        if position % 16:
+            await check(owed, started(owed.files), append=False)
+        else:
+            await check_twice(owed)
         stores += 1
     assert stores == whole.end - first > 2000
 
