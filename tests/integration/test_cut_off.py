@@ -79,6 +79,38 @@ async def test_cut_off_from_the_metaserver_alone_holds_no_partition(shared_clust
     assert {one.value for each in handled.values() for _, one in each} == set(values)
 
 
+async def test_a_handler_that_outlives_its_lease_is_cancelled(shared_cluster: Cluster):
+    """Cut off from the metaserver, its consumer cancels it before the lease ends; the next owner gets the message."""
+    await fill(shared_cluster, "cancelled", 1)
+    network = CutNetwork()
+    cancelled: list[float] = []
+    again: list[Message] = []
+
+    async def endless(_message: Message) -> None:
+        network.cut = True
+        began = time.monotonic()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(time.monotonic() - began)
+            raise
+
+    def consumer(**more: Any) -> Consumer:
+        return Consumer(
+            shared_cluster.meta, subject="cancelled", group="g", settings=SETTINGS, **more
+        )
+
+    async with consumer(handler=endless, network=network):
+        await eventually(lambda: network.cut, seconds=30)
+        async with consumer(handler=again.append):
+            await eventually(lambda: again, seconds=30)
+    await network.close()
+    assert len(cancelled) == 1
+    assert cancelled[0] < 2 * TTL_MS / 1000
+    assert [one.value for one in again] == [b"0"]
+    assert again[0].fencing_token > 1
+
+
 async def test_a_handler_may_take_longer_than_the_lease(shared_cluster: Cluster):
     """While heartbeats are answered it is neither cancelled nor started a second time."""
     await fill(shared_cluster, "long-handler", 2)

@@ -38,7 +38,7 @@ HOUR_MS = 3_600_000
 
 
 async def test_tokens_of_the_future(shared_cluster: Cluster) -> None:
-    """Neither the broker nor the metaserver takes a token that was never granted; nothing changes by it."""
+    """Requests under a token above the fence, and one far above it as a new fence, are refused; nothing changes."""
     route = await shared_cluster.create("future", partitions=1)
     async with Producer(shared_cluster.meta) as producer:
         await producer.send("future", b"one", key=b"k")

@@ -39,8 +39,8 @@ stopped inside a handler for 1 to 10 ttl, every program killed, every way betwee
 calendars an hour off, while the subject goes from 2 to 4, 8, 3 and back to 2 partitions.
 Two control runs, with the broker's look at tokens and with the drain rule taken out, have to show harm.
 
-| date | version | cycles | faults | messages | events | violations | control: stale effects | control: skips | seconds |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| date | version | cycles | faults | messages | events | stale effects | late starts | inversions | other | control: stale effects | control: skips | seconds |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 MUTANTS = """
 ## Mutants
@@ -104,10 +104,19 @@ def _simulated(part: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _performed(part: dict[str, Any]) -> tuple[object, ...]:
-    found = sum(part["counts"].values())
+    counts = dict(part["counts"])
+    named = [counts.pop(name) for name in ("stale effect", "late start", "inversion")]
     faults = sum(part["faults"].values())
     controls = (part["control_stale_effects"], part["control_skips"])
-    return part["cycles"], faults, part["messages"], part["events"], found, *controls
+    return (
+        part["cycles"],
+        faults,
+        part["messages"],
+        part["events"],
+        *named,
+        sum(counts.values()),
+        *controls,
+    )
 
 
 def _hunted(part: dict[str, Any]) -> tuple[object, ...]:

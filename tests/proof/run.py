@@ -32,6 +32,7 @@ CYCLE = (4, 8, 3, 2)
 KEYS = 10_000
 PER_SECOND = 500
 PAUSE_TTLS_MAX = 10.0
+CALENDAR_HOURS_MIN = 0.9
 SEEDS_AT_ONCE = 1_000
 
 
@@ -69,7 +70,10 @@ async def perform(cycles: int, seed: int) -> Told:
         async with Stage(Path(folder), keys=KEYS, per_second=PER_SECOND) as stage:
             story = Story(stage, random.Random(seed), pause_ttls_max=PAUSE_TTLS_MAX)
             await story.run(CYCLE * cycles, faults_each=3, gap_s=0.5)
-            return await story.told()
+            told = await story.told()
+            assert not story.never_struck, story.never_struck
+            assert stage.calendar_hours > CALENDAR_HOURS_MIN, "the calendars were to be wrong"
+            return told
 
 
 async def control(name: str) -> int:

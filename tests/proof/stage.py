@@ -136,6 +136,11 @@ class Stage:
         self._wall.write_bytes(SECONDS.pack(0))
         self._addresses = {name: f"127.0.0.1:{port}" for name, port in _free_ports("m", "b0", "b1")}
 
+    @property
+    def calendar_hours(self) -> float:
+        """How far apart the calendars were, by the messages' own times."""
+        return (max(self.stamps_ns) - min(self.stamps_ns)) / 3_600e9
+
     # ── the cast ─────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
         try:

@@ -64,7 +64,7 @@ def hunt(name: str, limit: int) -> dict[str, Any]:
             try:
                 outcome = run_one(seed)
             except Exception as error:  # noqa: BLE001 - a mutant may break anything, that is its nature
-                return _caught(name, seed, tried, repr(error))
+                outcome = {"problems": [repr(error)], "violations": 1, "findings": {"counts": {}}}
             broken = [one for one in outcome["problems"] if one.startswith(OUT_OF_DATE)]
             if broken:
                 return {

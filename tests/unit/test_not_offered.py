@@ -1,0 +1,31 @@
+"""What keylane does not offer, because it would break the order: nobody can ask for it."""
+
+from __future__ import annotations
+
+import inspect
+
+import msgspec
+import pytest
+
+from keylane import Consumer, Producer
+from keylane.protocol.frames import Append, Pull
+
+
+def arguments(function) -> set[str]:
+    return set(inspect.signature(function).parameters) - {"self"}
+
+
+def fields(frame) -> set[str]:
+    return {one.name for one in msgspec.structs.fields(frame)}
+
+
+def test_no_outbox_no_delay_no_filter():
+    """Neither a send nor an append says when or from where a message comes, neither a consumer nor a pull which it wants."""
+    assert arguments(Producer.send) == {"subject", "value", "key", "properties"}
+    assert not {one for one in fields(Append) if "delay" in one or "at_ms" in one}
+    for ask in (arguments(Consumer.__init__), fields(Pull)):
+        assert not {one for one in ask if "filter" in one or "tag" in one or "where" in one}
+    with pytest.raises(TypeError, match="delay_ms"):
+        Producer("127.0.0.1:1").send("s", b"v", delay_ms=1)
+    with pytest.raises(TypeError, match="filter"):
+        Consumer("127.0.0.1:1", subject="s", group="g", filter="x")
