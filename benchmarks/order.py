@@ -67,6 +67,8 @@ class Traffic:
         self.subject = subject
         self.latencies: list[tuple[bytes, float, float]] = []
         """Key, when it was sent, how long until it was handled, in seconds."""
+        self.sent: list[float] = []
+        """When each was sent."""
         self.owners: dict[int, list[tuple[int, float, float]]] = {}
         """Of each partition: token, its first and its last message."""
 
@@ -84,7 +86,9 @@ class Traffic:
         while True:
             for start in range(0, len(KEYS), SENT_AT_ONCE):
                 for key in KEYS[start : start + SENT_AT_ONCE]:
-                    producer.send(self.subject, b"%.6f" % time.monotonic(), key=key)
+                    now = b"%.6f" % time.monotonic()
+                    producer.send(self.subject, now, key=key)
+                    self.sent.append(float(now))
                 await asyncio.sleep(SENT_AT_ONCE / 4_000)
 
     def consumer(self, *, ttl_ms: int = 10_000) -> Consumer:
@@ -150,7 +154,7 @@ async def failover(cluster: Cluster, meta: MetaClient, rounds: int) -> list[floa
     found: list[float] = []
     async with (
         Producer(cluster.meta, strategy="strict") as producer,
-        traffic.consumer(ttl_ms=TTL_MS),
+        traffic.consumer(ttl_ms=TTL_MS) as heir,
     ):
         sending = asyncio.create_task(traffic.send(producer))
         for _ in range(rounds):
@@ -161,16 +165,19 @@ async def failover(cluster: Cluster, meta: MetaClient, rounds: int) -> list[floa
             )
             await asyncio.to_thread(line_of, victim)
             await asyncio.sleep(STEADY_SECONDS)
+            left = 16 - len(heir.assignment)
             killed = time.monotonic()
             victim.kill()
             victim.wait()
             await asyncio.sleep(TTL_MS / 1_000 + 2)
             # What the victim handled is not known here: count from its end.
-            found += [
+            taken = [
                 (spans[-1][1] - killed) * 1_000
                 for spans in traffic.owners.values()
                 if spans[-1][1] > killed
             ]
+            assert len(taken) == left > 0, "not all were taken over"
+            found += taken
         sending.cancel()
     return found
 
@@ -222,15 +229,19 @@ async def resize(
             assert view.state is OperationState.DONE, view
             ids = [child.partition_id for child in view.children]
             await asyncio.sleep(STEADY_SECONDS)
+            until = begun + STEADY_SECONDS
+            handled = sum(sent_at < until for _, sent_at, _ in traffic.latencies)
+            assert handled == sum(sent_at < until for sent_at in traffic.sent), "some took too long"
             before.append([])
             others.append([])
             for key, sent_at, seconds in traffic.latencies:
                 if since <= sent_at < begun:
                     before[-1].append(seconds * 1_000)
-                elif begun <= sent_at < begun + STEADY_SECONDS:
+                elif begun <= sent_at < until:
                     here = logical_partition(key) < 256
                     (moved if here else others[-1]).append(seconds * 1_000)
-            traffic.latencies.clear()
+            traffic.latencies = [one for one in traffic.latencies if one[1] >= until]
+            traffic.sent = [one for one in traffic.sent if one >= until]
         sending.cancel()
     return moved, others, before
 

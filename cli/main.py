@@ -138,7 +138,10 @@ def subject_create(
         bool, typer.Option("--static", help="Logic queues, whose number never changes.")
     ] = False,
     queues: Annotated[
-        int | None, typer.Option(help="How many logic queues, with --static.  [default: 2]")
+        int | None,
+        typer.Option(
+            min=1, max=PARTITIONS_MAX, help="How many logic queues, with --static.  [default: 2]"
+        ),
     ] = None,
     strategy: Annotated[
         OrderStrategy,

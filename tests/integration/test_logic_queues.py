@@ -251,6 +251,7 @@ async def test_the_commands(shared_cluster: Cluster):
         (("queue", "offsets", "cmd", "0", "--at", "noon"), "not a time"),
         (("queue", "offsets", "cmd", "7"), "QueueUnknownError"),
         (("subject", "create", "x", "--queues", "2"), "--static"),
+        (("subject", "create", "x", "--static", "--queues", "1025"), "--queues"),
     ):
         refused = await keylane(shared_cluster, *words)
         assert refused.returncode != 0
