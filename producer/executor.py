@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from ..protocol.clock import Clock
 from ..protocol.errors import Fate, KeylaneError, SequenceGapError, StaleRouteError
 from ..protocol.frames import Append, Appended
@@ -315,9 +317,9 @@ class Executor:
         for parcel in self._in_flight:
             parcel.unpack()
 
-    def moved(self, partition: Partition, broker: BrokerClient) -> None:
+    def moved(self, address: str, broker: BrokerClient) -> None:
         """The broker group has another address now."""
-        self.partition = partition
+        self.partition = msgspec.structs.replace(self.partition, address=address)
         self._broker = broker
 
     async def close(self) -> list[Parcel]:

@@ -155,13 +155,9 @@ class SubjectSender:
         self._open = {one.partition_id for one in route.open_partitions()}
         self._places = [one.partition_id for one in route_table(route)]
         for partition in route.open_partitions():
-            if partition.address is None:
-                continue
-            executor = self._executors.get(partition.partition_id)
-            if executor is None:
+            if partition.address is not None and partition.partition_id not in self._executors:
                 self._executors[partition.partition_id] = self._new_executor(partition, route)
-            elif executor.partition.address != partition.address:
-                executor.moved(partition, self._broker_at(partition.address))
+        self._follow_brokers(route)
         for partition_id, executor in list(self._executors.items()):
             if partition_id not in self._open:
                 executor.leaving = True
@@ -169,6 +165,14 @@ class SubjectSender:
                     self._retire(executor)
         self._fill_table()
         self._drain_hold()
+
+    def _follow_brokers(self, route: Route) -> None:
+        """Executors go where their broker groups are now; also those of partitions that are open no more."""
+        addresses = {one.broker_group: one.address for one in route.partitions if one.address}
+        for executor in self._executors.values():
+            address = addresses.get(executor.partition.broker_group)
+            if address is not None and address != executor.partition.address:
+                executor.moved(address, self._broker_at(address))
 
     def _retire(self, executor: Executor) -> None:
         """Close the executor of a partition that is open no more; all it had is answered, or in the hold."""

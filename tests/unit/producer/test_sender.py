@@ -162,6 +162,25 @@ async def test_a_sealed_partition_is_asked_once():
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
 
 
+async def test_a_left_partition_is_asked_where_its_broker_is_now():
+    """A partition sealed while its broker took another address still answers what was meant for it; newer ones follow."""
+    network = ScriptedNetwork()
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.unreachable.add("broker-1")
+        network.sealed.add(1)
+        producer.send("s", b"1", key=b"k")
+        sender = producer._senders["s"]
+        (executor,) = sender.executors
+        await eventually(lambda: not executor.available)
+        network.route = network.route_to(2, version=2)
+        receipt = await asyncio.wait_for(producer.send("s", b"2", key=b"k"), 30)
+
+    assert network.asked > 0
+    assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
+    assert (receipt.partition_id, receipt.offset) == (2, 1)
+
+
 async def test_an_older_route_is_not_taken():
     """A lower version, from a metaserver that lags, changes nothing."""
     network = ScriptedNetwork()
