@@ -24,6 +24,7 @@ from .options import (
     MetaOption,
     OutputFormat,
     OutputOption,
+    SubjectArgument,
 )
 from .usage import run_command_line
 
@@ -69,8 +70,6 @@ app.add_typer(group_app, name="group")
 app.add_typer(queue.queue_app, name="queue")
 app.add_typer(broker_app, name="broker")
 app.add_typer(meta_app, name="meta")
-
-SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
 
 
 @app.command()

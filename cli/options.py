@@ -37,6 +37,8 @@ OutputOption = Annotated[
     OutputFormat, typer.Option("--output", "-o", help="table for eyes, json for programs.")
 ]
 
+SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
+
 
 def parse_addresses(text: str) -> list[str]:
     """

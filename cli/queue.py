@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..protocol.control import TimeBound
-from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, SubjectArgument
 
 if TYPE_CHECKING:
     from ..consumer import QueueReader
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 queue_app = typer.Typer(
     no_args_is_help=True, help="Read and look at the logic queues of static subjects."
 )
-SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
 QueueArgument = Annotated[
     int, typer.Argument(metavar="QUEUE", min=0, help="Number of the queue, from 0.")
 ]

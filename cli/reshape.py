@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+from .lineage import history
+from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, SubjectArgument
 
 if TYPE_CHECKING:
-    from ..protocol.operations import OperationKind, OperationView, PartitionHistory
+    from ..protocol.operations import (
+        BusySubject,
+        OperationKind,
+        OperationList,
+        OperationView,
+    )
     from ..rpc.client import MetaClient
 
-SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
 PartitionArgument = Annotated[
     int, typer.Argument(metavar="PARTITION", help="Id of an open partition.")
 ]
@@ -147,7 +152,12 @@ def evacuate(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Continue all partitions of a broker group, of every subject, on others."""
+    """
+    Continue all partitions of a broker group, of every subject, on others.
+
+    It gets no new partitions from then on, also if the evacuation is canceled: keylane broker uncordon GROUP ends that.
+    With --without-source the status is 1 if something of a subject stays there.
+    """
     from ..protocol.operations import OperationKind
 
     _reshape(
@@ -183,17 +193,6 @@ def cancel(
     run(output, _cancel(meta, output, operation))
 
 
-def history(
-    subject: SubjectArgument,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
-) -> None:
-    """Draw the lineage of a subject's partitions: which continues which."""
-    from .screen import run
-
-    run(output, _show_history(meta, output, subject))
-
-
 def _reshape(
     meta: str,
     output: OutputFormat,
@@ -207,12 +206,15 @@ def _reshape(
     from .screen import run
 
     ask = Reshape(kind=kind, dry_run=dry_run, **fields)  # type: ignore[arg-type]
+    busy: list[BusySubject] = []
 
     async def work() -> None:
         from .connection import connect
 
         async with connect(meta) as (client, _network):
-            views = (await client.reshape(ask)).operations
+            answer = await client.reshape(ask)
+            views = answer.operations
+            busy.extend(answer.busy)
             if wait and not dry_run:
                 views = [await _watch(client, one, output) for one in views]
         if output is OutputFormat.JSON:
@@ -221,8 +223,27 @@ def _reshape(
             show_json(views)
         else:
             _show_views(views, planned=dry_run)
+        _show_left(answer, output)
 
     run(output, work())
+    if busy:
+        raise typer.Exit(1)
+
+
+def _show_left(answer: OperationList, output: OutputFormat) -> None:
+    """What stays on an evacuated broker group, and that it is cordoned; beside the JSON, not in it."""
+    import sys
+
+    stream = sys.stderr if output is OutputFormat.JSON else sys.stdout
+    for one in answer.busy:
+        which = f"operation {one.operation_id}" if one.operation_id else "no operation"
+        print(f"{one.subject}: not empty there ({which}): {one.problem}", file=stream)
+    if answer.cordoned:
+        print(_cordoned(answer.cordoned), file=stream)
+
+
+def _cordoned(group: str) -> str:
+    return f"{group} gets no new partitions until: keylane broker uncordon {group}"
 
 
 async def _watch(client: MetaClient, view: OperationView, output: OutputFormat) -> OperationView:
@@ -321,62 +342,8 @@ async def _cancel(meta: str, output: OutputFormat, operation_id: int) -> None:
         show_json(view)
     else:
         print(f"{view.kind} of {view.subject}: {view.state}")
-
-
-async def _show_history(meta: str, output: OutputFormat, subject: str) -> None:
-    from ..protocol.ids import check_name
-    from .connection import connect
-    from .screen import show_json
-
-    check_name("subject", subject)
-    async with connect(meta) as (client, _network):
-        found = await client.history(subject)
-    if output is OutputFormat.JSON:
-        show_json(found)
-        return
-    print(f"{found.subject}: route version {found.route_version}")
-    for line in lineage(found.partitions):
-        print(line)
-
-
-def lineage(partitions: list[PartitionHistory]) -> list[str]:
-    """
-    The partitions as trees, parents above their children.
-
-    A partition with several parents stands under the oldest of them; the others name it.
-    """
-    children: dict[int, list[PartitionHistory]] = {}
-    for one in partitions:
-        for parent in one.partition.parents:
-            children.setdefault(parent, []).append(one)
-    drawn: list[str] = []
-
-    def draw(one: PartitionHistory, first: str, rest: str) -> None:
-        drawn.append(f"{first}{_described(one)}")
-        below = children.get(one.partition.partition_id, [])
-        for child in below:
-            last = child is below[-1]
-            branch, under = ("└─ ", "   ") if last else ("├─ ", "│  ")
-            if min(child.partition.parents) == one.partition.partition_id:
-                draw(child, rest + branch, rest + under)
-            else:
-                drawn.append(f"{rest}{branch}{child.partition.name}, drawn once, elsewhere")
-
-    for one in sorted(partitions, key=lambda one: one.partition.range_start):
-        if not one.partition.parents:
-            draw(one, "", "")
-    return drawn
-
-
-def _described(one: PartitionHistory) -> str:
-    partition = one.partition
-    end = "" if one.end_offset is None else f" at {one.end_offset}"
-    forsaken = ", forsaken" if one.forsaken else ""
-    return (
-        f"{partition.name} (id {partition.partition_id}) "
-        f"[{partition.range_start}, {partition.range_end}) on {partition.broker_group}: "
-        f"{partition.state}{end}{forsaken}"
-    )
+        if view.cordoned:
+            print(_cordoned(view.cordoned))
 
 
 def _ids(ids: tuple[int, ...]) -> str:

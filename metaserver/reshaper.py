@@ -21,6 +21,7 @@ from ..protocol.backoff import Backoff
 from ..protocol.control import HostPartition
 from ..protocol.errors import InvalidRequestError, KeylaneError, PartitionUnknownError, StorageError
 from ..protocol.operations import (
+    OperationKind,
     OperationList,
     OperationState,
     OperationView,
@@ -114,8 +115,7 @@ class Reshaper:
         if len(ask.partition_ids) > IDS_MAX:
             raise InvalidRequestError(f"at most {IDS_MAX} partitions at once")
         if ask.dry_run:
-            plans = await self._database.read(plan_operations, ask)
-            return OperationList(operations=[one.view(ask) for one in plans])
+            return await self._planned(ask)
         begun = await self._database.write(
             begin_operations,
             ask,
@@ -128,8 +128,22 @@ class Reshaper:
         for operation_id in ids[:DRIVEN_AT_ONCE_MAX]:
             self._drive_soon(operation_id)
         # The rest is resumed, here or elsewhere, when the lease of this call has passed.
-        idle = [planned.view(ask) for operation_id, planned in begun if not operation_id]
-        return OperationList(operations=[*await self._database.read(operation_views, ids), *idle])
+        idle = [one.view(ask) for operation_id, one in begun if not (operation_id or one.busy)]
+        return OperationList(
+            operations=[*await self._database.read(operation_views, ids), *idle],
+            busy=[one.busy for _, one in begun if one.busy],
+            cordoned=ask.broker_group if ask.kind is OperationKind.EVACUATE else "",
+        )
+
+    async def _planned(self, ask: Reshape) -> OperationList:
+        """What `begin` would answer."""
+        plans = await self._database.read(plan_operations, ask)
+        freed = await self._database.read(operation_views, [one.freed for one in plans])
+        idle = [one.view(ask) for one in plans if not (one.freed or one.busy)]
+        return OperationList(
+            operations=[*(replace(one, without_source=True) for one in freed), *idle],
+            busy=[one.busy for one in plans if one.busy],
+        )
 
     async def cancel(self, operation_id: int) -> OperationView:
         """

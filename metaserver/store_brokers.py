@@ -167,6 +167,20 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
         raise BrokerGroupUnknownError(broker_group=broker_group)
 
 
+def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
+    """
+    Keep every broker group's row as it is until the transaction ends; before any subject is locked.
+
+    So whoever plans partitions and whoever cordons their host come one after the other, and the later sees what
+    the earlier did.
+
+    Args:
+        alone: keep others that plan waiting too.
+    """
+    rows = sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group)
+    connection.execute(rows.with_for_update(read=not alone)).all()
+
+
 def is_cordoned(connection: Connection, broker_group: str) -> bool:
     """Is a broker group kept from new partitions."""
     found = sa.select(brokers.c.cordoned).where(brokers.c.broker_group == broker_group)

@@ -16,7 +16,7 @@ from ..protocol.operations import (
     StepView,
     SubjectHistory,
 )
-from .schema import operations, partitions, steps, subjects
+from .schema import brokers, operations, partition_parents, partitions, steps, subjects
 from .store_partitions import some_partitions
 from .store_subjects import open_subject_row
 
@@ -57,6 +57,9 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
     children = [one.partition_id for one in done if one.action == StepAction.HOST]
     if row.state == OperationState.CANCELED:  # what is to be sealed are its children
         sealed, children = [], [one.partition_id for one in done]
+    cordoned = ""
+    if row.kind == OperationKind.EVACUATE:
+        cordoned = _cordoned_source(connection, children)
     return OperationView(
         operation_id=row.operation_id,
         subject=row.name,
@@ -77,7 +80,19 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
         without_source=row.without_source,
         reordered=tuple(one.partition_id for one in sealed if one.forsaken),
         problem=row.problem,
+        cordoned=cordoned,
     )
+
+
+def _cordoned_source(connection: Connection, children: Collection[int]) -> str:
+    """The broker group that these continue, if it is cordoned, else ""."""
+    found = (
+        sa.select(brokers.c.broker_group)
+        .join(partitions, partitions.c.broker_group == brokers.c.broker_group)
+        .join(partition_parents, partition_parents.c.parent_id == partitions.c.partition_id)
+        .where(partition_parents.c.partition_id.in_(children), brokers.c.cordoned)
+    )
+    return connection.execute(found.limit(1)).scalar_one_or_none() or ""
 
 
 def subject_history(connection: Connection, name: str) -> SubjectHistory:

@@ -134,6 +134,7 @@ def note_steps(
     Args:
         done: partition id → end offset of a sealed one, None of a hosted one.
     """
+    _lock_operation(connection, operation_id)  # its row before those of its steps, as a cancel does
     for partition_id, end_offset in sorted(done.items()):
         here = partitions.c.partition_id == partition_id
         if end_offset is not None:

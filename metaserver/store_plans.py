@@ -7,9 +7,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -18,68 +16,25 @@ from ..protocol.errors import (
     BrokerCordonedError,
     InvalidRequestError,
     NotEnoughBrokersError,
-    OperationRunningError,
     PartitionUnknownError,
     StaticSubjectError,
-    SubjectUnknownError,
 )
-from ..protocol.ids import MAX_I64, BrokerGroup, PartitionId, PartitionName, QueueNumber, check_name
-from ..protocol.operations import OperationKind, OperationState, OperationView, Reshape, StepAction
-from ..protocol.routing import Partition, PartitionState
+from ..protocol.ids import MAX_I64, BrokerGroup, check_name
+from ..protocol.operations import OperationKind, OperationState, Reshape, StepAction
+from ..protocol.routing import PartitionState
 from .dialect import now_ms
-from .reshape import (
-    OpenPartition,
-    Plan,
-    plan_evacuation,
-    plan_merge,
-    plan_move,
-    plan_resize,
-    plan_split,
-)
+from .reshape import Plan, plan_merge, plan_move, plan_resize, plan_split
 from .schema import operations, partition_parents, partitions, steps, subjects
-from .store_brokers import broker_alive, cordon_broker, is_cordoned, writable_groups
-from .store_subjects import SubjectRow, find_subject
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedOperation:
-    """What an operation would do to one subject."""
-
-    subject: SubjectRow
-    named: int
-    """How many names of partitions the subject has given so far."""
-    plan: Plan
-
-    def children(self) -> tuple[Partition, ...]:
-        """The children with their names and queues to be; ids come with the rows."""
-        found = []
-        for number, child in enumerate(self.plan.children, self.named):
-            queue = QueueNumber(number) if child.queue is None else child.queue
-            found.append(
-                Partition(
-                    partition_id=PartitionId(0),
-                    name=PartitionName(f"{self.subject.name}.p{number}"),
-                    queue=queue,
-                    range_start=child.range_start,
-                    range_end=child.range_end,
-                    broker_group=child.broker_group,
-                    state=PartitionState.PLANNED,
-                    parents=child.parents,
-                )
-            )
-        return tuple(found)
-
-    def view(self, ask: Reshape) -> OperationView:
-        """The plan as it is shown before anything is stored."""
-        return OperationView(
-            operation_id=0,
-            subject=self.subject.name,
-            kind=ask.kind,
-            state=OperationState.PLAN if self.plan.children else OperationState.DONE,
-            sealed=self.plan.sealed,
-            children=self.children(),
-            without_source=ask.without_source,
-        )
+from .store_brokers import (
+    broker_alive,
+    cordon_broker,
+    is_cordoned,
+    lock_brokers,
+    writable_groups,
+)
+from .store_evacuations import let_go_on, plan_evacuations
+from .store_planned import PlannedOperation, free_subject, open_partitions, planned_operation
+from .store_subjects import SubjectRow
 
 
 def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
@@ -95,13 +50,13 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         StaticSubjectError: it would change the number of queues of a static subject.
     """
     if ask.kind is OperationKind.EVACUATE:
-        return _plan_evacuation(connection, ask)
+        return plan_evacuations(connection, ask)
     hosts: Mapping[BrokerGroup, int] = writable_groups(connection)
     if ask.kind is OperationKind.RESIZE:
-        subject = _free_subject(connection, ask.subject)
+        subject = free_subject(connection, ask.subject)
     else:
-        subject = _free_subject(connection, _subject_of(connection, ask.partition_ids))
-    return [_planned(connection, subject, _plan(connection, ask, subject, hosts))]
+        subject = free_subject(connection, _subject_of(connection, ask.partition_ids))
+    return [planned_operation(connection, subject, _plan(connection, ask, subject, hosts))]
 
 
 def _plan(
@@ -109,7 +64,7 @@ def _plan(
 ) -> Plan:
     if subject.static and ask.kind is not OperationKind.MOVE:
         raise StaticSubjectError(subject=subject.name, queues=subject.partitions_wanted)
-    current = _open_partitions(connection, subject)
+    current = open_partitions(connection, subject)
     if ask.kind is OperationKind.RESIZE:
         return plan_resize(current, ask.partitions, hosts)
     if ask.kind is OperationKind.MERGE:
@@ -134,47 +89,18 @@ def begin_operations(
         What `plan_operations` raises; then nothing is stored.
     """
     begun = []
-    if ask.kind is OperationKind.EVACUATE:
+    evacuates = ask.kind is OperationKind.EVACUATE
+    lock_brokers(connection, alone=evacuates)
+    if evacuates:
         cordon_broker(connection, ask.broker_group, True)
     for planned in plan_operations(connection, ask):
-        operation_id = 0
-        if planned.plan.children:
+        operation_id = planned.freed
+        if operation_id:
+            let_go_on(connection, operation_id)
+        elif planned.plan.children:
             operation_id = _journal(connection, ask, planned, driver=driver, lease_ms=lease_ms)
         begun.append((operation_id, planned))
     return begun
-
-
-def _plan_evacuation(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
-    source = BrokerGroup(ask.broker_group)
-    check_name("broker group", source)
-    if broker_alive(connection, source) and ask.without_source:
-        raise InvalidRequestError(
-            f"broker group {source!r} answers: evacuate it with its help, which loses no order"
-        )
-    found = (
-        sa.select(subjects.c.name)
-        .join(partitions, partitions.c.subject_id == subjects.c.subject_id)
-        .where(partitions.c.broker_group == source, partitions.c.state == PartitionState.OPEN)
-        .distinct()
-        .order_by(subjects.c.name)
-    )
-    load = Counter(writable_groups(connection))
-    plans = []
-    for name in connection.execute(found).scalars().all():
-        subject = _free_subject(connection, name)
-        plan = plan_evacuation(_open_partitions(connection, subject), source, load)
-        load.update(child.broker_group for child in plan.children)
-        plans.append(_planned(connection, subject, plan))
-    return plans
-
-
-def _planned(connection: Connection, subject: SubjectRow, plan: Plan) -> PlannedOperation:
-    named = sa.select(subjects.c.partitions_named).where(
-        subjects.c.subject_id == subject.subject_id
-    )
-    return PlannedOperation(
-        subject=subject, named=connection.execute(named).scalar_one(), plan=plan
-    )
 
 
 def _subject_of(connection: Connection, ids: tuple[int, ...]) -> str:
@@ -191,38 +117,6 @@ def _subject_of(connection: Connection, ids: tuple[int, ...]) -> str:
         which = f"no partition {ids[0]}" if ids else "no partition given"
         raise PartitionUnknownError(which)
     return str(known)
-
-
-def _free_subject(connection: Connection, name: str) -> SubjectRow:
-    row = find_subject(connection, name, lock=True)
-    if row is None or row.route_version == 0:
-        raise SubjectUnknownError(subject=name)
-    running = sa.select(operations.c.operation_id).where(operations.c.running == row.subject_id)
-    found = connection.execute(running).scalar_one_or_none()
-    if found is not None:
-        raise OperationRunningError(subject=name, operation_id=found)
-    return row
-
-
-def _open_partitions(connection: Connection, subject: SubjectRow) -> list[OpenPartition]:
-    rows = connection.execute(
-        sa.select(partitions)
-        .where(
-            partitions.c.subject_id == subject.subject_id,
-            partitions.c.state == PartitionState.OPEN,
-        )
-        .order_by(partitions.c.range_start)
-    )
-    return [
-        OpenPartition(
-            partition_id=PartitionId(row.partition_id),
-            range_start=row.range_start,
-            range_end=row.range_end,
-            broker_group=BrokerGroup(row.broker_group),
-            queue=QueueNumber(row.queue),
-        )
-        for row in rows
-    ]
 
 
 def _check_target(

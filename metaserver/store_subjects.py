@@ -32,7 +32,7 @@ from ..protocol.routing import (
 )
 from .dialect import insert_new
 from .schema import partitions, subjects
-from .store_brokers import writable_groups
+from .store_brokers import lock_brokers, writable_groups
 from .store_partitions import subject_partitions
 
 SERVED = (PartitionState.OPEN, PartitionState.SEALED)
@@ -96,6 +96,7 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
     ranges = split_ranges(ask.partitions)
     row = find_subject(connection, ask.subject)
     if row is None:
+        lock_brokers(connection)
         hosts = list(writable_groups(connection))[: ask.partitions]
         if not hosts:
             raise NotEnoughBrokersError

@@ -10,7 +10,7 @@
     │   ├── SequenceGapError, ProducerFencedError          an earlier batch is missing
     │   ├── StrategyMismatchError, NotEnoughBrokersError, NoPartitionError
     │   ├── OperationRunningError, OperationUnknownError, OperationForwardError, GroupStrategyError
-    │   ├── BrokerGroupUnknownError, BrokerCordonedError
+    │   ├── BrokerGroupUnknownError, BrokerCordonedError, CreationRunningError
     │   ├── OffsetOutOfRangeError, CorruptBatchError, FrameError
     │   ├── BrokerReadOnlyError, OverloadedError           try later
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
@@ -250,6 +250,15 @@ class OperationForwardError(RefusedError):
     code = 1157
     summary = "the operation may have sealed something, and only goes forward"
     hint = "Let it come to its end; keylane subject operations NAME says what it waits for."
+
+
+class CreationRunningError(RefusedError):
+    """A broker group is to be left on which a new subject is about to begin.  details: `subject`, `broker_group`."""
+
+    code = 1159
+    summary = "a subject is still being created with partitions there"
+    retry = Retry.LATER
+    hint = "The creation ends by itself when its brokers answer; then ask again."
 
 
 class BrokerCordonedError(RefusedError):

@@ -107,12 +107,29 @@ class OperationView(Struct, frozen=True, kw_only=True):
     before what is left in these."""
     problem: str = ""
     """Why it waits."""
+    cordoned: str = ""
+    """Of an evacuation, canceled and done ones too: the broker group it leaves, as long as that gets no new
+    partitions."""
+
+
+class BusySubject(Struct, frozen=True, kw_only=True):
+    """A subject of which an evacuation leaves something where it is, because something else runs on it."""
+
+    subject: str
+    operation_id: int
+    """What runs; 0: its creation."""
+    problem: str
+    """Why, and what to do."""
 
 
 class OperationList(Struct, frozen=True, kw_only=True):
     """Operations, the newest first."""
 
     operations: list[OperationView]
+    busy: list[BusySubject] = []
+    """Of an evacuation without its source: the subjects that it did not empty there."""
+    cordoned: str = ""
+    """Of an evacuation that was begun: the broker group, which gets no new partitions from now on."""
 
 
 class PartitionHistory(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from sqlalchemy.pool import StaticPool
 
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
-from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_brokers import broker_views, report_broker
 from keylane.metaserver.store_operations import advance_operation, claim_operation, note_steps
 from keylane.metaserver.store_plans import begin_operations
 from keylane.metaserver.store_subjects import open_subject, plan_subject
@@ -40,19 +40,33 @@ class Rows:
             body = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
             self.run(report_broker, body, ttl_ms=86_400_000)
 
-    def create(self, name: str, count: int) -> None:
-        self.run(plan_subject, CreateSubject(subject=name, partitions=count), subjects_max=100)
+    def create(self, name: str, count: int, **settings: Any) -> None:
+        ask = CreateSubject(subject=name, partitions=count, **settings)
+        self.run(plan_subject, ask, subjects_max=100)
         self.run(open_subject, name)
 
     def resize(self, name: str, count: int) -> None:
         """With brokers that answer at once; every parent ends at 100."""
         ask = Reshape(kind=OperationKind.RESIZE, subject=name, partitions=count)
         ((operation_id, _),) = self.run(begin_operations, ask, driver="d", lease_ms=1_000)
+        self.drive(operation_id)
+
+    def drive(self, operation_id: int, *, driver: str = "d") -> OperationState | None:
+        """With brokers that answer at once unless they are silent; every parent ends at 100.  The state in which it
+        waits, None if it is done."""
         while True:
-            operation = self.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
+            operation = self.run(claim_operation, operation_id, driver=driver, lease_ms=1_000)
             if operation is None:
-                return
+                return None
             end = None if operation.state is OperationState.PLAN else 100
-            done = {one.partition_id: end for one in operation.todo}
+            done = {one.partition_id: end for one in operation.todo if one.address is not None}
             self.run(note_steps, operation_id, done, "")
-            self.run(advance_operation, operation_id)
+            state: OperationState = self.run(advance_operation, operation_id)
+            if state is operation.state and not done:
+                return state
+
+    def silence(self, *groups: str) -> None:
+        """All broker groups but these report themselves again, and these are silent from now on."""
+        known = [one.broker_group for one in self.run(broker_views)]
+        self.now_ms += 86_400_000
+        self.report(*(one for one in known if one not in groups))

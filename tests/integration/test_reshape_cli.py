@@ -4,11 +4,12 @@ import asyncio
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster import Cluster
+from cluster import Cluster, pause, resume
 
 
 async def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
@@ -82,3 +83,26 @@ async def test_what_cannot_be_ends_with_its_error(
     done = await keylane(shared_cluster, *words)
     assert done.returncode == 1
     assert error in done.stderr
+
+
+async def test_an_evacuation_says_that_its_group_is_cordoned(tmp_path: Path):
+    """When it is begun, canceled, done, and when there was nothing to do; beside the JSON and in it."""
+    cluster = Cluster(tmp_path, 2)
+    cordoned = "g2 gets no new partitions until: keylane broker uncordon g2"
+    try:
+        await cluster.create("left", partitions=2)
+        pause(cluster.brokers[0].process.pid)
+        begun = await keylane(cluster, "evacuate", "g2", "--no-wait", "--output", "json")
+        (view,) = json.loads(begun.stdout)
+        assert (view["state"], view["cordoned"]) == ("plan", "g2")
+        assert begun.stderr == f"{cordoned}\n"
+        canceled = await keylane(cluster, "cancel", str(view["operation_id"]))
+        assert canceled.stdout == f"evacuate of left: canceled\n{cordoned}\n"
+        resume(cluster.brokers[0].process.pid)
+        done = await keylane(cluster, "evacuate", "g2")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith(f"{cordoned}\n")
+        again = await keylane(cluster, "evacuate", "g2")
+        assert again.stdout == f"nothing to do\n{cordoned}\n"
+    finally:
+        cluster.stop()

@@ -16,13 +16,15 @@ from keylane.metaserver.store_operations import (
     note_steps,
 )
 from keylane.metaserver.store_plans import begin_operations, plan_operations
-from keylane.metaserver.store_subjects import read_route
+from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
 from keylane.metaserver.store_verify import read_sql_view
 from keylane.metaserver.verify import verify
 from keylane.metaserver.verify_views import Views
+from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import (
     BrokerCordonedError,
     BrokerGroupUnknownError,
+    CreationRunningError,
     NotEnoughBrokersError,
     OperationForwardError,
     OperationRunningError,
@@ -165,3 +167,33 @@ def test_a_report_does_not_uncordon(rows: Rows):
     rows.run(cordon_broker, "g1", True)
     rows.report("g1")
     assert "g1" not in rows.run(writable_groups)
+
+
+def test_a_group_is_not_left_while_a_partition_is_on_its_way_there(rows: Rows):
+    """A move towards it refuses the evacuation, and the cordon with it; when the move is done its child leaves too."""
+    moved = rows.run(read_route, "s").partitions[0].partition_id
+    move = Reshape(kind=OperationKind.MOVE, partition_ids=(moved,), broker_group="g3")
+    operation_id = begin(rows, move)
+    evacuate = Reshape(kind=OperationKind.EVACUATE, broker_group="g3")
+    for _ in range(2):
+        with pytest.raises(OperationRunningError) as refused:
+            rows.run(begin_operations, evacuate, driver="first", lease_ms=500)
+        assert refused.value.details["operation_id"] == operation_id
+    assert "g3" in rows.run(writable_groups)
+    for one in (operation_id, None):
+        rows.drive(one or begin(rows, evacuate), driver="first")
+    places = {one.broker_group for one in rows.run(read_route, "s").open_partitions()}
+    assert places == {"g1", "g2"}
+
+
+def test_a_group_is_not_left_while_a_subject_is_created_there(rows: Rows):
+    """The evacuation is refused by a type of its own, and goes through when the subject is open."""
+    rows.run(plan_subject, CreateSubject(subject="new", partitions=3), subjects_max=9)
+    evacuate = Reshape(kind=OperationKind.EVACUATE, broker_group="g3")
+    for work in (plan_operations, begin_operations):
+        arguments = {} if work is plan_operations else {"driver": "first", "lease_ms": 500}
+        with pytest.raises(CreationRunningError):
+            rows.run(work, evacuate, **arguments)
+    assert "g3" in rows.run(writable_groups)
+    rows.run(open_subject, "new")
+    assert begin(rows, evacuate)

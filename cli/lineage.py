@@ -1,0 +1,77 @@
+"""`keylane subject history`: every partition a subject ever had, drawn as trees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, SubjectArgument
+
+if TYPE_CHECKING:
+    from ..protocol.operations import PartitionHistory
+
+
+def history(
+    subject: SubjectArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Draw the lineage of a subject's partitions: which continues which."""
+    from .screen import run
+
+    run(output, _show_history(meta, output, subject))
+
+
+async def _show_history(meta: str, output: OutputFormat, subject: str) -> None:
+    from ..protocol.ids import check_name
+    from .connection import connect
+    from .screen import show_json
+
+    check_name("subject", subject)
+    async with connect(meta) as (client, _network):
+        found = await client.history(subject)
+    if output is OutputFormat.JSON:
+        show_json(found)
+        return
+    print(f"{found.subject}: route version {found.route_version}")
+    for line in lineage(found.partitions):
+        print(line)
+
+
+def lineage(partitions: list[PartitionHistory]) -> list[str]:
+    """
+    The partitions as trees, parents above their children.
+
+    A partition with several parents stands under the oldest of them; the others name it.
+    """
+    children: dict[int, list[PartitionHistory]] = {}
+    for one in partitions:
+        for parent in one.partition.parents:
+            children.setdefault(parent, []).append(one)
+    drawn: list[str] = []
+
+    def draw(one: PartitionHistory, first: str, rest: str) -> None:
+        drawn.append(f"{first}{_described(one)}")
+        below = children.get(one.partition.partition_id, [])
+        for child in below:
+            last = child is below[-1]
+            branch, under = ("└─ ", "   ") if last else ("├─ ", "│  ")
+            if min(child.partition.parents) == one.partition.partition_id:
+                draw(child, rest + branch, rest + under)
+            else:
+                drawn.append(f"{rest}{branch}{child.partition.name}, drawn once, elsewhere")
+
+    for one in sorted(partitions, key=lambda one: one.partition.range_start):
+        if not one.partition.parents:
+            draw(one, "", "")
+    return drawn
+
+
+def _described(one: PartitionHistory) -> str:
+    partition = one.partition
+    end = "" if one.end_offset is None else f" at {one.end_offset}"
+    forsaken = ", forsaken" if one.forsaken else ""
+    return (
+        f"{partition.name} (id {partition.partition_id}) "
+        f"[{partition.range_start}, {partition.range_end}) on {partition.broker_group}: "
+        f"{partition.state}{end}{forsaken}"
+    )

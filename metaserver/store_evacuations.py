@@ -1,0 +1,116 @@
+"""Plans that leave a broker group, in every subject that has partitions there or on their way there.  SQL, synchronous.
+
+    the broker group answers     any subject on which something runs refuses the whole evacuation: again later
+    it is silent, and left       each subject by itself: planned; or what runs there and waits for the group is let
+    behind (without_source)      go on without it; or told as busy, with what it waits for
+
+Invariants
+    Nothing that is open there, or planned to be, is passed over without a word.
+    An operation goes on without its source only where the subject allows messages to be reordered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..protocol.errors import CreationRunningError, InvalidRequestError, OperationRunningError
+from ..protocol.ids import BrokerGroup, check_name
+from ..protocol.operations import BusySubject, Reshape, StepAction
+from ..protocol.routing import OrderStrategy, PartitionState
+from .reshape import NOTHING, plan_evacuation
+from .schema import operations, partitions, steps, subjects
+from .store_brokers import broker_alive, writable_groups
+from .store_planned import (
+    PlannedOperation,
+    open_partitions,
+    planned_operation,
+    running_operation,
+)
+from .store_subjects import SubjectRow, find_subject
+
+_COMING = (PartitionState.PLANNED, PartitionState.OPEN)
+"""What has to leave: a planned partition is opened there, whether its broker group is cordoned or not."""
+
+
+def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
+    """
+    One for each subject concerned, by name.  Locks the subjects.
+
+    Raises:
+        InvalidNameError, BrokerGroupUnknownError, NotEnoughBrokersError
+        InvalidRequestError: without its help, although it answers.
+        OperationRunningError, CreationRunningError: with its help, and a subject is not free.
+    """
+    source = BrokerGroup(ask.broker_group)
+    check_name("broker group", source)
+    if broker_alive(connection, source) and ask.without_source:
+        raise InvalidRequestError(
+            f"broker group {source!r} answers: evacuate it with its help, which loses no order"
+        )
+    found = (
+        sa.select(subjects.c.name)
+        .join(partitions, partitions.c.subject_id == subjects.c.subject_id)
+        .where(partitions.c.broker_group == source, partitions.c.state.in_(_COMING))
+        .distinct()
+        .order_by(subjects.c.name)
+    )
+    load = Counter(writable_groups(connection))
+    plans = []
+    for name in connection.execute(found).scalars().all():
+        subject = find_subject(connection, name, lock=True)
+        assert subject is not None
+        running = running_operation(connection, subject.subject_id)
+        if running is not None or subject.route_version == 0:
+            plans.append(_not_free(connection, ask, subject, running or 0))
+            continue
+        plan = plan_evacuation(open_partitions(connection, subject), source, load)
+        load.update(child.broker_group for child in plan.children)
+        plans.append(planned_operation(connection, subject, plan))
+    return plans
+
+
+def let_go_on(connection: Connection, operation_id: int) -> None:
+    """A running operation waits for silent sources no longer.  Its subject is locked."""
+    here = operations.c.operation_id == operation_id
+    connection.execute(sa.update(operations).where(here).values(without_source=True))
+
+
+def _not_free(
+    connection: Connection, ask: Reshape, subject: SubjectRow, running: int
+) -> PlannedOperation:
+    """What becomes of a subject on which something runs."""
+    if not ask.without_source:
+        if running:
+            raise OperationRunningError(subject=subject.name, operation_id=running)
+        raise CreationRunningError(subject=subject.name, broker_group=ask.broker_group)
+    todo = connection.execute(
+        sa.select(steps.c.action, steps.c.done)
+        .join(partitions, partitions.c.partition_id == steps.c.partition_id)
+        .where(steps.c.operation_id == running, partitions.c.broker_group == ask.broker_group)
+    ).all()
+    found = open_partitions(connection, subject)
+    there = sum(one.broker_group == ask.broker_group for one in found)
+    leaving = sum(one.action == StepAction.SEAL for one in todo)
+    hosts = [one.done for one in todo if one.action == StepAction.HOST]
+    waits = any(one.action == StepAction.SEAL and not one.done for one in todo)
+    reorders = subject.order_strategy is OrderStrategy.BEST_TRIED and not subject.static
+    freed = 0
+    problem = "another operation runs on it; evacuate again when that is done"
+    if not running:
+        problem = "it is still being created, with partitions there"
+    elif not all(hosts):
+        problem = "its operation waits to open partitions there; cancel it, then evacuate again"
+    elif waits and not reorders:
+        problem = "it is strict or static; its operation is held until the broker group is back"
+    elif waits:
+        freed = running
+        problem = ""
+        if hosts or leaving < there:
+            problem = "its operation goes on, and leaves some there; then evacuate again"
+    busy = BusySubject(subject=subject.name, operation_id=running, problem=problem)
+    return PlannedOperation(
+        subject=subject, named=0, plan=NOTHING, freed=freed, busy=busy if problem else None
+    )

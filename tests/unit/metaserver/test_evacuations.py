@@ -1,0 +1,155 @@
+"""A broker group is left for good although operations wait for it: each subject by itself, none without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keylane.metaserver.store_evacuations import plan_evacuations
+from keylane.metaserver.store_history import operation_views
+from keylane.metaserver.store_operations import (
+    advance_operation,
+    claim_operation,
+    idle_operations,
+    let_go,
+    note_steps,
+)
+from keylane.metaserver.store_plans import begin_operations
+from keylane.metaserver.store_subjects import plan_subject, read_route
+from keylane.protocol.control import CreateSubject
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.protocol.routing import OrderStrategy
+from sql_rows import Rows
+
+BEST_TRIED = OrderStrategy.BEST_TRIED
+WITHOUT_G1 = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
+
+
+@pytest.fixture
+def rows() -> Rows:
+    rows = Rows()
+    rows.report("g1", "g2", "g3")
+    return rows
+
+
+def begin(rows: Rows, ask: Reshape) -> list[tuple[int, Any]]:
+    return list(rows.run(begin_operations, ask, driver="d", lease_ms=1_000))
+
+
+def resize(rows: Rows, subject: str, count: int) -> int:
+    ((operation_id, _),) = begin(
+        rows, Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=count)
+    )
+    return int(operation_id)
+
+
+def hosted(rows: Rows, operation_id: int) -> None:
+    """The operation enters SEAL."""
+    todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).todo
+    rows.run(note_steps, operation_id, dict.fromkeys(one.partition_id for one in todo), "")
+    assert rows.run(advance_operation, operation_id) is OperationState.SEAL
+
+
+def state(rows: Rows, operation_id: int) -> OperationState:
+    (view,) = rows.run(operation_views, [operation_id])
+    return OperationState(view.state)
+
+
+def test_what_waits_for_the_group_in_its_seal_goes_on_without_it(rows: Rows):
+    """A resize whose source dies in SEAL is told to go on: a dry run says so first, then its route changes, the
+    reorder declared; the subjects on which nothing runs are evacuated beside it."""
+    rows.create("sealing", 2, order_strategy=BEST_TRIED)
+    rows.create("quiet", 2, order_strategy=BEST_TRIED)
+    operation_id = resize(rows, "sealing", 1)
+    hosted(rows, operation_id)
+    rows.silence("g1")
+    assert rows.drive(operation_id) is OperationState.SEAL
+    rows.run(let_go, operation_id, driver="d")
+    assert rows.run(idle_operations) == []
+
+    planned = rows.run(plan_evacuations, WITHOUT_G1)
+    assert [(one.subject.name, one.freed) for one in planned] == [
+        ("quiet", 0),
+        ("sealing", operation_id),
+    ]
+    assert rows.run(idle_operations) == [], "a dry run changes nothing"
+
+    (quiet, _), (freed, _) = begin(rows, WITHOUT_G1)
+    assert freed == operation_id
+    assert rows.run(idle_operations) == [operation_id]
+    for one in (operation_id, quiet):
+        assert rows.drive(one) is OperationState.FENCE
+    (view,) = rows.run(operation_views, [operation_id])
+    (lost,) = view.reordered
+    assert view.without_source
+    assert lost in view.sealed
+    for name in ("sealing", "quiet"):
+        places = {one.broker_group for one in rows.run(read_route, name).open_partitions()}
+        assert "g1" not in places
+    rows.report("g1")
+    assert rows.drive(operation_id) is None
+    assert state(rows, operation_id) is OperationState.DONE
+
+
+def test_a_strict_subject_that_waits_is_told_and_holds_up_no_other(rows: Rows):
+    """Its operation stays as it is; so does a static one's; the best_tried subject beside them is evacuated."""
+    rows.create("a-strict", 3, order_strategy=OrderStrategy.STRICT)
+    rows.create("b-static", 3, order_strategy=BEST_TRIED, static=True)
+    rows.create("c-tried", 3, order_strategy=BEST_TRIED)
+    (source,) = (
+        one for one in rows.run(read_route, "a-strict").partitions if one.broker_group == "g1"
+    )
+    move = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3")
+    ((strict, _),) = begin(rows, move)
+    (source,) = (
+        one for one in rows.run(read_route, "b-static").partitions if one.broker_group == "g1"
+    )
+    move = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3")
+    ((static, _),) = begin(rows, move)
+    rows.silence("g1")
+    begun = begin(rows, WITHOUT_G1)
+    assert [one.busy and one.busy.operation_id for _, one in begun] == [strict, static, None]
+    assert [bool(operation_id) for operation_id, _ in begun] == [False, False, True]
+    assert rows.drive(begun[2][0]) is OperationState.FENCE
+    for one in (strict, static):
+        assert rows.drive(one) is OperationState.PLAN
+        assert not rows.run(operation_views, [one])[0].without_source
+
+
+def test_what_is_on_its_way_to_a_dead_group_is_told(rows: Rows):
+    """A child that is still to be hosted there, and a creation: neither can be helped, both are named."""
+    rows.create("resized", 1, order_strategy=BEST_TRIED)
+    rows.create("spread", 3)
+    operation_id = resize(rows, "resized", 4)
+    ask = CreateSubject(subject="unborn", partitions=3, order_strategy=BEST_TRIED)
+    rows.run(plan_subject, ask, subjects_max=9)
+    rows.silence("g1")
+    busy = {one.busy.subject: one.busy for _, one in begin(rows, WITHOUT_G1) if one.busy}
+    assert {name: one.operation_id for name, one in busy.items()} == {
+        "resized": operation_id,
+        "unborn": 0,
+    }
+    assert "cancel it" in busy["resized"].problem
+    assert "created" in busy["unborn"].problem
+
+
+def test_an_operation_that_leaves_some_behind_says_so(rows: Rows):
+    """It goes on, and the group is to be evacuated once more afterwards."""
+    rows.create("halves", 6, order_strategy=BEST_TRIED)
+    here = [one for one in rows.run(read_route, "halves").partitions if one.broker_group == "g1"]
+    move = Reshape(
+        kind=OperationKind.MOVE, partition_ids=(here[0].partition_id,), broker_group="g2"
+    )
+    ((operation_id, _),) = begin(rows, move)
+    hosted(rows, operation_id)
+    rows.silence("g1")
+    ((freed, planned),) = begin(rows, WITHOUT_G1)
+    assert freed == operation_id
+    assert "evacuate again" in planned.busy.problem
+    assert rows.drive(operation_id) is OperationState.FENCE
+    ((second, planned),) = begin(rows, WITHOUT_G1)
+    assert planned.busy is None
+    assert rows.drive(second) is OperationState.FENCE
+    places = {one.broker_group for one in rows.run(read_route, "halves").open_partitions()}
+    assert places == {"g2", "g3"}
