@@ -10,7 +10,7 @@ Invariants
     A held or withdrawn lease is granted to nobody else before it is free.
     A withdrawn lease never becomes held again: the same session gets it back only with a higher token.
     Every grant takes a token above all before it.
-    A partition is granted only when the group has drained all its parents.
+    A partition is granted only when the group has drained all its parents, forsaken ones aside.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class Readable:
     parents: tuple[PartitionId, ...] = ()
     forsaken: bool = False
     """Its children were opened although its end was not known; declared by whoever ordered it."""
+    ended: bool = False
+    """Of a forsaken one: its broker came back and has sealed it, so that its end is known."""
+    begun: bool = False
+    """A session of the group has it, or is about to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,18 +74,20 @@ def readable_partitions(
     The partitions a group may read now: there is data or may come some, the group is not through with it,
     and is through with all it continues.
 
-    A parent whose data is gone, or that was forsaken, holds nobody up.
+    A parent whose data is gone holds nobody up; nor does one that was forsaken, until its end is known.  From then on
+    a group that has not begun with the child reads the parent first; one that has is left at it.
     """
     known = list(partitions)
     gone = {one.partition_id for one in known if one.state is PartitionState.EXPIRED}
     passed = gone | set(drained)
-    let_by = passed | {one.partition_id for one in known if one.forsaken}
+    forsaken = {one.partition_id for one in known if one.forsaken}
+    ended = {one.partition_id for one in known if one.ended}
     return [
         one
         for one in known
         if one.state in {PartitionState.OPEN, PartitionState.SEALED}
         and one.partition_id not in passed
-        and let_by.issuperset(one.parents)
+        and (passed | forsaken - (set() if one.begun else ended)).issuperset(one.parents)
     ]
 
 

@@ -84,7 +84,8 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
     live = [SessionId(one.session) for one in members]
     rows = sa.select(leases).where(leases.c.group_id == group_id)
     held = {row.partition_id: _lease(row) for row in connection.execute(rows)}
-    readable = _readable(connection, group)
+    begun = {key for key, lease in held.items() if lease.session or lease.wanted}
+    readable = _readable(connection, group, begun)
     if group.shared:
         settlement = settle_shared(held, readable, last_token=group.last_token)
         moved = moved or bool(settlement.leases)
@@ -309,11 +310,18 @@ def _lock_group(connection: Connection, group_id: int) -> _Group:
     )
 
 
-def _readable(connection: Connection, group: _Group) -> list[Readable]:
+def _readable(
+    connection: Connection, group: _Group, begun: Collection[PartitionId]
+) -> list[Readable]:
     of_subject = partitions.c.subject_id == group.subject_id
     parents = subject_parents(connection, of_subject)
     rows = connection.execute(
-        sa.select(partitions.c.partition_id, partitions.c.state, partitions.c.forsaken)
+        sa.select(
+            partitions.c.partition_id,
+            partitions.c.state,
+            partitions.c.forsaken,
+            partitions.c.end_offset,
+        )
         .where(of_subject, partitions.c.state != PartitionState.PLANNED)
         .order_by(partitions.c.range_start, partitions.c.partition_id)
     )
@@ -323,6 +331,8 @@ def _readable(connection: Connection, group: _Group) -> list[Readable]:
             state=PartitionState(row.state),
             parents=parents.get(row.partition_id, ()),
             forsaken=row.forsaken,
+            ended=row.forsaken and row.end_offset is not None,
+            begun=row.partition_id in begun,
         )
         for row in rows
     ]

@@ -8,6 +8,7 @@ import pytest
 
 from keylane.metaserver.store_evacuations import plan_evacuations
 from keylane.metaserver.store_history import operation_views
+from keylane.metaserver.store_leases import note_drained, read_grants, settle_group
 from keylane.metaserver.store_operations import (
     advance_operation,
     claim_operation,
@@ -16,8 +17,9 @@ from keylane.metaserver.store_operations import (
     note_steps,
 )
 from keylane.metaserver.store_plans import begin_operations
+from keylane.metaserver.store_sessions import join_group
 from keylane.metaserver.store_subjects import plan_subject, read_route
-from keylane.protocol.control import CreateSubject
+from keylane.protocol.control import CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
 from sql_rows import Rows
@@ -153,3 +155,35 @@ def test_an_operation_that_leaves_some_behind_says_so(rows: Rows):
     assert rows.drive(second) is OperationState.FENCE
     places = {one.broker_group for one in rows.run(read_route, "halves").open_partitions()}
     assert places == {"g2", "g3"}
+
+
+def session_of(group: str) -> str:
+    return group.encode().hex().zfill(32)
+
+
+def granted(rows: Rows, group: str) -> list[int]:
+    """What the only session of a consumer group holds now."""
+    session = session_of(group)
+    ask = Join(subject="tried", group=group, session=session, ttl_ms=30_000)
+    rows.run(settle_group, rows.run(join_group, ask, sessions_max=9).group_id)
+    return [int(one.partition.partition_id) for one in rows.run(read_grants, session).grants]
+
+
+def test_a_group_that_comes_after_the_source_is_back_reads_it_first(rows: Rows):
+    """While its end is unknown the child is granted beside it, and is not taken away afterwards; whoever joins when
+    the end is known gets the child after the parent."""
+    rows.create("tried", 1, order_strategy=BEST_TRIED)
+    (parent,) = rows.run(read_route, "tried").partitions
+    source = parent.broker_group
+    rows.silence(source)
+    ask = Reshape(kind=OperationKind.EVACUATE, broker_group=source, without_source=True)
+    ((operation_id, _),) = begin(rows, ask)
+    assert rows.drive(operation_id) is OperationState.FENCE
+    (child,) = (one.partition_id for one in rows.run(read_route, "tried").open_partitions())
+    assert granted(rows, "early") == [parent.partition_id, child]
+    rows.report(source)
+    assert rows.drive(operation_id) is None
+    assert granted(rows, "early") == [parent.partition_id, child]
+    assert granted(rows, "late") == [parent.partition_id]
+    rows.run(note_drained, session_of("late"), [parent.partition_id])
+    assert granted(rows, "late") == [child]

@@ -189,3 +189,27 @@ def test_parents_drain_first() -> None:
     assert ids(3) == [2, 5]
     assert ids(2) == [3]
     assert ids(2, 3) == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("ended", "begun", "expected"),
+    [(False, False, [1, 2]), (True, False, [1]), (True, True, [1, 2])],
+)
+def test_a_forsaken_parent_is_let_by_until_its_end_is_known(
+    ended: bool, begun: bool, expected: list[int]
+) -> None:
+    """From then on the child waits for it as for any other, unless the group has the child already."""
+    partitions = [
+        Readable(
+            partition_id=PartitionId(1), state=PartitionState.SEALED, forsaken=True, ended=ended
+        ),
+        Readable(
+            partition_id=PartitionId(2),
+            state=PartitionState.OPEN,
+            parents=(PartitionId(1),),
+            begun=begun,
+        ),
+    ]
+    assert [one.partition_id for one in readable_partitions(partitions, set())] == expected
+    through = readable_partitions(partitions, {PartitionId(1)})
+    assert [one.partition_id for one in through] == [2]
