@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,8 +106,10 @@ async def rebuild(
         }
         for one in cluster.subjects
     ]
+    cordons = "cordons are not kept by brokers: keylane broker cordon GROUP"
     if form is OutputFormat.JSON:
         show_json(found)
+        print(cordons, file=sys.stderr)
         return
     rows = [
         (
@@ -120,6 +123,7 @@ async def rebuild(
     ]
     columns = ("subject", "strategy", "partitions#", "groups#", "goes on")
     show_table(make_table(f"rebuilt from {len(addresses)} brokers", columns, rows))
+    print(cordons)
 
 
 async def migrate(given: dict[str, Any], form: OutputFormat) -> None:

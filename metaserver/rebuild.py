@@ -6,7 +6,8 @@ Invariants
     Nothing is guessed that order rests on: a parent on no broker that was asked, a hole in a route, two folders of
     one broker group are refused.
     Every token to come is above every fence, and above what was granted and never reached a broker.
-    Where an operation was cut short before the first seal, it is forgotten; after it, it goes on.
+    Where an operation was cut short before the first seal, it is canceled, so that its children are sealed at their
+    brokers; after it, it goes on.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class RebuiltSubject:
     groups: list[RebuiltGroup]
     retention: Retention = Retention.ACKED
     operation: RebuiltOperation | None = None
+    canceled: RebuiltOperation | None = None
+    """All that is never opened, to be sealed where that has not been done."""
     static: bool = False
     opened: bool = True
     """False: its creation was cut short before anybody could send, and goes on."""
@@ -201,8 +204,9 @@ def _subject(name: str, found: Sequence[PartitionStatus], *, complete: bool) -> 
         for one in found
     }
     subject.partitions = list(rows.values())
-    _forget_canceled(rows)
+    _forget_canceled(found, rows)
     subject.operation = _operation(found, rows)
+    subject.canceled = _canceled(rows)
     if subject.static:
         _chain(rows)
     if not _covered(subject) and not (complete and _creation_goes_on(subject, found)):
@@ -231,16 +235,40 @@ def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     return [group for _, group in sorted(groups.items())]
 
 
-def _forget_canceled(rows: dict[int, RebuiltPartition]) -> None:
+def _forget_canceled(found: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]) -> None:
     """
-    A child that is sealed, empty, and that nothing continues, is one of a canceled operation: it was never opened.
+    Leave out the children of canceled operations: those that were never opened.
 
-    For whatever is sealed to be continued has children, hosted before.
+    Such a child is sealed, empty, and nothing continues it: for whatever is sealed to be continued has children,
+    hosted before.  Or it is unused, and a younger one continues the same parent in its range: one operation runs at a
+    time, and none begins on a parent whose children were opened.
     """
     continued = {one for row in rows.values() for one in row.partition.parents}
-    for partition_id, row in rows.items():
-        if row.partition.parents and row.end_offset == 0 and partition_id not in continued:
+    used = {one.partition_id for one in found if one.next_offset or one.groups}
+    by_parent: dict[int, list[Partition]] = defaultdict(list)
+    for partition_id, row in sorted(rows.items(), reverse=True):
+        one = row.partition
+        younger = (other for parent in one.parents for other in by_parent[parent])
+        replaced = any(
+            other.range_start < one.range_end and one.range_start < other.range_end
+            for other in younger
+        )
+        for parent in one.parents:
+            by_parent[parent].append(one)
+        if not one.parents or partition_id in continued or partition_id in used:
+            continue
+        if row.end_offset == 0 or replaced:
             _set(rows, partition_id, PartitionState.EXPIRED)
+
+
+def _canceled(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | None:
+    """What is left out has to be sealed: a producer that knows it from a route of before could store messages there."""
+    steps = {
+        partition_id: (StepAction.SEAL, row.end_offset is not None)
+        for partition_id, row in sorted(rows.items())
+        if row.partition.state is PartitionState.EXPIRED
+    }
+    return RebuiltOperation(state=OperationState.CANCELED, steps=steps) if steps else None
 
 
 def _operation(

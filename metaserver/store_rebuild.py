@@ -41,12 +41,15 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
         ConfigError: the database is not empty.
     """
     check_empty(connection)
+    kept = sa.select(brokers.c.broker_group).where(brokers.c.cordoned)
+    cordoned = set(connection.execute(kept).scalars())
     unheard = {"readable": True, "writable": True, "seen_at": 0, "expires_at": 0}
     rows = [
         {
             "broker_group": source.hosted.broker_group,
             "broker_id": source.hosted.broker_id,
             "address": source.address,
+            "cordoned": source.hosted.broker_group in cordoned,
             **unheard,
         }
         for source in cluster.sources
@@ -57,8 +60,10 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
     for subject in cluster.subjects:
         for group in subject.groups:
             _store_group(connection, ids[subject.name], group)
-        if subject.operation is not None:
-            _store_operation(connection, ids[subject.name], subject.operation)
+        # The canceled first, as it was begun first: what goes on is the subject's latest operation.
+        for operation in (subject.canceled, subject.operation):
+            if operation is not None:
+                _store_operation(connection, ids[subject.name], operation)
 
 
 def check_empty(connection: Connection) -> None:
@@ -149,13 +154,14 @@ def _store_group(connection: Connection, subject_id: int, one: RebuiltGroup) -> 
 
 def _store_operation(connection: Connection, subject_id: int, one: RebuiltOperation) -> None:
     fencing = one.state is OperationState.FENCE
+    runs = not fencing and one.state is not OperationState.CANCELED
     row = {
         "subject_id": subject_id,
         "kind": OperationKind.EVACUATE if fencing else OperationKind.RESIZE,
         "state": one.state,
         "without_source": fencing,
         "problem": "",
-        "running": None if fencing else subject_id,
+        "running": subject_id if runs else None,
         "driver": None,
         "driven_until": 0,
     }

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
+from kept_by_brokers import EXPIRED, HALVES, OPEN, PLANNED, SEALED, rebuilt, source, states, status
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
-from keylane.metaserver.rebuild import TOKENS_BETWEEN, RebuiltSubject, Source, plan_rebuild
+from keylane.metaserver.rebuild import TOKENS_BETWEEN, plan_rebuild
 from keylane.metaserver.schema import groups
+from keylane.metaserver.store_brokers import broker_views, cordon_broker, report_broker
 from keylane.metaserver.store_groups import read_group
 from keylane.metaserver.store_leases import settle_group
 from keylane.metaserver.store_operations import read_operation
@@ -21,78 +23,13 @@ from keylane.metaserver.verify import verify
 from keylane.metaserver.verify_views import BrokerAnswer, Views
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import (
-    GroupStatus,
-    HostPartition,
-    PartitionStatus,
-    PartitionStatusList,
+    BrokerHeartbeat,
 )
 from keylane.protocol.errors import ConfigError, InvalidRequestError
 from keylane.protocol.operations import OperationState, StepAction
-from keylane.protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
+from keylane.protocol.routing import ConsumeStrategy, OrderStrategy
 
-OPEN, SEALED = PartitionState.OPEN, PartitionState.SEALED
-PLANNED, EXPIRED = PartitionState.PLANNED, PartitionState.EXPIRED
 VERSION = 1_000_000
-
-
-def status(
-    number: int,
-    start: int,
-    end: int,
-    *,
-    parents: tuple[int, ...] = (),
-    sealed: bool = False,
-    messages: int = 10,
-    token: int = 0,
-    cursor: int = 0,
-    strategy: OrderStrategy | None = OrderStrategy.STRICT,
-    group: str = "g1",
-    consumes: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE,
-) -> PartitionStatus:
-    partition = Partition(
-        partition_id=number,
-        name=f"s.p{number - 1}",
-        queue=number - 1,
-        range_start=start,
-        range_end=end,
-        broker_group=group,
-        state=OPEN,
-        parents=parents,
-    )
-    progress = GroupStatus(
-        group="g", token=token, cursor=cursor, acked_above=0, lag=0, strategy=consumes
-    )
-    return PartitionStatus(
-        partition_id=number,
-        subject="s",
-        name=partition.name,
-        state=SEALED if sealed else OPEN,
-        first_offset=0,
-        next_offset=messages,
-        groups=(progress,) if token else (),
-        facts=HostPartition(
-            subject="s", partition=partition, order_strategy=strategy, partitions_wanted=2
-        ),
-    )
-
-
-def source(*found: PartitionStatus, group: str = "g1", broker_id: str = "") -> Source:
-    hosted = PartitionStatusList(
-        broker_group=group, partitions=list(found), broker_id=broker_id or f"id-{group}"
-    )
-    return Source(address=f"{group}:1", hosted=hosted)
-
-
-def rebuilt(*found: PartitionStatus) -> RebuiltSubject:
-    (subject,) = plan_rebuild([source(*found)]).subjects
-    return subject
-
-
-def states(subject: RebuiltSubject) -> dict[int, PartitionState]:
-    return {one.partition.partition_id: one.partition.state for one in subject.partitions}
-
-
-HALVES = (status(1, 0, 512), status(2, 512, 1024))
 
 
 @pytest.fixture
@@ -171,6 +108,9 @@ def test_operation_before_the_first_seal_is_forgotten() -> None:
     )
     assert states(subject) == {1: OPEN, 2: OPEN, 3: EXPIRED, 4: EXPIRED}
     assert subject.operation is None
+    assert subject.canceled is not None
+    assert subject.canceled.state is OperationState.CANCELED
+    assert subject.canceled.steps == {3: (StepAction.SEAL, False), 4: (StepAction.SEAL, False)}
     assert subject.partitions_named == 4
 
 
@@ -280,6 +220,11 @@ def test_all_problems_at_once() -> None:
             status(3, 0, 256, parents=(1,)),
             status(4, 256, 512, parents=(1,), token=5),
         ),
+        (
+            *HALVES,
+            status(3, 0, 256, parents=(1,), messages=0),
+            status(4, 256, 512, parents=(1,), messages=0, sealed=True),
+        ),
     ],
 )
 def test_what_is_stored_passes_every_check(engine: sa.Engine, found) -> None:
@@ -338,3 +283,15 @@ def test_database_that_is_not_empty_is_refused(engine: sa.Engine) -> None:
         store_rebuilt(connection, cluster, route_version=VERSION + 1)
     with engine.begin() as connection:
         assert read_route(connection, "s").version == VERSION
+
+
+def test_a_cordon_given_before_the_rebuild_is_kept(engine: sa.Engine) -> None:
+    """A broker that reported itself to the empty database and was cordoned there stays so; the others are free."""
+    report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
+    with engine.begin() as connection:
+        report_broker(connection, report, ttl_ms=1_000)
+        cordon_broker(connection, "g1", True)
+        sources = [source(*HALVES), source(group="g2")]
+        store_rebuilt(connection, plan_rebuild(sources), route_version=VERSION)
+        views = broker_views(connection)
+    assert {one.broker_group: one.cordoned for one in views} == {"g1": True, "g2": False}

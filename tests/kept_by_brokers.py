@@ -1,0 +1,75 @@
+"""What brokers keep of a subject `s`, as a rebuild of the database is told it."""
+
+from __future__ import annotations
+
+from keylane.metaserver.rebuild import RebuiltSubject, Source, plan_rebuild
+from keylane.protocol.control import (
+    GroupStatus,
+    HostPartition,
+    PartitionStatus,
+    PartitionStatusList,
+)
+from keylane.protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
+
+OPEN, SEALED = PartitionState.OPEN, PartitionState.SEALED
+PLANNED, EXPIRED = PartitionState.PLANNED, PartitionState.EXPIRED
+
+
+def status(
+    number: int,
+    start: int,
+    end: int,
+    *,
+    parents: tuple[int, ...] = (),
+    sealed: bool = False,
+    messages: int = 10,
+    token: int = 0,
+    cursor: int = 0,
+    strategy: OrderStrategy | None = OrderStrategy.STRICT,
+    group: str = "g1",
+    consumes: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE,
+) -> PartitionStatus:
+    partition = Partition(
+        partition_id=number,
+        name=f"s.p{number - 1}",
+        queue=number - 1,
+        range_start=start,
+        range_end=end,
+        broker_group=group,
+        state=OPEN,
+        parents=parents,
+    )
+    progress = GroupStatus(
+        group="g", token=token, cursor=cursor, acked_above=0, lag=0, strategy=consumes
+    )
+    return PartitionStatus(
+        partition_id=number,
+        subject="s",
+        name=partition.name,
+        state=SEALED if sealed else OPEN,
+        first_offset=0,
+        next_offset=messages,
+        groups=(progress,) if token else (),
+        facts=HostPartition(
+            subject="s", partition=partition, order_strategy=strategy, partitions_wanted=2
+        ),
+    )
+
+
+def source(*found: PartitionStatus, group: str = "g1", broker_id: str = "") -> Source:
+    hosted = PartitionStatusList(
+        broker_group=group, partitions=list(found), broker_id=broker_id or f"id-{group}"
+    )
+    return Source(address=f"{group}:1", hosted=hosted)
+
+
+def rebuilt(*found: PartitionStatus) -> RebuiltSubject:
+    (subject,) = plan_rebuild([source(*found)]).subjects
+    return subject
+
+
+def states(subject: RebuiltSubject) -> dict[int, PartitionState]:
+    return {one.partition.partition_id: one.partition.state for one in subject.partitions}
+
+
+HALVES = (status(1, 0, 512), status(2, 512, 1024))

@@ -1,0 +1,85 @@
+"""A database lost again after it was rebuilt: what the first rebuild left out stays out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from kept_by_brokers import EXPIRED, HALVES, OPEN, PLANNED, SEALED, rebuilt, source, states, status
+from keylane.metaserver.dialect import prepare_sqlite
+from keylane.metaserver.migrate import migrate
+from keylane.metaserver.rebuild import plan_rebuild
+from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_operations import idle_operations, read_operation
+from keylane.metaserver.store_rebuild import store_rebuilt
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.control import BrokerHeartbeat, PartitionStatus
+from keylane.protocol.operations import OperationState, StepAction
+
+
+@pytest.fixture
+def engine() -> Iterator[sa.Engine]:
+    engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool)
+    prepare_sqlite(engine, SystemClock())
+    with engine.begin() as connection:
+        migrate(connection)
+    yield engine
+    engine.dispose()
+
+
+def forgotten(number: int, sealed: bool) -> tuple[PartitionStatus, PartitionStatus]:
+    """The children of a split of partition 1 that was cut short, numbered from `number`."""
+    return (
+        status(number, 0, 256, parents=(1,), messages=0, sealed=sealed),
+        status(number + 1, 256, 512, parents=(1,), messages=0, sealed=sealed),
+    )
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_lost_a_second_time_after_a_forgotten_operation_was_begun_again(
+    engine: sa.Engine, sealed: bool
+) -> None:
+    """What the first rebuild left out is sealed at its brokers; the second leaves it out as well, however far that
+    came, and whether the operation begun since is done, under way, or to be forgotten too."""
+    first = plan_rebuild([source(*HALVES, *forgotten(3, False))])
+    with engine.begin() as connection:
+        store_rebuilt(connection, first, route_version=1_000_000)
+        assert idle_operations(connection) == []
+        report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
+        report_broker(connection, report, ttl_ms=60_000)
+        (operation_id,) = idle_operations(connection)
+        left = read_operation(connection, operation_id)
+    assert left.state is OperationState.CANCELED
+    assert [one.partition_id for one in left.todo] == [3, 4]
+
+    old = (*HALVES[1:], *forgotten(3, sealed))
+    done = rebuilt(status(1, 0, 512, sealed=True), *old, *forgotten(5, False))
+    assert states(done) == {1: SEALED, 2: OPEN, 3: EXPIRED, 4: EXPIRED, 5: OPEN, 6: OPEN}
+    assert done.operation is None
+    whole = status(7, 0, 1024, parents=(1, 2), messages=0)
+    under_way = rebuilt(status(1, 0, 512, sealed=True), *old, whole)
+    assert states(under_way) == {1: OPEN, 2: OPEN, 3: EXPIRED, 4: EXPIRED, 7: PLANNED}
+    again = rebuilt(HALVES[0], *old, *forgotten(5, False))
+    assert states(again) == {1: OPEN, 2: OPEN} | dict.fromkeys((3, 4, 5, 6), EXPIRED)
+    given_up = rebuilt(HALVES[0], *old, status(5, 0, 512, parents=(1,)))
+    assert states(given_up) == {1: SEALED, 2: OPEN, 3: EXPIRED, 4: EXPIRED, 5: OPEN}
+    for one in (done, under_way, again, given_up):
+        assert one.canceled is not None
+        assert {key: one.canceled.steps[key] for key in (3, 4)} == dict.fromkeys(
+            (3, 4), (StepAction.SEAL, sealed)
+        )
+
+
+def test_of_two_operations_cut_short_the_older_is_left_out_whole() -> None:
+    """A resize to three was forgotten, then one of its two parents split: no child of the resize comes back."""
+    cut = (
+        status(3, 0, 341, parents=(1,), messages=0),
+        status(4, 341, 682, parents=(1, 2), messages=0),
+        status(5, 682, 1024, parents=(2,), messages=0),
+    )
+    subject = rebuilt(status(1, 0, 512, sealed=True), HALVES[1], *cut, *forgotten(6, False))
+    left_out = dict.fromkeys((3, 4, 5), EXPIRED)
+    assert states(subject) == {1: SEALED, 2: OPEN, 6: OPEN, 7: OPEN} | left_out
+    assert subject.operation is None
