@@ -33,7 +33,12 @@ def reset(
         int | None, typer.Option(min=0, help="This logic queue only, of a static subject.")
     ] = None,
     partition: Annotated[
-        int | None, typer.Option(min=1, help="This partition only, by id; not of a static subject.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="This partition only, by id; not of a static subject. Those before and behind it "
+            "stay where they are.",
+        ),
     ] = None,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,

@@ -3,6 +3,7 @@
 Invariants
     A group that is to handle a message again is to handle again, in order, all that is behind it in its queue: where a
     partition is not acked to its end, whatever continues it begins at its first message.
+    A reset of one partition sets that one, and looks at nothing else: there an operator answers for the order.
     Children are set before their parents: what is done after an interruption never leaves a gap behind what comes again.
 """
 
