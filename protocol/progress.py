@@ -35,6 +35,7 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
     Set the progress of a consumer group that has no live consumers.
 
     Without `queue` and `partition_id` everywhere; OFFSET needs one of them, because it means another message in each.
+    `partition_id` sets that one and looks at nothing before or behind it.
     """
 
     to: ResetTo

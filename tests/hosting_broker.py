@@ -5,31 +5,35 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from msgspec.structs import replace
+
 from keylane.protocol.control import (
     BrokerHeartbeat,
     HostPartition,
     PartitionStatus,
     PartitionStatusList,
 )
-from keylane.protocol.errors import BrokerReadOnlyError
-from keylane.protocol.routing import Partition
+from keylane.protocol.errors import BrokerReadOnlyError, PartitionUnknownError
+from keylane.protocol.routing import Partition, PartitionState
 from keylane.rpc.client import MetaClient
-from keylane.rpc.server import ControlRoute, Server
+from keylane.rpc.server import ControlRoute, Params, Server
 
 
 class HostingBroker:
-    """Hosts partitions in memory; `refuse_after` of them it takes no more."""
+    """Hosts and seals partitions in memory, without messages; `refuse_after` of them it takes no more."""
 
     def __init__(self, broker_group: str, broker_id: str = "") -> None:
         self.broker_group = broker_group
         self.broker_id = broker_id or f"folder-of-{broker_group}"
         self.hosted: dict[int, Partition] = {}
+        self._told: dict[int, HostPartition] = {}
         self.calls = 0
         self.refuse_after: int | None = None
         self._server = Server(
             [
                 ControlRoute("POST", "/v1/partitions", HostPartition, self._host),
                 ControlRoute("GET", "/v1/partitions", None, self._list),
+                ControlRoute("POST", "/v1/partitions/{id}/seal", None, self._seal),
             ]
         )
 
@@ -58,24 +62,38 @@ class HostingBroker:
         one = body.partition
         if self.refuse_after is not None and len(self.hosted) >= self.refuse_after:
             raise BrokerReadOnlyError("this broker takes no more partitions")
-        self.hosted[one.partition_id] = one
-        return self._status(one, body.subject)
+        known = self.hosted.get(one.partition_id)
+        if known is None or known.state is not PartitionState.SEALED:
+            self.hosted[one.partition_id] = one
+        self._told[one.partition_id] = body
+        return self._status(one.partition_id)
+
+    async def _seal(self, _body: object, params: Params) -> PartitionStatus:
+        partition_id = int(params["id"])
+        if partition_id not in self.hosted:
+            raise PartitionUnknownError(partition_id=partition_id)
+        sealed = replace(self.hosted[partition_id], state=PartitionState.SEALED)
+        self.hosted[partition_id] = sealed
+        return self._status(partition_id)
 
     async def _list(self, _body: object, _params: object) -> PartitionStatusList:
         return PartitionStatusList(
             broker_group=self.broker_group,
-            partitions=[self._status(one, "") for one in self.hosted.values()],
+            partitions=[self._status(one) for one in self.hosted],
+            broker_id=self.broker_id,
         )
 
-    @staticmethod
-    def _status(one: Partition, subject: str) -> PartitionStatus:
+    def _status(self, partition_id: int) -> PartitionStatus:
+        one = self.hosted[partition_id]
+        told = self._told[partition_id]
         return PartitionStatus(
-            partition_id=one.partition_id,
-            subject=subject,
+            partition_id=partition_id,
+            subject=told.subject,
             name=one.name,
             state=one.state,
             first_offset=0,
             next_offset=0,
+            facts=told,
         )
 
 

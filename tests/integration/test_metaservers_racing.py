@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,19 @@ import pytest
 from cluster import Program
 from hosting_broker import HostingBroker, hosting_broker
 from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join, Leave, ReleaseGrant
-from keylane.protocol.errors import SessionUnknownError, SubjectExistsError
+from keylane.protocol.errors import (
+    OperationForwardError,
+    OperationRunningError,
+    SessionUnknownError,
+    SubjectExistsError,
+)
+from keylane.protocol.operations import (
+    OperationKind,
+    OperationList,
+    OperationState,
+    OperationView,
+    Reshape,
+)
 from keylane.protocol.routing import route_table
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -158,10 +171,23 @@ async def report_for_ever(metas: list[MetaClient], broker: HostingBroker) -> Non
         await asyncio.sleep(0.2)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Race:
+    """Who takes part."""
+
+    metas: list[MetaClient]
+    brokers: list[HostingBroker]
+
+
+@pytest.fixture
+def metas(race: Race) -> list[MetaClient]:
+    return race.metas
+
+
 @pytest.fixture(params=["sqlite-2", "postgresql-2", "postgresql-3"])
-async def metas(
+async def race(
     request: pytest.FixtureRequest, tmp_path: Path, postgres: Postgres
-) -> AsyncIterator[list[MetaClient]]:
+) -> AsyncIterator[Race]:
     kind, count = request.param.split("-")
     arguments = ["--database-url", postgres.url()] if kind == "postgresql" else []
     before = deadlocks(postgres)
@@ -172,7 +198,7 @@ async def metas(
             for name in ("left", "right")
         ]
         reporting = [asyncio.create_task(report_for_ever(metas, broker)) for broker in brokers]
-        yield metas
+        yield Race(metas=metas, brokers=brokers)
         for task in reporting:
             assert not task.done() or task.exception() is None
             task.cancel()
@@ -279,3 +305,75 @@ async def test_wake_ups_cross(metas: list[MetaClient]) -> None:
             before = after
         assert len(before.grants) == 2
     assert max(waits) < 4.5  # it looks each half second; the poll itself would end after nine
+
+
+async def test_operations_exclude_each_other(race: Race) -> None:
+    """Resizes, evacuations and cancels at every metaserver at once: one operation runs on a subject, who comes second
+    is refused by type, every operation comes to its end, and the database and the brokers agree."""
+    metas, names = race.metas, ["s0", "s1", "s2"]
+    for name in names:
+        await metas[0].create_subject(CreateSubject(subject=name, partitions=4))
+    for broker in race.brokers:
+        broker.refuse_after = 0  # so that nothing leaves PLAN
+    first = await at_once(race, names, [6, 7, 8])
+    running = {one.subject: one.operation_id for one in first if one.operation_id}
+    assert running.keys() == set(names)
+    assert {one.operation_id for one in first} == set(running.values()), "two on one subject"
+
+    canceling = [
+        meta.cancel_operation(one) for one in running.values() for meta in metas for _ in range(2)
+    ]
+    canceled, second = await asyncio.gather(asyncio.gather(*canceling), at_once(race, names, [9]))
+    assert {one.state for one in canceled} == {OperationState.CANCELED}
+    assert {one.operation_id for one in second}.isdisjoint(running.values())
+    for subject in names:
+        assert len({one.operation_id for one in second if one.subject == subject}) <= 1
+
+    for broker in race.brokers:
+        broker.refuse_after = None
+    dice = random.Random(SEED)
+    for _ in range(4):
+        begun = await at_once(race, names, dice.sample(range(1, 12), 3))
+        cancels = [
+            dice.choice(metas).cancel_operation(one.operation_id)
+            for one in begun
+            if one.operation_id
+        ]
+        for one in await asyncio.gather(*cancels, return_exceptions=True):
+            assert isinstance(one, OperationView | OperationForwardError), one
+    for name in names:
+        await ended(metas[0], name)
+    found = await metas[-1].verify()
+    assert [one for one in found.checks if one.violations] == []
+
+
+async def at_once(race: Race, names: list[str], counts: list[int]) -> list[OperationView]:
+    """Resizes of each subject to all these counts and an evacuation, at every metaserver: what was begun."""
+    asks = [
+        Reshape(kind=OperationKind.RESIZE, subject=name, partitions=count)
+        for count in counts
+        for name in names
+    ]
+    source = race.brokers[0].broker_group
+    asks.insert(len(asks) // 2, Reshape(kind=OperationKind.EVACUATE, broker_group=source))
+    answers = await asyncio.gather(
+        *(meta.reshape(ask) for ask in asks for meta in race.metas), return_exceptions=True
+    )
+    refused = [one for one in answers if isinstance(one, BaseException)]
+    assert {type(one) for one in refused} <= {OperationRunningError}, refused
+    return [view for one in answers if isinstance(one, OperationList) for view in one.operations]
+
+
+async def ended(meta: MetaClient, subject: str) -> None:
+    """Every operation on a subject is done, or canceled and its children sealed."""
+    until = time.monotonic() + 60
+    while True:
+        found = (await meta.operations(subject)).operations
+        if all(
+            one.state in {OperationState.DONE, OperationState.CANCELED}
+            and all(step.done for step in one.steps)
+            for one in found
+        ):
+            return
+        assert time.monotonic() < until, found
+        await asyncio.sleep(0.05)

@@ -1,0 +1,150 @@
+"""Transactions of operations that meet on PostgreSQL: one waits for the other, sees what it did, and never crosses it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from keylane.metaserver.database import SqlDatabase, open_database
+from keylane.metaserver.schema import operations, subjects
+from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_operations import cancel_operation, claim_operation, note_steps
+from keylane.metaserver.store_plans import begin_operations
+from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject
+from keylane.protocol.errors import (
+    BrokerCordonedError,
+    CreationRunningError,
+    OperationRunningError,
+)
+from keylane.protocol.operations import OperationKind, Reshape
+from postgres import Postgres
+
+EVACUATE = Reshape(kind=OperationKind.EVACUATE, broker_group="g3")
+TTL_MS = 600_000
+
+
+class Meeting:
+    """One transaction that is kept open, and a database in which others are begun meanwhile."""
+
+    def __init__(self, engine: AsyncEngine, first: AsyncConnection, database: SqlDatabase) -> None:
+        self._engine = engine
+        self._first = first
+        self._database = database
+
+    async def first(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return await self._first.run_sync(work, *args, **kwargs)
+
+    async def second(
+        self, work: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> asyncio.Task[Any]:
+        """Begun and, as far as can be seen, waiting; a deadlock is not tried again."""
+
+        async def run() -> Any:
+            async with self._engine.begin() as connection:
+                return await connection.run_sync(work, *args, **kwargs)
+
+        task = asyncio.create_task(run())
+        await asyncio.sleep(0.3)
+        return task
+
+    async def commit(self) -> None:
+        await self._first.commit()
+
+    async def write(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return await self._database.write(work, *args, **kwargs)
+
+
+@pytest.fixture
+async def meeting(postgres: Postgres, tmp_path: Path) -> AsyncIterator[Meeting]:
+    """With three broker groups, and a subject `s` on the first two."""
+    url = postgres.url()
+    options = {"clock": SystemClock(), "boot": "", "broker_ttl_ms": TTL_MS}
+    engine = create_async_engine(url)
+    async with open_database(folder=tmp_path, url=url, **options) as database:
+        for group in ("g1", "g2", "g3"):
+            report = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
+            await database.write(report_broker, report, ttl_ms=TTL_MS)
+        await database.write(
+            plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=100
+        )
+        await database.write(open_subject, "s")
+        try:
+            async with engine.connect() as first:
+                yield Meeting(engine, first, database)
+        finally:
+            await engine.dispose()
+
+
+def begin(connection: Connection, ask: Reshape) -> list[int]:
+    begun = begin_operations(connection, ask, driver="d", lease_ms=60_000)
+    return [operation_id for operation_id, _ in begun]
+
+
+def move(connection: Connection) -> list[int]:
+    """One partition of `s` to g3."""
+    one = read_route(connection, "s").partitions[0].partition_id
+    return begin(
+        connection, Reshape(kind=OperationKind.MOVE, partition_ids=(one,), broker_group="g3")
+    )
+
+
+async def test_an_evacuation_sees_a_plan_that_was_not_committed_when_it_began(meeting: Meeting):
+    """It waits for the move, and is refused for it."""
+    await meeting.first(move)
+    evacuation = await meeting.second(begin, EVACUATE)
+    await meeting.commit()
+    with pytest.raises(OperationRunningError):
+        await evacuation
+
+
+async def test_an_evacuation_sees_a_creation_that_was_not_committed_when_it_began(
+    meeting: Meeting,
+):
+    """It waits for the plan of the new subject, and is refused for it."""
+    await meeting.first(plan_subject, CreateSubject(subject="new", partitions=3), subjects_max=9)
+    evacuation = await meeting.second(begin, EVACUATE)
+    await meeting.commit()
+    with pytest.raises(CreationRunningError):
+        await evacuation
+
+
+async def test_a_plan_sees_a_cordon_that_was_not_committed_when_it_began(meeting: Meeting):
+    """A move waits for the evacuation of its target, and is refused; a new subject goes elsewhere."""
+    await meeting.first(begin, EVACUATE)
+    moving = await meeting.second(move)
+    ask = CreateSubject(subject="new", partitions=3)
+    creation = await meeting.second(plan_subject, ask, subjects_max=9)
+    await meeting.commit()
+    with pytest.raises(BrokerCordonedError):
+        await moving
+    await creation
+    await meeting.write(open_subject, "new")
+    route = await meeting.write(read_route, "new")
+    assert {one.broker_group for one in route.partitions} == {"g1", "g2"}
+
+
+async def test_a_cancel_and_its_driver_wait_in_one_order(meeting: Meeting):
+    """What a driver notes while a cancel is half-way waits, changes nothing of it, and crosses it nowhere."""
+    (operation_id,) = await meeting.write(move)
+    operation = await meeting.write(claim_operation, operation_id, driver="d", lease_ms=60_000)
+    for table, here in (
+        (subjects, subjects.c.subject_id == operation.subject_id),
+        (operations, operations.c.operation_id == operation_id),
+    ):
+        await meeting.first(Connection.execute, sa.select(table).where(here).with_for_update())
+    hosted = dict.fromkeys(one.partition_id for one in operation.todo)
+    noted = await meeting.second(note_steps, operation_id, hosted, "")
+    await meeting.first(cancel_operation, operation_id)
+    await meeting.commit()
+    await noted
+    left = await meeting.write(claim_operation, operation_id, driver="d", lease_ms=60_000)
+    assert [one.partition_id for one in left.todo] == list(hosted)
