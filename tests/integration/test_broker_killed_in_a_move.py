@@ -1,0 +1,108 @@
+"""A broker killed after any step of a move, the parent's or the child's: the move comes to its end, the order holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from cluster import Cluster, done_operation, eventually
+from keylane.protocol.errors import NotEnoughBrokersError, UnreachableError
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+from load import Load
+
+PLACES = {"parent": "g1", "child": "g2"}
+NEEDED = {("planned", "parent"), ("planned", "child"), ("hosted", "parent"), ("sealing", "parent")}
+"""Where a move cannot come to its end before the broker is back."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two brokers and a metaserver that soon notices who is silent; each test kills and restarts them."""
+    settings = "operation_lease_ms = 400\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
+    cluster = Cluster(tmp_path_factory.mktemp("moves"), 2, meta_settings=settings)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("victim", PLACES)
+@pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "sealed", "opened"])
+async def test_a_broker_killed_after_any_step(cluster: Cluster, step: str, victim: str):
+    """The metaserver is stopped at the step and the broker killed there; then both come back, the broker last."""
+    subject = f"{step}-{victim}"
+    route = await cluster.create(subject, partitions=2)
+    (source,) = (one for one in route.partitions if one.broker_group == PLACES["parent"])
+    move = Reshape(
+        kind=OperationKind.MOVE,
+        partition_ids=(source.partition_id,),
+        broker_group=PLACES["child"],
+    )
+    program = cluster.meta_program
+    broker = cluster.brokers[list(PLACES).index(victim)]
+    network = HttpNetwork()
+    meta = MetaClient(network, [cluster.meta])
+    async with Load(cluster.meta, subject, keys=20) as load:
+        await load.progress(100)
+        program.kill()
+        program.environment = {"KEYLANE_DIE_AFTER": step}
+        program.restart()
+        await begun(meta, move)
+        await eventually(lambda: program.process.poll() is not None, what="its death")
+        program.process.stdout.close()
+        broker.kill()
+        program.environment = {}
+        program.restart()
+        (view,) = (await meta.operations(subject)).operations
+        if (step, victim) in NEEDED:
+            await silent(meta, PLACES[victim])
+            (view,) = (await meta.operations(subject)).operations
+            assert view.state in {OperationState.PLAN, OperationState.SEAL}
+        broker.restart()
+        await done_operation(meta, view)
+        await load.progress(100)
+        await load.finish()
+        sent = Counter({key: len(values) for key, values in load.sent.items()})
+        await eventually(
+            lambda: Counter({key: len(one) for key, one in handled(load).items()}) == sent,
+            seconds=40,
+            what="every message handled",
+        )
+    await network.close()
+    assert handled(load) == load.sent
+    await cluster.check_history(subject, load.sent)
+
+
+def handled(load: Load) -> dict[bytes, list[bytes]]:
+    """By key, in the order of the first handling: what was not acked when the broker died may come again."""
+    found: dict[bytes, dict[bytes, None]] = {}
+    for message in load.handled["audit"]:
+        found.setdefault(message.order_key, {})[message.value] = None
+    return {key: list(values) for key, values in found.items()}
+
+
+async def begun(meta: MetaClient, ask: Reshape) -> None:
+    """Ask a metaserver that has just been started, and that dies of it."""
+    with contextlib.suppress(UnreachableError):
+        while True:
+            try:
+                await meta.reshape(ask)
+                return
+            except NotEnoughBrokersError:
+                await asyncio.sleep(0.05)
+
+
+async def silent(meta: MetaClient, group: str) -> None:
+    """Wait until the metaserver takes a broker group for silent."""
+    while True:
+        brokers = (await meta.health()).details["brokers"]
+        if not next(one["available"] for one in brokers if one["broker_group"] == group):
+            return
+        await asyncio.sleep(0.05)
