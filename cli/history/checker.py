@@ -2,11 +2,15 @@
 
     lost            acked and not stored where the receipt says, or acked for a group that never handled it
     phantom         stored or handled and never sent so, or stored although the sender was told it was not
-    duplicate       stored twice, though no reordering was declared
-    inversion       two messages of one key and producer stored in another order than they were sent
-    skip            a handler began before the message before it of its key was handled, or a cursor passed one
-    nonmonotonic    an owner went back over what it had handled; a fence, a cursor or an ack that was durable is forgotten
-    stale effect    a broker served a token below one that it had served before, or a fenced owner's ack counted
+    duplicate       stored twice, though no reordering was declared; a batch taken twice
+    inversion       two messages of one key and producer stored in another order than they were sent, or one where
+                    its key does not belong, though no reordering was declared
+    skip            a handler began before the message before it of its key was handled, a cursor passed one, or the
+                    log has a batch and not the one that its producer sent before
+    nonmonotonic    an owner went back over what it had handled; a fence, a cursor or an ack that was durable is
+                    forgotten; a producer went back to an older route, or two routes have one version
+    stale effect    a broker served a token below one that it had served before, a fenced owner's ack counted, or a
+                    batch of an older epoch was taken
     late start      a handler began at or after its lease's end, by its own clock or by the database's
     duplicate token a token granted, or used, twice on a partition, or one below an earlier one
     two grants      a lease given away that was neither let go nor expired; a handler of an older grant that
@@ -25,6 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .events import (
+    Batched,
     Dropped,
     Ended,
     Event,
@@ -32,7 +37,9 @@ from .events import (
     Holds,
     LetGo,
     Looked,
+    Ranged,
     Recovered,
+    Routed,
     Sent,
     Served,
     Settled,
@@ -44,6 +51,7 @@ from .findings import Findings
 from .log import Log
 from .ownership import Ownership
 from .progress import Progress, Range
+from .routes import Routes, Sequences
 
 
 def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
@@ -54,7 +62,15 @@ def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
         drained: the run was healed and given time, so everything must be settled and handled.
     """
     judge = Judge()
-    for kinds in ({Sent: judge.log.sent}, {Settled: judge.log.settled}, {Stored: judge.log.stored}):
+    log = judge.log
+    for kinds in (
+        {Sent: log.sent},
+        {Settled: log.settled},
+        {Ranged: log.ranged},
+        {Stored: log.stored},
+        {Batched: judge.sequences.batched},
+        {Routed: judge.routes.routed},
+    ):
         _feed(events, kinds)
     judge.log.close(drained=drained)
     take: dict[type[Any], Callable[..., None]] = {
@@ -93,6 +109,8 @@ class Judge:
         self.found = Findings()
         self.log = Log(self.found, partitions_fixed=partitions_fixed)
         self.ownership = Ownership(self.found)
+        self.sequences = Sequences(self.found)
+        self.routes = Routes(self.found)
         self.now = 0
         self._groups: dict[str, dict[int, Progress]] = {}
 

@@ -22,7 +22,10 @@ class Sent(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """A producer heard what became of it: "stored", "not done", "unknown"; "gone" if it died before."""
+    """
+    A producer heard what became of it: "stored", "not done", "unknown"; "gone" if it died before, or was closed and
+    could not tell; "withdrawn" if it was closed and said that it is stored nowhere.
+    """
 
     value: Value
     outcome: str
@@ -38,6 +41,33 @@ class Stored(NamedTuple):
     offset: int
     key: bytes
     value: Value
+
+
+class Ranged(NamedTuple):
+    """A partition takes the logical partitions `[range_start, range_end)`."""
+
+    partition_id: int
+    range_start: int
+    range_end: int
+
+
+class Batched(NamedTuple):
+    """The log at the end holds this batch here; each partition's in order."""
+
+    partition_id: int
+    offset: int
+    messages: int
+    producer_id: int
+    epoch: int
+    sequence: int
+
+
+class Routed(NamedTuple):
+    """A producer follows this route from now on; the ids of its open partitions rise."""
+
+    producer: str
+    version: int
+    partition_ids: tuple[int, ...]
 
 
 class Started(NamedTuple):
@@ -145,6 +175,9 @@ Event = (
     Sent
     | Settled
     | Stored
+    | Ranged
+    | Batched
+    | Routed
     | Started
     | Ended
     | Dropped

@@ -9,6 +9,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import NamedTuple
 
+from ...protocol.routing import logical_partition
 from .events import Value
 from .findings import Findings
 
@@ -57,6 +58,11 @@ class Log:
         """Keys in more than one partition."""
         self._before: dict[Place, Place] = {}
         self._elsewhere: dict[Place, Place] = {}
+        self._ranges: dict[int, range] = {}
+
+    def ranged(self, partition_id: int, range_start: int, range_end: int) -> None:
+        """See `events.Ranged`."""
+        self._ranges[partition_id] = range(range_start, range_end)
 
     def sent(self, value: Value, key: bytes, producer: str, number: int, strict: bool) -> None:
         """See `events.Sent`."""
@@ -90,14 +96,19 @@ class Log:
             self._more_places[value].append(place)
             if promised:
                 self._found.note("duplicate", f"{value!r} at {partition_id}/{offset} and {first}")
-        if fate.outcome == "not done":
-            self._found.note("phantom", f"{value!r} at {place}, told as not done")
+        if fate.outcome in {"not done", "withdrawn"}:
+            self._found.note("phantom", f"{value!r} at {place}, told as {fate.outcome}")
         if key:
             self._keyed(place, key, one, promised=promised)
 
     def _keyed(self, place: Place, key: bytes, one: _Sending, *, promised: bool) -> None:
         partition_id = place[0]
         if promised:
+            taken = self._ranges.get(partition_id)
+            if taken is not None and logical_partition(key) not in taken:
+                self._found.note(
+                    "inversion", f"{key!r} at {place}: its partition is another, undeclared"
+                )
             lane = (partition_id, one.producer, key)
             before = self._newest.get(lane, -1)
             if one.number < before:

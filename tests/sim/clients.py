@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from history.observation import Telling, dropped, ended, started
-from keylane.cli.history.events import Event, Sent, Settled
+from keylane.cli.history.events import Event, Routed, Sent, Settled
 from keylane.consumer.client import Consumer
 from keylane.consumer.settings import ConsumerSettings
 from keylane.producer.client import Producer
@@ -16,7 +16,9 @@ from keylane.producer.settings import ProducerSettings
 from keylane.producer.ticket import Ticket
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import Fate, KeylaneError, QueueFullError
+from keylane.protocol.ids import Subject
 from keylane.protocol.message import Message
+from keylane.protocol.routing import Route
 from sim.hosts import Host
 from sim.network import SimNetwork
 
@@ -50,9 +52,16 @@ class ProducerHost(Host):
         """Messages sent whose fate is not known yet."""
         self.busy = False
         """True until `count` messages are sent."""
+        self._producer: Producer | None = None
+        self._closing = False
+        self._number = 0
+        """Of the next message of this process."""
+        self._route: Route | None = None
 
     def start(self, count: int) -> None:
         process = self.new_process()
+        self._closing = False
+        self._route = None
         self.busy = True
         self.spawn(self._run(count), process.context.copy())
 
@@ -62,6 +71,20 @@ class ProducerHost(Host):
             self._record(Settled(value, "gone"))
         self.waiting.clear()
         self.busy = False
+        self._producer = None
+
+    def close(self) -> None:
+        """Have it closed at once, whatever it has not sent yet."""
+        if self.running and not self._closing and self._producer is not None:
+            self._closing = True
+            work = self._close(self._producer)
+            self.process.context.copy().run(self.spawn, work, self.process.context.copy())
+
+    async def _close(self, producer: Producer) -> None:
+        await producer.close(flush=False)
+        while self.waiting:  # each is told before this process ends
+            await asyncio.sleep(0.001)
+        self.end(machine_down=False)
 
     async def _run(self, count: int) -> None:
         producer = Producer(
@@ -71,7 +94,6 @@ class ProducerHost(Host):
             clock=self.machine,
             dice=self.dice,
         )
-        name = f"{self.name}.{self.starts}"
         # What the metaserver's health call needs is a metaserver: ask until one answers.
         while True:
             try:
@@ -79,31 +101,56 @@ class ProducerHost(Host):
                 break
             except KeylaneError:
                 await asyncio.sleep(0.2)
-        number = 0
+        self._producer = producer
+        self._number = 0
         dice = self.dice
-        while number < count:
-            for _ in range(min(count - number, dice.choice((1, 1, 2, 5, 20)))):
-                key = dice.choice(self._keys) if dice.random() < 0.97 else b""
-                value = b"%s:%d" % (name.encode(), number)
-                value += b"." * int(self._padding_bytes * dice.random() ** 3)
-                try:
-                    ticket = producer.send(SUBJECT, value, key=key)
-                except QueueFullError:
-                    await producer.room()
-                    continue
-                self._record(Sent(value, key, name, number, self._strict))
-                self.waiting[value] = None
-                self.spawn(self._settle(ticket, value), self.process.context.copy())
-                number += 1
+        while self._number < count and not self._closing:
+            left = count - self._number
+            await self._send(producer, min(left, dice.choice((1, 1, 2, 5, 20))))
             pause_s = dice.choice((0, 0.01, 0.1, 0.5, 1.0)) * dice.random()
             await asyncio.sleep(self._pace * pause_s)
         self.busy = False
+
+    def burst(self) -> None:
+        """Send some more, now."""
+        if self.running and not self._closing and self._producer is not None:
+            work = self._send(self._producer, 6)
+            self.process.context.copy().run(self.spawn, work, self.process.context.copy())
+
+    async def _send(self, producer: Producer, count: int) -> None:
+        name, dice = f"{self.name}.{self.starts}", self.dice
+        for _ in range(count):
+            key = dice.choice(self._keys) if dice.random() < 0.97 else b""
+            value = b"%s:%d" % (name.encode(), self._number)
+            value += b"." * int(self._padding_bytes * dice.random() ** 3)
+            if self._closing:
+                return
+            self._look_at_route(producer, name)
+            try:
+                ticket = producer.send(SUBJECT, value, key=key)
+            except QueueFullError:
+                await producer.room()
+                continue
+            self._record(Sent(value, key, name, self._number, self._strict))
+            self.waiting[value] = None
+            self.spawn(self._settle(ticket, value), self.process.context.copy())
+            self._number += 1
+
+    def _look_at_route(self, producer: Producer, name: str) -> None:
+        """Note which route it follows, when that is another one."""
+        sender = producer._senders.get(Subject(SUBJECT))
+        route = None if sender is None else sender._route
+        if route is not None and route is not self._route:
+            self._route = route
+            ids = sorted(one.partition_id for one in route.open_partitions())
+            self._record(Routed(name, route.version, tuple(ids)))
 
     async def _settle(self, ticket: Ticket, value: bytes) -> None:
         try:
             receipt = await ticket
         except KeylaneError as error:
-            outcome = "not done" if error.fate is Fate.NOT_DONE else "unknown"
+            told = ("withdrawn", "gone") if self._closing else ("not done", "unknown")
+            outcome = told[error.fate is not Fate.NOT_DONE]
             self._record(Settled(value, outcome))
         else:
             self._record(

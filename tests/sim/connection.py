@@ -96,6 +96,11 @@ class Connection:
             return
         self.broken = True
         internet = self._internet
+        chance = internet.weather.ghost_chance
+        if self._up.frames and chance and internet.dice.random() < chance:
+            later_s = internet.delay_of_a_double()
+            for frame in self._up.frames:
+                internet.loop.after(later_s, self._haunt, frame)
         if self.channel is not None:
             internet.loop.after(
                 internet.delay(), internet.loop.post, self.client, self.channel.ended, "reset"
@@ -103,6 +108,10 @@ class Connection:
         internet.loop.after(
             internet.delay(), internet.loop.post, self.server.process, self._server_ended
         )
+
+    def _haunt(self, frame: bytes) -> None:
+        """The server reads what came before the end; nobody hears its answer."""
+        self._internet.loop.post(self.server.process, self._serve, frame)
 
     # ── in the server's process ───────────────────────────────────────────────────────────────────────
     def _serve(self, frame: bytes) -> None:

@@ -32,7 +32,11 @@ class _ClockOfNow:
         self.machine: Machine | None = None
 
     def boot_ms(self) -> int:
-        return 0 if self.machine is None else self.machine.boot_ms()
+        return 0 if self.machine is None else self.read(self.machine)
+
+    def read(self, machine: Machine) -> int:
+        """By this clock of the machine; asked anew each time, the engine keeps `boot_ms` itself."""
+        return machine.boot_ms()
 
 
 @cache
@@ -47,12 +51,18 @@ def _engine() -> tuple[Engine, sqlite3.Connection, _ClockOfNow, bytes]:
     return engine, raw, clock, raw.serialize()
 
 
+def forget_engine() -> None:
+    """After a run that was broken off in the middle: a transaction may be open for ever."""
+    _engine.cache_clear()
+
+
 class Shelf:
     """One database, used by all metaserver processes of a machine; it outlives them."""
 
     def __init__(self, machine: Machine, record: Callable[[Granted], None]) -> None:
         self.engine, self._raw, clock, empty = _engine()
         clock.machine = machine
+        self._clock = clock
         self._machine = machine
         self._record = record
         self._raw.deserialize(empty)
@@ -69,7 +79,7 @@ class Shelf:
             result = work(connection, *args, **kwargs)
         if durable:
             self._durable = None
-        for event in before.granted(self._raw.execute, now_ms=self._machine.boot_ms()):
+        for event in before.granted(self._raw.execute, now_ms=self._clock.boot_ms()):
             self._record(event)
         return result
 
@@ -83,7 +93,7 @@ class Shelf:
             return None
         ask = "SELECT expires_at FROM sessions WHERE session = ?"
         found = self._raw.execute(ask, (session,)).fetchone()
-        return 0 if found is None else max(0, found[0] - self._machine.boot_ms())
+        return 0 if found is None else max(0, found[0] - self._clock.boot_ms())
 
     def lose_power(self) -> None:
         """Back to what was synced."""

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from keylane.protocol.errors import StorageError
 from keylane.protocol.operations import OperationKind, Reshape
-from sim.clients import SUBJECT
+from sim.clients import SUBJECT, ProducerHost
 from sim.disk import Crashed
 from sim.hosts import BrokerHost, Host, MetaHost
 
 if TYPE_CHECKING:
     from sim.world import World
 
-OPERATIONS = ("resize", "move", "split", "merge", "evacuate")
+STORIES = ("resize", "move", "split", "merge", "evacuate", "lost_lease", "ghosts")
 """Drawn more often than each fault: every one of them is a story of its own."""
 
 
@@ -28,6 +28,10 @@ class Faults:
         self._loop = world.loop
         self.done = 0
         self.healed = False
+        weather = world.internet.weather
+        self._usual = {
+            name: getattr(weather, name) for name in ("loss_chance", "late_chance", "twice_chance")
+        }
         self._kinds: dict[str, Callable[[], None]] = {
             name: getattr(self, f"_{name}")
             for name in sorted(world.swarm.faults)
@@ -38,8 +42,8 @@ class Faults:
         """One fault, drawn from those of the swarm."""
         if self._kinds:
             self.done += 1
-            some = [name for name in OPERATIONS if name in self._kinds]
-            often = bool(some) and self._dice.random() < 0.2
+            some = [name for name in STORIES if name in self._kinds]
+            often = bool(some) and self._dice.random() < 0.3
             name = self._dice.choice(some if often else list(self._kinds))
             self._world.trace(f"fault {name}")
             self._kinds[name]()
@@ -91,6 +95,13 @@ class Faults:
     def _producer_crash(self) -> None:
         self._crash(list(self._world.producers))
 
+    def _producer_close(self) -> None:
+        """It is closed in the middle of its work, and says of each message what is known of it."""
+        host = self._some(list(self._world.producers))
+        if isinstance(host, ProducerHost):
+            host.close()
+            self._later(2 + self._dice.random(), self.restart, host)
+
     def _consumer_pause(self) -> None:
         self._pause(list(self._world.consumers), self._world.swarm.ttl_ms / 100)
 
@@ -136,6 +147,14 @@ class Faults:
             self._later(2.0, self.restart, host)
             self._later(4.0, self.restart, host)
 
+    def _broker_commit(self) -> None:
+        """It dies right after one of the next syncs, before anybody is told; most of what waits comes again."""
+        host = self._some(list(self._world.brokers))
+        if isinstance(host, BrokerHost):
+            host.crash_after_commits = self._dice.randint(1, 4)
+            self._later(1.0 + self._dice.random(), self.restart, host)
+            self._later(3.0, self.restart, host)
+
     def _broker_stall(self) -> None:
         """Its disk does not answer for a while; sometimes that is how its end begins."""
         host = self._some(list(self._world.brokers))
@@ -156,7 +175,9 @@ class Faults:
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
             host.disk.fail = self._dice.choice(("fdatasync", "write"))
-            self._later(1.0, self._change_disk, host)
+            if self._dice.random() < 0.5:  # once only, and nobody looks for a while
+                self._later(0.2 * self._dice.random(), setattr, host.disk, "fail", "")
+            self._later(0.5 + self._dice.random(), self._change_disk, host)
 
     def _change_disk(self, host: BrokerHost) -> None:
         host.disk.fail = ""
@@ -227,6 +248,9 @@ class Faults:
         group = self._dice.choice(("g0", "g1"))
         self._world.operate(Reshape(kind=OperationKind.EVACUATE, broker_group=group))
 
+    def _cordon(self) -> None:
+        self._world.cordon(self._dice.choice(("g0", "g1")), 2 * self._dice.random())
+
     # ── network and clocks ────────────────────────────────────────────────────────────────────────────
     def _cut(self, left: list[Host], right: list[Host]) -> None:
         net = self._world.internet
@@ -243,14 +267,22 @@ class Faults:
         self._cut(list(self._world.consumers), list(self._world.metas))
 
     def _lost_lease(self) -> None:
-        """A consumer falls silent, to the metaservers alone or altogether, until others have what it held; and more."""
+        """
+        A consumer falls silent in the middle of its work, to the metaservers alone or altogether, until others have
+        what it held; or until its time is over by its own reckoning, and by the database's not quite.
+        """
         world, dice = self._world, self._dice
         host = self._some(list(world.consumers))
         if host is None or host.process.paused:
             return
         ttl_s = world.swarm.ttl_ms / 1000
+        for producer in world.producers:
+            for share in (0.0, 0.0, 0.9, 1.1):
+                self._later(ttl_s * share, self._burst, producer)
         silent_s = ttl_s * (1.2 + 2 * dice.random())
-        if "broker_power" in world.swarm.faults:
+        if dice.random() < 0.4:
+            silent_s = ttl_s * (0.45 + 0.55 * dice.random())
+        elif "broker_power" in world.swarm.faults:
             # The brokers' machines stop while the new owners come, and the old one wakes up when they are back.
             down_s = ttl_s * (0.9 + 0.7 * dice.random())
             silent_s = down_s + 0.8 * dice.random()
@@ -260,15 +292,28 @@ class Faults:
                 self._later(down_s, self._cut_power, broker, broker.starts)
         if "wall_jump" in world.swarm.faults:
             self._later(ttl_s * dice.random(), self._jump, host)
+        self._later(0.1 * dice.random(), self._fall_silent, host, silent_s)
+
+    def _fall_silent(self, host: Host, silent_s: float) -> None:
+        world, dice = self._world, self._dice
         if "consumer_pause" in world.swarm.faults and dice.random() < 0.5:
             host.process.paused = True
             self._later(silent_s, self._loop.resume, host.process)
             return
         only_there = "one_way" in world.swarm.faults and dice.random() < 0.5
-        for meta in world.metas:
-            for link in ((host.name, meta.name), (meta.name, host.name))[: 1 if only_there else 2]:
+        deaf_to: list[tuple[Host, float]] = [(meta, silent_s) for meta in world.metas]
+        if "cut_consumer_broker" in world.swarm.faults and dice.random() < 0.7:
+            # And to the brokers for longer: what it hands over late it cannot flush.
+            deaf_to += [(broker, silent_s + 1.5 * dice.random()) for broker in world.brokers]
+        for other, seconds in deaf_to:
+            links = ((host.name, other.name), (other.name, host.name))
+            for link in links[: 1 if only_there else 2]:
                 world.internet.cut_link(*link)
-                self._later(silent_s, world.internet.heal_link, *link)
+                self._later(seconds, world.internet.heal_link, *link)
+
+    def _burst(self, producer: ProducerHost) -> None:
+        if not self.healed:
+            producer.burst()
 
     def _cut_consumer_broker(self) -> None:
         self._cut(list(self._world.consumers), list(self._world.brokers))
@@ -302,10 +347,37 @@ class Faults:
     def _twice(self) -> None:
         self._for_a_while("twice_chance", 0.5 * self._dice.random())
 
+    def _ghosts(self) -> None:
+        """
+        What a producer sends to a broker is stuck until its connection breaks; on the next one it goes on, and what was
+        stuck comes late, to nobody's knowledge.
+        """
+        world, dice = self._world, self._dice
+        producer = dice.choice(world.producers)
+        brokers = sorted(
+            {
+                one.server.process.name
+                for one in world.internet.connections
+                if one.client is producer.process and not one.broken
+            }
+        )
+        if not brokers:
+            return
+        link = (producer.name, dice.choice(brokers))
+        stuck_s = 0.3 + 1.7 * dice.random()
+        world.internet.cut_link(*link)
+        self._later(stuck_s, world.internet.break_link, *link)
+        for after_s in (0.0, stuck_s, stuck_s + 0.2, stuck_s + 0.5):
+            self._later(after_s, self._burst, producer)
+
     def _for_a_while(self, name: str, value: float) -> None:
         weather = self._world.internet.weather
         setattr(weather, name, value)
-        self._later(3 * self._dice.random(), setattr, weather, name, 0.0)
+        self._later(3 * self._dice.random(), self._calm, name)
+
+    def _calm(self, name: str) -> None:
+        """The weather is again what it mostly is in this seed."""
+        setattr(self._world.internet.weather, name, 0.0 if self.healed else self._usual[name])
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────
     def heal(self) -> None:
@@ -314,6 +386,7 @@ class Faults:
         world = self._world
         world.internet.heal()
         for broker in world.brokers:
+            broker.crash_after_commits = None
             broker.disk.room = None
             if broker.disk.fail or broker.disk.crash_at is not None:
                 broker.disk.crash_at = None

@@ -168,6 +168,7 @@ class BrokerHost(Host):
         record: Callable[[Event], None],
         clock_tick: Callable[[], int],
         settings: dict[str, Any],
+        queued_bytes: int,
         disk_s: float,
     ) -> None:
         super().__init__(*args)
@@ -179,9 +180,11 @@ class BrokerHost(Host):
         self._record = record
         self._tick = clock_tick
         self._settings = settings
+        self._queued_bytes = queued_bytes
         self._disk_s = disk_s
         self.stalled_until = 0.0
         """Nothing comes back from the disk before."""
+        self.crash_after_commits: int | None = None
 
     @property
     def address(self) -> str:
@@ -195,18 +198,7 @@ class BrokerHost(Host):
         disk, machine = self.disk, self.machine
         disk.lock()
         identity = claim_folder(disk, broker_group=self.group, dice=self.dice)
-        settings = settings_of(group=self.group, meta=tuple(self._meta), **self._settings)
-        store = self.store = Store.open(
-            disk,
-            settings,
-            clock=machine,
-            run_commit=self._blocking,
-            run_read=self._blocking,
-            run_background=self._blocking,
-        )
-        for partition_id, partition in sorted(store.state.partitions.items()):
-            for name, one in sorted(partition.groups.items()):
-                self._record(Recovered(name, partition_id, one.lock.fence, one.acked.cursor))
+        store = self.store = self._open_store()
         service = BrokerService(store, clock=machine)
         network = SimNetwork(self.internet, self.process)
 
@@ -241,6 +233,41 @@ class BrokerHost(Host):
         self.internet.listen(self.address, listener)
         self.spawn(registration.run(), self.process.context.copy())
 
+    def _open_store(self) -> Store:
+        """What the disk has."""
+        store = Store.open(
+            self.disk,
+            settings_of(group=self.group, meta=tuple(self._meta), **self._settings),
+            clock=self.machine,
+            run_commit=self._blocking,
+            run_read=self._blocking,
+            run_background=self._blocking,
+        )
+        # Less than settings allow, so that it is full at times.
+        store.commit._queued_bytes_max = self._queued_bytes
+        for partition_id, partition in sorted(store.state.partitions.items()):
+            for name, one in sorted(partition.groups.items()):
+                self._record(Recovered(name, partition_id, one.lock.fence, one.acked.cursor))
+        return store
+
+    async def close_store(self) -> None:
+        """As a broker ends that is told to: with a snapshot of everything."""
+        if self.store is not None:
+            await self.store.close()
+
+    def look_at_disk(self, *, quiet: bool) -> Store:
+        """The power goes, and somebody looks at what is left: that was durable; if all was quiet, nothing else was."""
+        sealed = set() if self.store is None else _sealed(self.store)
+        self.disk.fail, self.disk.room = "", None
+        self.lose_power()
+        store = self._open_store()
+        found = _sealed(store)
+        for partition_id in sorted(sealed - found):
+            self.loop.faults.append(f"partition {partition_id} is sealed no more")
+        for partition_id in sorted(found - sealed) if quiet else ():
+            self.loop.faults.append(f"partition {partition_id} was sealed, and took messages")
+        return store
+
     async def _blocking(self, function: Callable[..., Any], /, *args: Any) -> Any:
         """As a thread would: some time before, the work at one moment, some time after."""
         dice = self.dice
@@ -252,12 +279,23 @@ class BrokerHost(Host):
         except Crashed:
             self.lose_power()
             raise
+        self._committed(function)
         if dice.random() < 0.3:
             await asyncio.sleep(self._disk_s / 2 * dice.random())
         return result
 
+    def _committed(self, function: Callable[..., Any]) -> None:
+        """It may die right after a sync, before anybody is told."""
+        if self.crash_after_commits is None or function.__name__ != "_write":
+            return
+        self.crash_after_commits -= 1
+        if self.crash_after_commits <= 0:
+            self.end(machine_down=False)
+            raise Crashed("after a commit")
+
     def end(self, *, machine_down: bool) -> None:
         super().end(machine_down=machine_down)
+        self.crash_after_commits = None
         self.disk.close()
         self.disk.crash_at = None
 
@@ -266,3 +304,8 @@ class BrokerHost(Host):
         self.stalled_until = 0.0
         self.end(machine_down=True)
         self.disk = self.disk.after_crash(self.dice)
+
+
+def _sealed(store: Store) -> set[int]:
+    """The partitions whose seal has been told."""
+    return {key for key, one in store.state.partitions.items() if one.ended}

@@ -18,8 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
-STEPS_MAX = 500_000
-"""Some ten times what a long seed needs: a loop that never lets time pass is a fault."""
+STEPS_MAX = 200_000
+"""Several times what a long seed needs: a loop that never lets time pass is a fault."""
+FAULTS_OF_CODE = (TypeError, AttributeError, NameError, ImportError, AssertionError)
+"""Of these a task must not end either, though nobody asks what became of it."""
 
 
 class StuckError(Exception):
@@ -69,9 +71,10 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         message = context.get("message", "")
-        if "never retrieved" in message or "was destroyed" in message:
-            return
-        self.faults.append(context.get("exception") or message)
+        error = context.get("exception")
+        unasked = "never retrieved" in message or "was destroyed" in message
+        if not unasked or isinstance(error, FAULTS_OF_CODE):
+            self.faults.append(error or message)
 
     # ── what asyncio asks of a loop ───────────────────────────────────────────────────────────────────
     def time(self) -> float:

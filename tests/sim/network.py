@@ -1,6 +1,7 @@
 """A network between simulated processes: delay, loss, late and doubled calls, one-way cuts, resets.
 
-    data plane     like TCP: in order until it breaks; a cut holds what is under way, healing delivers it or breaks it
+    data plane     like TCP: in order until it breaks; a cut holds what is under way, healing delivers it or breaks it;
+                   a server may read what came on a connection after its client has given it up and opened another
     control calls  each on its own: late, twice, lost on the way there, or lost on the way back, after their effect
 
 Handlers are the real ones: `BrokerService.handle` for frames, the tables of `ControlRoute` for control calls; what
@@ -43,6 +44,8 @@ class Weather:
     late_s: float = 3.0
     loss_chance: float = 0.0
     twice_chance: float = 0.0
+    ghost_chance: float = 0.0
+    """What was under way to a server when its connection ended is served all the same, perhaps much later."""
     held_chance: float = 0.5
     """What is under way when a link is cut arrives after the cut, instead of breaking its connection."""
 
@@ -109,6 +112,10 @@ class Internet:
             wait += weather.late_s * self.dice.random()
         return wait
 
+    def delay_of_a_double(self) -> float:
+        """How much later the second of two may come."""
+        return self.weather.late_s * self.dice.random()
+
     def lost(self) -> bool:
         chance = self.weather.loss_chance
         return bool(chance) and self.dice.random() < chance
@@ -147,12 +154,20 @@ class Internet:
             else:
                 self._held.append(one)
 
+    def break_link(self, source: str, target: str) -> None:
+        """The cut heals, and no connection has outlived it."""
+        for connection in list(self.connections):
+            if {connection.client.name, connection.server.process.name} == {source, target}:
+                connection.break_off()
+        self.heal_link(source, target)
+
     def heal(self) -> None:
         """Fine weather, no cuts."""
         for link in sorted(self.cut):
             self.heal_link(*link)
         weather = self.weather
         weather.late_chance = weather.loss_chance = weather.twice_chance = 0.0
+        weather.ghost_chance = 0.0
 
 
 class SimNetwork:
@@ -216,8 +231,10 @@ class SimNetwork:
         future: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
         call = _ControlCall(self, method, address, path, packed, dict(query or {}), future)
         times = 2 if self._internet.dice.random() < self._internet.weather.twice_chance else 1
-        for _ in range(times):
-            call.send()
+        call.send()
+        if times == 2:
+            late = self._internet.dice.random() < 0.5
+            self._loop.after(self._internet.delay_of_a_double() if late else 0.0, call.send)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 status, data = await future

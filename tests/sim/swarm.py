@@ -8,11 +8,11 @@ from typing import Any
 
 FAULTS = (
     "consumer_crash", "consumer_leave", "consumer_suspend", "consumer_pause", "consumer_join", "producer_crash",
-    "producer_pause", "broker_crash", "broker_power", "broker_torn", "broker_pause", "broker_stall",
+    "producer_close", "producer_pause", "broker_crash", "broker_power", "broker_torn", "broker_commit", "broker_pause", "broker_stall",
     "broker_flush", "broker_full", "broker_moves", "meta_crash", "meta_commit", "meta_power", "meta_pause",
     "cut_consumer_meta", "lost_lease", "cut_consumer_broker", "cut_broker_meta", "cut_producer", "one_way",
-    "reset", "loss", "late", "twice", "wall_jump", "drift",
-    "resize", "move", "split", "merge", "evacuate", "meta_step",
+    "reset", "loss", "late", "twice", "ghosts", "wall_jump", "drift",
+    "resize", "move", "split", "merge", "evacuate", "cancel", "cordon", "meta_step",
 )  # fmt: skip
 
 
@@ -45,6 +45,8 @@ class Swarm:
     delay_s: float
     disk_s: float
     """How long a broker's disk takes at most."""
+    queued_bytes: int
+    """What may wait for a broker's disk before it takes no more."""
     manners: dict[str, float] = field(hash=False)
     producer: dict[str, Any] = field(hash=False)
     consumer: dict[str, Any] = field(hash=False)
@@ -84,6 +86,8 @@ def draw(dice: random.Random) -> Swarm:
             "in_flight_max": dice.choice((1, 2, 5)),
             "linger_ms": dice.choice((0, 0, 20)),
             "call_timeout_ms": dice.choice((300, 1_000)),
+            "home_tries": dice.choice((1, 3)),
+            "tries_max": dice.choice((2, 5, 10)),
         },
         consumer={
             "concurrency": dice.choice((1, 4, 16)),
@@ -96,4 +100,5 @@ def draw(dice: random.Random) -> Swarm:
             "cache_bytes": dice.choice((0, 4_096, 1 << 20)),
             "snapshot_bytes": dice.choice((4_096, 1 << 15, 1 << 28)),
         },
+        queued_bytes=dice.choice((1_500, 1 << 25, 1 << 25)),
     )

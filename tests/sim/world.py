@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import hashlib
 import logging
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from keylane.cli.history.checker import check_history
-from keylane.cli.history.events import Event, Stored
+from keylane.cli.history.events import Batched, Event, Ranged, Stored
 from keylane.cli.history.findings import Findings
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import CreateSubject
@@ -66,6 +67,8 @@ class World:
         self.loop = SimLoop(random.Random(self.dice.getrandbits(64)))
         self.internet = Internet(self.loop, self._new_dice())
         self.internet.weather.delay_s = self.swarm.delay_s
+        self.internet.weather.ghost_chance = 0.5 if "ghosts" in self.swarm.faults else 0.0
+        self.internet.weather.twice_chance = 0.2 if "twice" in self.swarm.faults else 0.0
         self.history: list[Event] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self.machines: list[Machine] = []
@@ -134,6 +137,7 @@ class World:
                     record=self.record,
                     clock_tick=lambda: len(self.history),
                     settings=swarm.broker,
+                    queued_bytes=swarm.queued_bytes,
                     disk_s=swarm.disk_s,
                 )
             )
@@ -199,6 +203,17 @@ class World:
         """Ask for an operation on partitions, once; whatever the answer is."""
         self._operator_does(self._reshape(ask))
 
+    def cordon(self, broker_group: str, seconds: float) -> None:
+        """Keep a broker group from new partitions for a while."""
+        self._operator_does(self._cordon(broker_group, seconds))
+
+    async def _cordon(self, broker_group: str, seconds: float) -> None:
+        with contextlib.suppress(KeylaneError):
+            await self._operator_meta.cordon(broker_group, Cordon(cordoned=True))
+        await asyncio.sleep(seconds)
+        with contextlib.suppress(KeylaneError):
+            await self._operator_meta.cordon(broker_group, Cordon(cordoned=False))
+
     def operate_on(self, count: int, kind: OperationKind, broker_group: str = "") -> None:
         """Ask for an operation on so many open partitions that lie side by side."""
         self._operator_does(self._reshape_some(count, kind, broker_group))
@@ -224,6 +239,10 @@ class World:
                     await self._operator_meta.cordon(group, Cordon(cordoned=False))
             answer = await self._operator_meta.reshape(ask)
             self.trace(f"begun {answer!r}")
+            if "cancel" in self.swarm.faults and self.dice.random() < 0.5:
+                await asyncio.sleep(0.1 * self.dice.random() ** 2)
+                for one in answer.operations:
+                    await self._operator_meta.cancel_operation(one.operation_id)
         except KeylaneError as error:
             self.trace(f"not begun: {error!r}")
 
@@ -239,7 +258,8 @@ class World:
             running = (await self._operator_meta.operations(SUBJECT)).operations
         except KeylaneError:
             return False
-        return all(one.state is OperationState.DONE for one in running)
+        ended = {OperationState.DONE, OperationState.CANCELED}
+        return all(one.state in ended for one in running)
 
     async def live(self) -> float:
         """The whole story; how much virtual time draining took, or -1 if it did not end."""
@@ -270,7 +290,12 @@ class World:
             if self._drained() and await self._in_operator(self._operations_done()):
                 await self._in_operator(self._verify())
                 verified = True
-        return self.loop.now - healed_at
+        drained_s = self.loop.now - healed_at
+        for broker in self.brokers:
+            if self.dice.random() < 0.5:
+                work = broker.close_store()
+                await self.loop.create_task(work, context=broker.process.context.copy())
+        return drained_s
 
     async def _in_operator(self, work: Coroutine[Any, Any, T]) -> T:
         return await self.loop.create_task(work, context=self._operator.context.copy())
@@ -292,19 +317,21 @@ class World:
                         return False
         return True
 
-    def read_logs(self) -> None:
-        """The final log into the history, as the brokers give it to readers."""
+    def read_logs(self, *, quiet: bool) -> None:
+        """The final log into the history, as the brokers' disks give it to readers after the power went."""
         for broker in self.brokers:
-            store = broker.store
-            if store is None:
-                continue
+            store = broker.look_at_disk(quiet=quiet)
             for partition_id, partition in sorted(store.state.partitions.items()):
+                facts = partition.facts.partition
+                self.record(Ranged(partition_id, facts.range_start, facts.range_end))
                 offset = 0
                 while offset < partition.readable_offset:
                     data, upto = store._reader.read(
                         partition_id, offset, partition.readable_offset, 1 << 20
                     )
                     for start, header in batch_starts(data):
+                        who = (header.producer_id, header.producer_epoch, header.sequence)
+                        self.record(Batched(partition_id, header.base_offset, header.count, *who))
                         cut = columns(data, header, start)
                         for index in range(header.count):
                             key, value = (
@@ -317,12 +344,12 @@ class World:
                     offset = upto
 
     def judge(self, drained_s: float) -> Outcome:
+        self.read_logs(quiet=drained_s >= 0)
         problems = [
             f"{type(one).__name__}: {one}" if isinstance(one, BaseException) else one
             for one in self.loop.faults
             if not isinstance(one, Crashed)
         ]
-        self.read_logs()
         findings = check_history(self.history)
         if drained_s < 0 and not findings.total:
             findings.note("starvation", f"not drained after {DRAIN_S} s")

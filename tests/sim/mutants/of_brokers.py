@@ -247,8 +247,8 @@ def no_sync_of_new_names(patches: Patches) -> None:
 
 
 def writes_on_after_a_failed_flush(patches: Patches) -> None:
-    def fail(self: Any, error: Any, entries: Any) -> None:
-        real(self, error, entries)
+    def fail(self: Any, *args: Any) -> None:
+        real(self, *args)
         self._failure = None
 
     real = patches.set(GroupCommit, "_fail", fail)

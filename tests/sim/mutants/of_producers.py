@@ -100,6 +100,19 @@ def newer_go_before_older(patches: Patches) -> None:
     real = patches.set(SubjectSender, "_drain_hold", drain)
 
 
+def older_route_accepted(patches: Patches) -> None:
+    """An answer that was overtaken on its way is followed, though a newer route is known."""
+
+    def apply(self: Any, route: Any) -> None:
+        before = self._route
+        real(self, route)
+        if before is not None and before.version < route.version:
+            self._route = None
+            real(self, before)
+
+    real = patches.set(SubjectSender, "_apply", apply)
+
+
 def refused_batch_stays_out(patches: Patches) -> None:
     """A batch refused for a gap is told as stored."""
 
@@ -123,5 +136,6 @@ BREAKS: tuple[Breaks, ...] = (
     key_hashed_anew,
     detour_not_declared,
     newer_go_before_older,
+    older_route_accepted,
     refused_batch_stays_out,
 )

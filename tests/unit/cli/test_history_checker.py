@@ -6,13 +6,16 @@ import pytest
 
 from keylane.cli.history.checker import check_history
 from keylane.cli.history.events import (
+    Batched,
     Dropped,
     Ended,
     Granted,
     Holds,
     LetGo,
     Looked,
+    Ranged,
     Recovered,
+    Routed,
     Sent,
     Served,
     Settled,
@@ -84,7 +87,15 @@ def good(count=4):
         granted(2, B, A, 500),
         served("acquire", 2, 4 * count, 2),
         *handled(*numbers[2:], token=2, session=B),
+        Routed("p", 1, (1,)),
+        Routed("p", 2, (1, 2)),
+        Ranged(1, 0, 1024),
         *(stored(number) for number in numbers),
+        Batched(1, 0, 2, 7, 0, 0),
+        Batched(1, 2, 1, 8, 3, 0),
+        Batched(1, 3, 1, 7, 1, 0),
+        Batched(2, 90, 2, 7, 1, 40),  # retention has removed what was before
+        Batched(2, 92, 2, 7, 1, 42),
     ]
 
 
@@ -164,6 +175,16 @@ def test_each_anomaly_is_named(anomaly):
         ("a token seen to fall", "nonmonotonic", [*handled(0), looked(2, 1), looked(1, 1)]),
         ("a cursor moved by another's ack", "stale effect", [
             *handled(0), looked(2, 0), looked(2, 1)]),
+        ("a key where it does not belong", "inversion", [Ranged(1, 0, 1)]),
+        ("stored, and told as withdrawn", "phantom", [settled(0, outcome="withdrawn")]),
+        ("a batch of an older epoch", "stale effect", [
+            Batched(1, 0, 1, 7, 1, 0), Batched(1, 1, 1, 7, 0, 0)]),
+        ("a batch behind a gap", "skip", [Batched(1, 0, 1, 7, 0, 0), Batched(1, 1, 1, 7, 0, 2)]),
+        ("a first batch behind a gap", "skip", [Batched(1, 0, 1, 7, 0, 0), Batched(1, 1, 1, 8, 0, 2)]),
+        ("a batch taken twice", "duplicate", [Batched(1, 0, 1, 7, 0, 0), Batched(1, 1, 1, 7, 0, 0)]),
+        ("a producer that goes back to an older route", "nonmonotonic", [
+            Routed("p", 2, (1,)), Routed("p", 1, (1,))]),
+        ("two routes of one version", "nonmonotonic", [Routed("p", 2, (1,)), Routed("q", 2, (1, 3))]),
     ],
 )  # fmt: skip
 def test_its_finer_rules(what, anomaly, events):

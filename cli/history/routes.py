@@ -1,0 +1,62 @@
+"""What the log's headers and the producers' routes say: sequences without gaps, versions that only rise.  Pure."""
+
+from __future__ import annotations
+
+from .findings import Findings
+
+
+class Sequences:
+    """The batches of each producer on each partition, in the order of the log."""
+
+    def __init__(self, found: Findings) -> None:
+        self._found = found
+        self._next: dict[tuple[int, int], tuple[int, int]] = {}
+        """(partition, producer) → epoch, next sequence."""
+        self._first: dict[int, int] = {}
+        """Where the log of each partition begins: retention may have removed what was before."""
+
+    def batched(
+        self,
+        partition_id: int,
+        offset: int,
+        count: int,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+    ) -> None:
+        """See `events.Batched`."""
+        known = self._next.get((partition_id, producer_id))
+        where = f"{partition_id}/{offset}: epoch {epoch}, sequence {sequence} of {producer_id}"
+        if known is not None and epoch < known[0]:
+            self._found.note("stale effect", f"{where}, after epoch {known[0]}")
+            return
+        expected = known[1] if known is not None and epoch == known[0] else 0
+        whole = self._first.setdefault(partition_id, offset) == 0
+        if sequence < expected:
+            self._found.note("duplicate", f"{where}, where {expected} is the next")
+        elif sequence > expected and (known is not None or whole):
+            self._found.note("skip", f"{where}, where {expected} is the next")
+        self._next[partition_id, producer_id] = (epoch, sequence + count)
+
+
+class Routes:
+    """The routes that producers followed, in the order of time."""
+
+    def __init__(self, found: Findings) -> None:
+        self._found = found
+        self._open: dict[int, tuple[int, ...]] = {}
+        self._newest: dict[str, int] = {}
+
+    def routed(self, producer: str, version: int, partition_ids: tuple[int, ...]) -> None:
+        """See `events.Routed`."""
+        newest = self._newest.get(producer, version)
+        if version < newest:
+            self._found.note(
+                "nonmonotonic", f"{producer} follows route {version} after route {newest}"
+            )
+        self._newest[producer] = max(version, newest)
+        known = self._open.setdefault(version, partition_ids)
+        if known != partition_ids:
+            self._found.note(
+                "nonmonotonic", f"route {version} leads to {known} and to {partition_ids}"
+            )
