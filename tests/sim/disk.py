@@ -33,6 +33,8 @@ class _Content:
         self.data = bytearray(data)
         self.synced = bytes(data)
         self.written: list[tuple[int, bytes]] = []
+        self.torn = False
+        """The last write has lost one of its blocks, and nothing else is missing."""
 
     def sync(self) -> None:
         """Only what was written since the last sync goes to the platter: a failed sync has lost it from there."""
@@ -45,11 +47,13 @@ class _Content:
 
     def crashed(self, dice: random.Random, block_bytes: int) -> bytes:
         """The synced bytes and some of the blocks of what was written since."""
-        keep = dice.choice((0.0, 0.5, 0.9, 1.0))
+        keep = 1.0 if self.torn else dice.choice((0.0, 0.5, 0.9, 1.0))
         found = bytearray(self.synced)
+        lost = dice.randrange(len(self.written[-1][1])) // block_bytes if self.torn else -1
         for start, data in self.written:
+            whole = start != self.written[-1][0]
             for at in range(0, len(data), block_bytes):
-                if dice.random() < keep:
+                if dice.random() < keep and (whole or at // block_bytes != lost):
                     block = data[at : at + block_bytes]
                     end = start + at + len(block)
                     found.extend(bytes(max(0, end - len(found))))
@@ -76,6 +80,9 @@ class SimAppendFile:
         self._content.written.append((self.size, data))
         self.size += len(data)
         self._disk.step("write")
+        if self._disk.tear_next and len(data) > 2 * self._disk.block_bytes:
+            self._content.torn = True
+            raise Crashed("in a write")
         if self._disk.fail == "write":
             raise StorageError(f"write {self._path}: Input/output error", path=self._path)
         if room is not None and self._disk.room == 0:
@@ -124,6 +131,8 @@ class SimDisk:
         self.steps = 0
         self.syncs = 0
         self.crash_at: int | None = None
+        self.tear_next = False
+        """The machine stops in the next write of several blocks, which loses one of them."""
         self.on_step: Callable[[str], None] = lambda _name: None
         self._locked = False
         self.protected: set[str] = set()

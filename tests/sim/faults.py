@@ -143,7 +143,10 @@ class Faults:
         """The power goes in the middle of one of the next operations of the disk."""
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
-            host.disk.crash_at = host.disk.steps + self._dice.randint(1, 8)
+            if self._dice.random() < 0.5:
+                host.disk.tear_next = True
+            else:
+                host.disk.crash_at = host.disk.steps + self._dice.randint(1, 8)
             self._later(2.0, self.restart, host)
             self._later(4.0, self.restart, host)
 
@@ -354,16 +357,11 @@ class Faults:
         """
         world, dice = self._world, self._dice
         producer = dice.choice(world.producers)
-        brokers = sorted(
-            {
-                one.server.process.name
-                for one in world.internet.connections
-                if one.client is producer.process and not one.broken
-            }
-        )
+        alive = [one for one in world.internet.connections if not one.broken]
+        brokers = {one.server.process.name for one in alive if one.client is producer.process}
         if not brokers:
             return
-        link = (producer.name, dice.choice(brokers))
+        link = (producer.name, dice.choice(sorted(brokers)))
         stuck_s = 0.3 + 1.7 * dice.random()
         world.internet.cut_link(*link)
         self._later(stuck_s, world.internet.break_link, *link)
@@ -388,6 +386,7 @@ class Faults:
         for broker in world.brokers:
             broker.crash_after_commits = None
             broker.disk.room = None
+            broker.disk.tear_next = False
             if broker.disk.fail or broker.disk.crash_at is not None:
                 broker.disk.crash_at = None
                 self._change_disk(broker)

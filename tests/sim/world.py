@@ -12,6 +12,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from keylane.broker.partition import HostedPartition
+from keylane.broker.store import Store
 from keylane.cli.history.checker import check_history
 from keylane.cli.history.events import Batched, Event, Ranged, Stored
 from keylane.cli.history.findings import Findings
@@ -320,28 +322,30 @@ class World:
     def read_logs(self, *, quiet: bool) -> None:
         """The final log into the history, as the brokers' disks give it to readers after the power went."""
         for broker in self.brokers:
-            store = broker.look_at_disk(quiet=quiet)
-            for partition_id, partition in sorted(store.state.partitions.items()):
-                facts = partition.facts.partition
-                self.record(Ranged(partition_id, facts.range_start, facts.range_end))
-                offset = 0
-                while offset < partition.readable_offset:
-                    data, upto = store._reader.read(
-                        partition_id, offset, partition.readable_offset, 1 << 20
+            try:
+                store = broker.look_at_disk(quiet=quiet)
+                for partition_id, partition in sorted(store.state.partitions.items()):
+                    self._read_log(store, partition_id, partition)
+            except KeylaneError as error:  # what was told as durable cannot be read
+                self.loop.faults.append(error)
+
+    def _read_log(self, store: Store, partition_id: int, partition: HostedPartition) -> None:
+        facts = partition.facts.partition
+        self.record(Ranged(partition_id, facts.range_start, facts.range_end))
+        offset, end = 0, partition.readable_offset
+        while offset < end:
+            data, upto = store._reader.read(partition_id, offset, end, 1 << 20)
+            for start, header in batch_starts(data):
+                who = (header.producer_id, header.producer_epoch, header.sequence)
+                self.record(Batched(partition_id, header.base_offset, header.count, *who))
+                cut = columns(data, header, start)
+                for index in range(header.count):
+                    key, value = (
+                        cut.blob[edges[index] : edges[index + 1]]
+                        for edges in (cut.key_edges, cut.value_edges)
                     )
-                    for start, header in batch_starts(data):
-                        who = (header.producer_id, header.producer_epoch, header.sequence)
-                        self.record(Batched(partition_id, header.base_offset, header.count, *who))
-                        cut = columns(data, header, start)
-                        for index in range(header.count):
-                            key, value = (
-                                cut.blob[edges[index] : edges[index + 1]]
-                                for edges in (cut.key_edges, cut.value_edges)
-                            )
-                            self.record(
-                                Stored(partition_id, header.base_offset + index, key, value)
-                            )
-                    offset = upto
+                    self.record(Stored(partition_id, header.base_offset + index, key, value))
+            offset = upto
 
     def judge(self, drained_s: float) -> Outcome:
         self.read_logs(quiet=drained_s >= 0)
