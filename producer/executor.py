@@ -95,6 +95,8 @@ class Executor:
         self._wake = asyncio.Event()
         self._epoch = 0
         self._next_sequence = 0
+        self._attempt = 0
+        """Failures since a batch was stored."""
         self.retries = 0
         self.closed = False
         self._task = asyncio.create_task(self._run(), name=f"send {group.partition_name}")
@@ -129,7 +131,6 @@ class Executor:
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
-        attempt = 0
         while not self.closed:
             called = False
             try:
@@ -142,15 +143,14 @@ class Executor:
                     continue
                 called = True
                 await self._stream(channel)
-                attempt = 0
             except KeylaneError as error:
-                attempt += 1
+                self._attempt += 1
                 self._set_available(False)
                 if self._after_failure(error, called=called):
                     continue
                 self.retries += 1
                 self.waiting_for = error.message
-                wait_ms = self._settings.backoff.wait_ms(attempt, self._dice)
+                wait_ms = self._settings.backoff.wait_ms(self._attempt, self._dice)
                 log.info(
                     "%s: %s; again in %d ms", self.group.partition_name, error.message, wait_ms
                 )
@@ -258,6 +258,7 @@ class Executor:
 
     def _settle(self, parcel: Parcel, receipt: Receipt) -> None:
         self._set_available(True)
+        self._attempt = 0
         self.waiting_for = ""
         self._in_flight.remove(parcel)
         parcel.settle(receipt)

@@ -13,7 +13,7 @@ from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.batch import check_batch, columns
 from keylane.protocol.control import Health
-from keylane.protocol.errors import KeylaneError, NotSentError, StaleRouteError
+from keylane.protocol.errors import KeylaneError, NotSentError, OverloadedError, StaleRouteError
 from keylane.protocol.frames import Appended
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 
@@ -27,6 +27,9 @@ class ScriptedNetwork:
         self.unreachable: set[str] = set()
         self.late: asyncio.Event | None = None
         """Refusals wait for it."""
+        self.narrow = False
+        """Of the batches that come at once it takes the first only."""
+        self.busy = False
         self.asked = 0
         """Batches that came to a sealed partition."""
         self.route = self.route_to(1, version=1)
@@ -81,6 +84,12 @@ class ScriptedChannel:
     async def call(self, request, payload=b"", *, timeout_ms):
         if self.closed:
             raise NotSentError
+        if self.network.narrow:
+            if self.network.busy:
+                raise OverloadedError
+            self.network.busy = True
+            await asyncio.sleep(0.001)
+            self.network.busy = False
         if request.partition_id in self.network.sealed:
             self.network.asked += 1
             if self.network.late is not None:
@@ -179,6 +188,21 @@ async def test_a_left_partition_is_asked_where_its_broker_is_now():
     assert network.asked > 0
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
     assert (receipt.partition_id, receipt.offset) == (2, 1)
+
+
+async def test_pauses_do_not_grow_while_batches_are_stored():
+    """A broker that takes one batch at a time and refuses the others of the window is slow, not failing."""
+    network = ScriptedNetwork()
+    network.narrow = True
+    pauses = Backoff(first_ms=1, max_ms=600_000, factor=100.0)
+    settings = ProducerSettings(backoff=pauses, batch_count=1)
+    async with Producer("meta", network=network, settings=settings) as producer:
+        tickets = [producer.send("s", b"%d" % number, key=b"k") for number in range(20)]
+        await asyncio.wait_for(asyncio.gather(*tickets), 30)
+        (executor,) = producer._senders["s"].executors
+        assert executor.retries > 3
+
+    assert network.stored == {1: [b"%d" % number for number in range(20)]}
 
 
 async def test_an_older_route_is_not_taken():
