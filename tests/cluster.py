@@ -222,6 +222,15 @@ async def done_operation(
     return view
 
 
+async def silent(meta: MetaClient, group: str) -> None:
+    """Wait until the metaserver takes a broker group for silent."""
+    while True:
+        brokers = (await meta.health()).details["brokers"]
+        if not next(one["available"] for one in brokers if one["broker_group"] == group):
+            return
+        await asyncio.sleep(0.05)
+
+
 async def available_history(meta: MetaClient, subject: str) -> list[PartitionHistory]:
     """All partitions there ever were, as soon as the metaserver knows where each is."""
     until = time.monotonic() + 20

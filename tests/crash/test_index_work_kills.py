@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from broker_forks import Forks
 from keylane.broker.index_work import verify_indexes
 from keylane.broker.storage.fail_points import POINTS
 from keylane.broker.storage.files import RealFiles
@@ -38,21 +34,6 @@ PASSED = {
     "switch-rocksdb": IN_FILES | IN_LIBRARY,
 }
 """Work, and the points that it has to pass."""
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    found = Forks()
-    yield found
-    found.close()
-
-
-@pytest.fixture(scope="module")
-def room() -> Iterator[Path]:
-    """In memory where there is such a disk: a killed process loses nothing that it wrote, synced or not."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        yield Path(folder)
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from broker_forks import Forks
 from keylane.broker.storage.fail_points import FILE_POINTS, POINTS
 from killed_broker import KILLED, Run, aged
 
@@ -24,21 +21,6 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 LATER = {"truncate", "truncated", "remove", "removed"}
 """Passed in a folder that has seen something already."""
 PLACES = [("file", point) for point in FILE_POINTS] + [("rocksdb", point) for point in POINTS]
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    found = Forks()
-    yield found
-    found.close()
-
-
-@pytest.fixture(scope="module")
-def room() -> Iterator[Path]:
-    """In memory where there is such a disk: a killed process loses nothing that it wrote, synced or not."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        yield Path(folder)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster import Cluster, done_operation, eventually
+from cluster import Cluster, done_operation, eventually, silent
 from keylane.protocol.errors import NotEnoughBrokersError, UnreachableError
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
@@ -97,12 +97,3 @@ async def begun(meta: MetaClient, ask: Reshape) -> None:
                 return
             except NotEnoughBrokersError:
                 await asyncio.sleep(0.05)
-
-
-async def silent(meta: MetaClient, group: str) -> None:
-    """Wait until the metaserver takes a broker group for silent."""
-    while True:
-        brokers = (await meta.health()).details["brokers"]
-        if not next(one["available"] for one in brokers if one["broker_group"] == group):
-            return
-        await asyncio.sleep(0.05)

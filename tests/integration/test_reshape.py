@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, done_operation, eventually, pause
+from cluster import Cluster, done_operation, eventually, pause, silent
 from keylane.protocol.errors import (
     BrokerCordonedError,
     BrokerGroupUnknownError,
@@ -369,12 +369,3 @@ async def when_brokers_are_known(meta: MetaClient, ask: Reshape) -> None:
             return
         except NotEnoughBrokersError:
             await asyncio.sleep(0.05)
-
-
-async def silent(meta: MetaClient, group: str) -> None:
-    """Wait until the metaserver takes a broker group for silent."""
-    while True:
-        brokers = (await meta.health()).details["brokers"]
-        if not next(one["available"] for one in brokers if one["broker_group"] == group):
-            return
-        await asyncio.sleep(0.05)
