@@ -29,6 +29,7 @@ from ..protocol.errors import (
     InvalidRequestError,
     KeylaneError,
     NotEnoughBrokersError,
+    NotSentError,
     RefusedError,
     Retry,
     UnreachableError,
@@ -100,7 +101,8 @@ class Catalogue:
                 await self._check_no_copy(report)
                 changed = await self._database.write(report_broker, report, ttl_ms=ttl_ms)
             except DataFolderError:
-                await self._database.write(note_refused, report, ttl_ms=ttl_ms)
+                if not await self._is_past(report):
+                    await self._database.write(note_refused, report, ttl_ms=ttl_ms)
                 raise
             self._wakeups.wake(await self._database.read(subject_names, changed))
         return BrokerWelcome(
@@ -117,18 +119,38 @@ class Catalogue:
         known = await self._database.read(broker_place, report.broker_group)
         if known is None or known[0] != report.broker_id or known[1] == report.address:
             return
-        older = BrokerClient(self._network, known[1], timeout_ms=PROBE_TIMEOUT_MS)
         try:
-            details = (await older.health()).details
+            there = await self._broker_id(known[1])
         except KeylaneError:
-            return  # nobody there, or somebody else: the broker has moved
-        if details.get("broker_id") == report.broker_id:
+            return  # nobody there: the broker has moved
+        if there == report.broker_id:
             raise DataFolderError(
                 f"the data folder of broker group {report.broker_group!r} is in use at {known[1]} "
                 f"too: the one at {report.address} is a copy",
                 broker_group=report.broker_group,
                 address=known[1],
             )
+
+    async def _is_past(self, report: BrokerHeartbeat) -> bool:
+        """
+        A refused report that is no second broker's: it came late, from where the broker was before it moved.
+
+        So it is if the data folder is the known one, and nobody listens at the address, or another than who reported.
+        """
+        known = await self._database.read(broker_place, report.broker_group)
+        if known is None or known[0] != report.broker_id:
+            return False
+        try:
+            return await self._broker_id(report.address) != report.broker_id
+        except NotSentError:
+            return True
+        except KeylaneError:
+            return False  # who does not answer may be there
+
+    async def _broker_id(self, address: str) -> str:
+        """Whose data folder is in use at an address.  Raises NotSentError, OutcomeUnknownError."""
+        broker = BrokerClient(self._network, address, timeout_ms=PROBE_TIMEOUT_MS)
+        return str((await broker.health()).details.get("broker_id", ""))
 
     async def cordon(self, broker_group: str, ask: Cordon) -> BrokerView:
         """Keep a broker group from new partitions, or no longer.  Raises InvalidNameError, BrokerGroupUnknownError."""

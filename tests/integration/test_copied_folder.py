@@ -139,6 +139,26 @@ def test_the_original_is_refused_when_its_copy_took_over(copied: Copied) -> None
     assert asyncio.run(address_of_first(copied.cluster.meta)) == second
 
 
+async def test_a_late_report_of_where_a_broker_was_is_no_second_broker(copied: Copied) -> None:
+    """A folder that moved is not called a copy when a report from its old place comes late; the route stays."""
+    original = copied.cluster.brokers[0]
+    old = original.address
+    original.kill()
+    second = copied.start_copy()
+    await asyncio.to_thread(copied.registration_once, second, "registered")
+    network = HttpNetwork()
+    try:
+        with urlopen(f"http://{second}/v1/health") as answer:
+            broker_id = json.load(answer)["details"]["broker_id"]
+        late = BrokerHeartbeat(broker_group="g1", broker_id=broker_id, address=old)
+        with pytest.raises(DataFolderError, match="is a copy"):
+            await MetaClient(network, [copied.cluster.meta]).broker_heartbeat(late)
+    finally:
+        await network.close()
+    assert await verified(copied.cluster.meta) == {}
+    assert await address_of_first(copied.cluster.meta) == second
+
+
 async def test_a_second_folder_under_one_name_is_seen(own_cluster: Cluster) -> None:
     """Another identity under the name of a live group is refused by name, and verify shows it."""
     await own_cluster.create(SUBJECT, partitions=2)
