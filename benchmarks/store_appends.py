@@ -1,0 +1,101 @@
+"""How fast a store appends: large batches beside the same bytes written raw, small ones synced and not."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from store_rig import KIB, MIB, PER_CLIENT, Batches, append_all, host, serving
+
+from keylane.broker.storage.append_file import RealAppendFile
+
+
+class Cadence:
+    """Notes what each group commit writes, and writes the same again without a broker."""
+
+    def __init__(self) -> None:
+        self.sizes: list[list[int]] = []
+        self._append = RealAppendFile.append
+
+    def __enter__(self) -> Self:
+        cadence = self
+
+        def append(self: RealAppendFile, buffers: Any) -> None:
+            if self._path.endswith(".log"):
+                cadence.sizes.append([len(one) for one in buffers])
+            cadence._append(self, buffers)
+
+        RealAppendFile.append = append
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        RealAppendFile.append = self._append
+
+    def again(self, path: Path) -> float:
+        """Seconds for the same writes and syncs to one file."""
+        data = os.urandom(2 * MIB)
+        plans = [[memoryview(data)[:size] for size in sizes] for sizes in self.sizes]
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        started = time.perf_counter()
+        at = 0
+        for buffers in plans:
+            at += os.pwritev(descriptor, buffers, at)
+            os.fdatasync(descriptor)
+        seconds = time.perf_counter() - started
+        os.close(descriptor)
+        path.unlink()
+        return seconds
+
+
+async def append(folder: str, index: str, *, count: int, rounds: int) -> dict[str, Any]:
+    """128 KiB batches of 40 clients, and the same bytes written raw right after, some rounds of each."""
+    batches = Batches(128 * KIB)
+    ratios, rates = [], []
+    async with serving(folder, index) as (store, service):
+        await host(store, range(1, 41))
+        numbers = itertools.count()
+        for _ in range(rounds):
+            made = (
+                (1 + n % 40, batches.make(1 + n % 40, n // 40))
+                for n in itertools.islice(numbers, count)
+            )
+            with Cadence() as cadence:
+                seconds = await append_all(service, made, clients=40 * PER_CLIENT)
+            raw = await asyncio.to_thread(cadence.again, Path(folder, "raw"))
+            written = sum(map(sum, cadence.sizes))
+            ratios.append(raw / seconds)
+            rates.append(written / seconds / 1e6)
+    return {
+        "append_vs_raw": statistics.median(ratios),
+        "append_mb_s": statistics.median(rates),
+        "append_bytes_per_commit": written // len(cadence.sizes),
+    }
+
+
+async def commits(folder: str, index: str, *, count: int, rounds: int) -> dict[str, Any]:
+    """1 KiB batches of 64 clients, synced and not, in turns."""
+    batches = Batches(KIB)
+    rates: dict[str, list[float]] = {"sync": [], "async": []}
+    carried = []
+    for number in range(rounds):
+        for flush, found in rates.items():
+            async with serving(f"{folder}/{flush}{number}", index, flush=flush) as (store, service):
+                await host(store, range(1, 65))
+                before = store.commit.commits
+                made = ((1 + n % 64, batches.make(1 + n % 64, n // 64)) for n in range(count))
+                seconds = await append_all(service, made, clients=64 * PER_CLIENT)
+                found.append(count / seconds)
+                if flush == "sync":
+                    carried.append(count / (store.commit.commits - before))
+    sync, later = (statistics.median(rates[flush]) for flush in ("sync", "async"))
+    return {
+        "batches_per_commit": statistics.median(carried),
+        "sync_vs_async": sync / later,
+        "sync_batches_s": sync,
+        "async_batches_s": later,
+    }

@@ -1,0 +1,88 @@
+"""How fast a store reads its log, and finds an offset by time."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from typing import Any
+
+from store_rig import KIB, MIB, Batches, append_all, host, serving
+
+from keylane.broker.storage.consume_queue import Unit
+from keylane.broker.storage.files import RealFiles
+from keylane.broker.storage.index_kinds import open_index
+from keylane.protocol.control import TimeBound
+
+
+async def reading(
+    folder: str, index: str, *, alone: int, rows: int, partitions: int, rounds: int
+) -> dict[str, Any]:
+    """A partition of 128 KiB batches, and 1,000 of 16 KiB ones that take turns; from the page cache."""
+    batches, small = Batches(128 * KIB), Batches(16 * KIB)
+    async with serving(folder, index, cache_bytes=0) as (store, service):
+        await host(store, range(1, partitions + 2))
+        made = ((1, batches.make(1, n)) for n in range(alone))
+        await append_all(service, made, clients=64)
+        turns = ((p, small.make(p, n)) for n in range(rows) for p in range(2, partitions + 2))
+        await append_all(service, turns, clients=512)
+
+        async def rate(partition_ids: list[int]) -> float:
+            size = 0
+            started = time.perf_counter()
+            for one in partition_ids:
+                partition = store.state.partition(one)
+                offset = 0
+                while offset < partition.readable_offset:
+                    data, offset = await store.read(partition, offset, bytes_max=2 * MIB)
+                    size += len(data)
+            return size / (time.perf_counter() - started) / 1e6
+
+        dice = random.Random(1)
+        some = [dice.randint(2, partitions + 1) for _ in range(100)]
+        await rate([1]), await rate(some)
+        warm = [await rate([1]) for _ in range(rounds)]
+        mixed = [await rate(some) for _ in range(rounds)]
+    return {
+        "read_warm_mb_s": statistics.median(warm),
+        "read_interleaved_mb_s": statistics.median(mixed),
+    }
+
+
+async def lookup(folder: str, index: str, *, units: int, lookups: int) -> dict[str, Any]:
+    """Lookups by time in one partition of so many batches."""
+    files = RealFiles(folder)
+    files.lock()
+    queues = open_index(files, index)
+    queues.recover(0)
+    step = 5_000
+    for start_ in range(0, units, step):
+        queues.dispatch(
+            [
+                (1, Unit(3 * n, 3, n * 1000, 1000, 7 * n))
+                for n in range(start_, min(start_ + step, units))
+            ]
+        )
+    queues.checkpoint(units * 1000)
+    queues.close()
+    queues = open_index(files, index)
+    queues.recover(units * 1000)
+    dice = random.Random(1)
+    took: list[float] = []
+    cpu: list[float] = []
+    for number in range(lookups + 1000):
+        at_ms, bound = dice.randrange(7 * units), dice.choice(list(TimeBound))
+        began, computed = time.perf_counter(), time.thread_time()
+        found = queues.by_time(1, at_ms, bound)
+        if number >= 1000:
+            took.append(time.perf_counter() - began)
+            cpu.append(time.thread_time() - computed)
+        assert found is not None or bound is TimeBound.LOWER
+    took.sort()
+    cpu.sort()
+    queues.close()
+    return {
+        "time_lookup_p99_ms": took[len(took) * 99 // 100] * 1000,
+        "time_lookup_p99_cpu_ms": cpu[len(cpu) * 99 // 100] * 1000,
+        "time_lookup_p50_ms": took[len(took) // 2] * 1000,
+    }
