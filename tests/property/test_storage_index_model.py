@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from hypothesis import Phase, settings
@@ -20,15 +22,15 @@ partitions = st.integers(1, PARTITIONS)
 
 
 class IndexAgainstAList(RuleBasedStateMachine):
-    def __init__(self) -> None:
+    """What any index is held to; it is opened as often as asked, on what the last one left."""
+
+    def __init__(self, open_queues: Callable[[], ConsumeQueues]) -> None:
         super().__init__()
-        self.queues = self.open()
+        self.open = open_queues
+        self.queues = open_queues()
         self.queues.recover(0)
         self.model = ListIndex()
         self.now_ms = 1000
-
-    def open(self) -> ConsumeQueues:
-        raise NotImplementedError
 
     @rule(
         partition_id=partitions,
@@ -96,17 +98,14 @@ class IndexAgainstAList(RuleBasedStateMachine):
 
 
 class FileIndex(IndexAgainstAList):
-    def open(self) -> ConsumeQueues:
-        if not hasattr(self, "disk"):
-            self.disk = SimDisk()
-        return FileConsumeQueues(self.disk)
+    def __init__(self) -> None:
+        super().__init__(partial(FileConsumeQueues, SimDisk()))
 
 
 class RocksIndex(IndexAgainstAList):
-    def open(self) -> ConsumeQueues:
-        if not hasattr(self, "folder"):
-            self.folder = tempfile.TemporaryDirectory()
-        return opener("rocksdb", Path(self.folder.name))()
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        super().__init__(opener("rocksdb", Path(self.folder.name)))
 
     def teardown(self) -> None:
         super().teardown()
