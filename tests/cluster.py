@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -204,6 +205,17 @@ class Cluster:
         finally:
             await network.close()
         return found
+
+
+async def begun(meta: MetaClient, ask: Reshape) -> None:
+    """Ask a metaserver that has just been started, and that dies of it."""
+    with contextlib.suppress(UnreachableError):
+        while True:
+            try:
+                await meta.reshape(ask)
+                return
+            except NotEnoughBrokersError:
+                await asyncio.sleep(0.05)
 
 
 async def done_operation(

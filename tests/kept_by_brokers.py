@@ -28,11 +28,15 @@ def status(
     strategy: OrderStrategy | None = OrderStrategy.STRICT,
     group: str = "g1",
     consumes: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE,
+    queue: int | None = None,
+    wanted: int = 2,
+    static: bool = False,
 ) -> PartitionStatus:
+    """A partition as its broker has it; without a `queue`, it is the first of one of its own."""
     partition = Partition(
         partition_id=number,
         name=f"s.p{number - 1}",
-        queue=number - 1,
+        queue=number - 1 if queue is None else queue,
         range_start=start,
         range_end=end,
         broker_group=group,
@@ -51,7 +55,11 @@ def status(
         next_offset=messages,
         groups=(progress,) if token else (),
         facts=HostPartition(
-            subject="s", partition=partition, order_strategy=strategy, partitions_wanted=2
+            subject="s",
+            partition=partition,
+            order_strategy=strategy,
+            partitions_wanted=wanted,
+            static=static,
         ),
     )
 

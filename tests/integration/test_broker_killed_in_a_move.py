@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from cluster import Cluster, done_operation, eventually, silent
-from keylane.protocol.errors import NotEnoughBrokersError, UnreachableError
+from cluster import Cluster, begun, done_operation, eventually, silent
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -86,14 +83,3 @@ def handled(load: Load) -> dict[bytes, list[bytes]]:
     for message in load.handled["audit"]:
         found.setdefault(message.order_key, {})[message.value] = None
     return {key: list(values) for key, values in found.items()}
-
-
-async def begun(meta: MetaClient, ask: Reshape) -> None:
-    """Ask a metaserver that has just been started, and that dies of it."""
-    with contextlib.suppress(UnreachableError):
-        while True:
-            try:
-                await meta.reshape(ask)
-                return
-            except NotEnoughBrokersError:
-                await asyncio.sleep(0.05)

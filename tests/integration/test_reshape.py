@@ -10,16 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, done_operation, eventually, pause, silent
+from cluster import Cluster, begun, done_operation, eventually, pause, silent
 from keylane.protocol.errors import (
     BrokerCordonedError,
     BrokerGroupUnknownError,
     InvalidRequestError,
-    NotEnoughBrokersError,
     OperationForwardError,
     OperationRunningError,
     PartitionUnknownError,
-    UnreachableError,
 )
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
@@ -148,8 +146,7 @@ async def test_a_metaserver_killed_after_any_step_is_finished_by_the_next(
         meta_program.kill()
         meta_program.environment = {"KEYLANE_DIE_AFTER": step}
         meta_program.restart()
-        with contextlib.suppress(UnreachableError):
-            await when_brokers_are_known(meta, resize("steps", 5))
+        await begun(meta, resize("steps", 5))
         await eventually(lambda: meta_program.process.poll() is not None, what="its death")
         meta_program.process.stdout.close()
         meta_program.environment = {}
@@ -181,8 +178,7 @@ async def test_another_metaserver_finishes_what_a_killed_one_began(
             cluster.meta_program.kill()
             cluster.meta_program.environment = {"KEYLANE_DIE_AFTER": "sealing"}
             cluster.meta_program.restart()
-            with contextlib.suppress(UnreachableError):
-                await when_brokers_are_known(first, resize("passed", 5))
+            await begun(first, resize("passed", 5))
             await eventually(lambda: cluster.meta_program.process.poll() is not None)
             (view,) = (await second.operations("passed")).operations
             await done_operation(second, view)
@@ -359,13 +355,3 @@ async def test_a_dead_source_of_a_best_tried_subject_is_declared_and_nothing_los
             await done_operation(meta, view)
             more.count += before
             await more.finish()
-
-
-async def when_brokers_are_known(meta: MetaClient, ask: Reshape) -> None:
-    """Begin an operation at a metaserver that has just been started."""
-    while True:
-        try:
-            await meta.reshape(ask)
-            return
-        except NotEnoughBrokersError:
-            await asyncio.sleep(0.05)

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import sqlalchemy as sa
 
 from kept_by_brokers import EXPIRED, HALVES, OPEN, PLANNED, SEALED, rebuilt, source, states, status
-from keylane.metaserver.dialect import prepare_sqlite
-from keylane.metaserver.migrate import migrate
 from keylane.metaserver.rebuild import plan_rebuild
 from keylane.metaserver.store_brokers import report_broker
 from keylane.metaserver.store_operations import idle_operations, read_operation
 from keylane.metaserver.store_rebuild import store_rebuilt
-from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, PartitionStatus
 from keylane.protocol.operations import OperationState, StepAction
-
-
-@pytest.fixture
-def engine() -> Iterator[sa.Engine]:
-    engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool)
-    prepare_sqlite(engine, SystemClock())
-    with engine.begin() as connection:
-        migrate(connection)
-    yield engine
-    engine.dispose()
 
 
 def forgotten(number: int, sealed: bool) -> tuple[PartitionStatus, PartitionStatus]:

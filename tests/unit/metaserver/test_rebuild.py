@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import sqlalchemy as sa
 
 from kept_by_brokers import EXPIRED, HALVES, OPEN, PLANNED, SEALED, rebuilt, source, states, status
-from keylane.metaserver.dialect import prepare_sqlite
-from keylane.metaserver.migrate import migrate
 from keylane.metaserver.rebuild import TOKENS_BETWEEN, plan_rebuild
 from keylane.metaserver.schema import groups
 from keylane.metaserver.store_brokers import broker_views, cordon_broker, report_broker
@@ -21,7 +17,6 @@ from keylane.metaserver.store_subjects import planned_subjects, read_route
 from keylane.metaserver.store_verify import read_sql_view
 from keylane.metaserver.verify import verify
 from keylane.metaserver.verify_views import BrokerAnswer, Views
-from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import (
     BrokerHeartbeat,
 )
@@ -30,16 +25,6 @@ from keylane.protocol.operations import OperationState, StepAction
 from keylane.protocol.routing import ConsumeStrategy, OrderStrategy
 
 VERSION = 1_000_000
-
-
-@pytest.fixture
-def engine() -> Iterator[sa.Engine]:
-    engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool)
-    prepare_sqlite(engine, SystemClock())
-    with engine.begin() as connection:
-        migrate(connection)
-    yield engine
-    engine.dispose()
 
 
 def test_subject_with_its_settings() -> None:

@@ -5,61 +5,39 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from keylane.metaserver.rebuild import Source, plan_rebuild
+from kept_by_brokers import OPEN, SEALED, source, status
+from keylane.metaserver.rebuild import plan_rebuild
 from keylane.metaserver.verify import verify
 from keylane.metaserver.verify_views import PartitionView, SqlView, SubjectView, Views
-from keylane.protocol.control import HostPartition, PartitionStatus, PartitionStatusList
+from keylane.protocol.control import PartitionStatus
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.operations import OperationState
-from keylane.protocol.routing import OrderStrategy, Partition, PartitionState
-
-OPEN, SEALED = PartitionState.OPEN, PartitionState.SEALED
+from keylane.protocol.routing import OrderStrategy, PartitionState
 
 
-def status(
+def segment(
     number: int, *parents: int, messages: int, sealed: bool = False, static: bool = True
 ) -> PartitionStatus:
     """A partition of the one queue of subject `s`, as its broker has it."""
-    partition = Partition(
-        partition_id=number,
-        name=f"s.p{number - 1}",
-        queue=0,
-        range_start=0,
-        range_end=1024,
-        broker_group="g1",
-        state=OPEN,
+    return status(
+        number,
+        0,
+        1024,
         parents=parents,
-    )
-    return PartitionStatus(
-        partition_id=number,
-        subject="s",
-        name=partition.name,
-        state=SEALED if sealed else OPEN,
-        first_offset=0,
-        next_offset=messages,
-        facts=HostPartition(
-            subject="s",
-            partition=partition,
-            order_strategy=OrderStrategy.STRICT,
-            partitions_wanted=1,
-            static=static,
-        ),
+        messages=messages,
+        sealed=sealed,
+        queue=0,
+        wanted=1,
+        static=static,
     )
 
 
 CHAIN = (
-    status(1, messages=40, sealed=True),
-    status(2, 1, messages=1, sealed=True),
-    status(4, 2, messages=0, sealed=True),
-    status(7, 4, messages=9),
+    segment(1, messages=40, sealed=True),
+    segment(2, 1, messages=1, sealed=True),
+    segment(4, 2, messages=0, sealed=True),
+    segment(7, 4, messages=9),
 )
-
-
-def source(*found: PartitionStatus) -> Source:
-    return Source(
-        address="g1:1",
-        hosted=PartitionStatusList(broker_group="g1", partitions=list(found), broker_id="x"),
-    )
 
 
 def starts(*found: PartitionStatus) -> list[tuple[int, int, PartitionState]]:
@@ -77,7 +55,7 @@ def test_logic_starts_follow_from_the_ends_of_the_parents():
 def test_a_move_cut_short_goes_on():
     """A parent not sealed yet has no end: its child is planned, and gets its logic start when it is opened."""
     (subject,) = plan_rebuild(
-        [source(CHAIN[0], status(2, 1, messages=5), status(3, 2, messages=0))]
+        [source(CHAIN[0], segment(2, 1, messages=5), segment(3, 2, messages=0))]
     ).subjects
     rows = {one.partition.partition_id: one.partition for one in subject.partitions}
     assert (rows[2].logic_start, rows[2].state) == (40, OPEN)
@@ -88,7 +66,7 @@ def test_a_move_cut_short_goes_on():
 def test_brokers_that_do_not_agree_are_refused():
     """A subject is static on every broker, or on none."""
     with pytest.raises(InvalidRequestError, match="static"):
-        plan_rebuild([source(CHAIN[0], status(2, 1, messages=1, static=False))])
+        plan_rebuild([source(CHAIN[0], segment(2, 1, messages=1, static=False))])
 
 
 def broken(*parts: PartitionView) -> list[str]:
@@ -111,7 +89,7 @@ def broken(*parts: PartitionView) -> list[str]:
 
 
 def row(number: int, *parents: int, start: int, end: int | None = None, **more) -> PartitionView:
-    facts = status(number, *parents, messages=0).facts
+    facts = segment(number, *parents, messages=0).facts
     assert facts is not None
     partition = msgspec.structs.replace(
         facts.partition, logic_start=start, state=OPEN if end is None else SEALED, **more

@@ -1,0 +1,23 @@
+"""A database with the metaserver's tables, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from keylane.metaserver.dialect import prepare_sqlite
+from keylane.metaserver.migrate import migrate
+from keylane.protocol.clock import SystemClock
+
+
+@pytest.fixture
+def engine() -> Iterator[sa.Engine]:
+    """One connection, which every transaction of a test is on."""
+    engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool)
+    prepare_sqlite(engine, SystemClock())
+    with engine.begin() as connection:
+        migrate(connection)
+    yield engine
+    engine.dispose()
