@@ -4,6 +4,7 @@
     ├── ConfigError                    settings impossible, all problems at once
     ├── RefusedError                   the answer was no; nothing was done
     │   ├── InvalidNameError, OffsetInvalidError, MessageTooLargeError, InvalidRequestError
+    │   ├── OriginError                                    a web page of another site
     │   ├── SubjectUnknownError, SubjectExistsError, GroupUnknownError, PartitionUnknownError
     │   ├── StaleRouteError, WrongBrokerError              ask for a new route
     │   ├── FencedError, SessionUnknownError, TokenUnknownError   stop: somebody else owns it
@@ -89,6 +90,14 @@ class InvalidRequestError(RefusedError):
     code = 1104
     summary = "the request makes no sense"
     hint = "Nothing was done.  Mend what the message names, then ask again."
+
+
+class OriginError(RefusedError):
+    """A browser calls for a web page of another site.  details: `origin`."""
+
+    code = 1105
+    summary = "a web page of another site may not call this server"
+    hint = "Call it from a program, without an Origin header, or through a server of your own."
 
 
 class SubjectUnknownError(RefusedError):

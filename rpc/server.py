@@ -3,7 +3,8 @@
     route table ─▶ body decoded, limits checked ─▶ handler(body, params) ─▶ JSON, or an ErrorBody with its status
     WebSocket   ─▶ the data plane (`data_plane`)
 
-Only loopback addresses are served: there is no access control yet.
+Only loopback addresses are served: there is no access control yet.  A user's browser is on loopback too: what it asks
+for a page of another site is refused (`origin`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..protocol.errors import (
     KeylaneError,
     MessageTooLargeError,
     OperationRunningError,
+    OriginError,
     PartitionUnknownError,
     QueueUnknownError,
     RefusedError,
@@ -43,12 +45,15 @@ from .answer_room import AnswerRoom
 from .data_plane import STUCK_S, DataHandler, DataPlane
 from .http_network import DATA_PATH
 from .listening import cannot_listen, check_loopback, check_port
+from .origin import check_origins
 
 log = logging.getLogger("keylane.rpc")
 
 Params = Mapping[str, str]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _STATUS: dict[type[KeylaneError], int] = {
+    OriginError: 403,
     SubjectUnknownError: 404,
     GroupUnknownError: 404,
     PartitionUnknownError: 404,
@@ -112,11 +117,11 @@ def _control_handler(route: ControlRoute) -> Callable[[web.Request], Awaitable[w
 
 
 @web.middleware
-async def _typed_errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _typed_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
+    except KeylaneError as error:
+        return _error_response(error)
     except web.HTTPRequestEntityTooLarge:
         return _error_response(
             MessageTooLargeError(
@@ -144,7 +149,9 @@ class Server:
         stuck_s: float = STUCK_S,
     ) -> None:
         self._plane: DataPlane | None = None
-        app = web.Application(middlewares=[_typed_errors], client_max_size=CONTROL_BYTES_MAX)
+        app = web.Application(
+            middlewares=[_typed_errors, self._own_pages], client_max_size=CONTROL_BYTES_MAX
+        )
         for route in routes:
             app.router.add_route(route.method, route.path, _control_handler(route))
         if data_handler is not None:
@@ -164,6 +171,11 @@ class Server:
     def connections(self) -> int:
         """Open connections of the data plane."""
         return self._plane.connections if self._plane is not None else 0
+
+    @web.middleware
+    async def _own_pages(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        check_origins(request.headers.getall("Origin", ()), self.host, self.port)
+        return await handler(request)
 
     async def start(self, host: str, port: int) -> None:
         """

@@ -1,0 +1,97 @@
+"""A web page of another site, in the browser of somebody at this machine, calls no server of ours."""
+
+from __future__ import annotations
+
+import aiohttp
+import msgspec
+import pytest
+
+from keylane.protocol.control import Done, ErrorBody, Leave
+from keylane.protocol.errors import OriginError
+from keylane.protocol.frames import Append, decode_answer, encode_frame
+from keylane.rpc.http_network import DATA_PATH
+from keylane.rpc.origin import check_origins
+from keylane.rpc.server import ControlRoute
+
+FOREIGN = [
+    "http://example.com",
+    "http://example.com:7000",
+    "https://127.0.0.1:7000",
+    "http://127.0.0.1:7001",
+    "http://127.0.0.1",
+    "http://127.0.0.1.example.com:7000",
+    "http://example.com@example.net:7000",
+    "http://10.0.0.1:7000",
+    "http://127.0.0.1:70000",
+    "http://[::1",
+    "file://",
+    "null",
+    "",
+]
+
+
+@pytest.mark.parametrize("origin", FOREIGN)
+def test_foreign_origins(origin: str):
+    """Another host, port or scheme, a page without a place, and what is no address: all are refused by type."""
+    with pytest.raises(OriginError) as caught:
+        check_origins([origin], "127.0.0.1", 7000)
+    assert caught.value.details["origin"] == origin
+    with pytest.raises(OriginError):
+        check_origins(["http://127.0.0.1:7000", origin], "127.0.0.1", 7000)
+
+
+def test_a_long_origin_is_told_shortened():
+    """What a stranger sent fills no log."""
+    with pytest.raises(OriginError) as caught:
+        check_origins(["http://" + "a" * 5_000], "127.0.0.1", 7000)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "origins",
+    [[], ["http://127.0.0.1:7000"], ["http://localhost:7000"], ["http://[::1]:7000"], ["http://127.8.8.8:7000"]],
+)  # fmt: skip
+def test_own_pages_and_programs(origins: list[str]):
+    """No origin at all, and the server's own address under any of its names, are let through."""
+    check_origins(origins, "127.8.8.8", 7000)
+
+
+async def test_no_foreign_page_opens_the_data_plane(server):
+    """The handshake is answered with 403 and a typed error; without an origin, or with its own, there are answers."""
+    place = f"http://{server.address}{DATA_PATH}"
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await session.ws_connect(place, origin="http://example.com")
+        assert caught.value.status == 403
+        assert not server.connections
+        for origin in (None, f"http://{server.address}"):
+            socket = await session.ws_connect(place, origin=origin)
+            await socket.send_bytes(encode_frame(Append(5, 1), b"pay"))
+            answer, payload = decode_answer(await socket.receive_bytes())
+            assert (answer.correlation_id, payload) == (5, b"pay")
+            await socket.close()
+
+
+async def test_no_foreign_page_makes_a_control_call(serve):
+    """Neither what a page may send without asking nor the question before it comes to a handler."""
+    asked: list[object] = []
+
+    async def leave(body: object, _params: object) -> Done:
+        asked.append(body)
+        return Done()
+
+    server = await serve(ControlRoute("POST", "/v1/leave", Leave, leave))
+    place = f"http://{server.address}/v1/leave"
+    body = msgspec.json.encode({"subject": "s", "group": "g", "session": "x"})
+    foreign = {"Origin": "http://example.com", "content-type": "text/plain"}
+    async with aiohttp.ClientSession() as session:
+        for method in ("POST", "OPTIONS", "GET"):
+            async with session.request(method, place, data=body, headers=foreign) as response:
+                assert response.status == 403
+                assert "Access-Control-Allow-Origin" not in response.headers
+                found = msgspec.json.decode(await response.read(), type=ErrorBody).error()
+                assert type(found) is OriginError
+        assert not asked
+        async with session.post(place, data=body) as response:
+            assert response.status == 200
+    assert len(asked) == 1
