@@ -5,7 +5,8 @@
     mark ▶ late records ─────┘    (off the event loop)          └▶ failed: see below
 
 While one commit is at the disk the next gathers.  "Late" records (cursors) are made when a commit is taken: one
-per key, whatever happened since the one before.
+per key, whatever happened since the one before.  A commit that is full leaves messages for the next one, and nothing
+else: a late record says more than any other that was decided before it, and must not come before that one.
 
 Invariants
     A future is resolved only after the sync that carries its record.
@@ -122,6 +123,8 @@ class GroupCommit:
         self._queue: deque[Entry] = deque()
         self._queued_bytes = 0
         """Of the queue and of the commit at the disk."""
+        self._own = 0
+        """The broker's own records in the queue."""
         self._late: dict[Hashable, _Late] = {}
         self._task: asyncio.Task[None] | None = None
         self._failure: KeylaneError | None = None
@@ -188,6 +191,7 @@ class GroupCommit:
         """Queue what was decided after `check_room`; the future is resolved when it is durable."""
         self._queue.append(entry)
         self._queued_bytes += len(entry.record)
+        self._own += _is_own(entry)
         if self._task is None:
             self._start()
         return entry.future
@@ -250,9 +254,10 @@ class GroupCommit:
         units = []
         queue = self._queue
         left = self._commit_bytes_max
-        while queue and (left > 0 or not queue[0].record):
+        while queue and (left > 0 or self._own or not queue[0].record):
             entry = queue.popleft()
             entries.append(entry)
+            self._own -= _is_own(entry)
             length = len(entry.record)
             if length:
                 left -= length
@@ -337,6 +342,7 @@ class GroupCommit:
             self._failure = error
         waiting = list(self._queue)
         self._queue.clear()
+        self._own = 0
         for one in self._late.values():
             waiting += [_waiting(future) for future in one.futures]
         self._late.clear()
@@ -357,6 +363,10 @@ class GroupCommit:
             self.synced()
         while self._task is not None:
             await asyncio.wait([self._task])
+
+
+def _is_own(entry: Entry) -> bool:
+    return not entry.count and len(entry.record) > 0
 
 
 def _waiting(future: asyncio.Future[None]) -> Entry:

@@ -84,7 +84,8 @@ class Snapshotter:
         """
         while self._task is not None:
             await asyncio.wait([self._task])
-        return await self._start(clean=clean)
+        # Whoever waits may be cancelled; the snapshot goes on, and the next one waits for it.
+        return await asyncio.shield(self._start(clean=clean))
 
     async def _write(self, *, clean: bool) -> bool:
         table = self._state.partitions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -98,6 +99,47 @@ async def test_too_much_waiting_is_refused():
     gate.set()
     assert [answer.base_offset for answer in await asyncio.gather(*first)] == [0, 1]
     assert (await desk.append(large[2])).base_offset == 2
+
+
+async def test_progress_never_comes_before_what_was_decided_before_it():
+    """Progress acked while the state of its partition waits behind a full commit is not undone by that state."""
+    disk, clock = SimDisk(), ManualClock()
+    turns = asyncio.Queue()
+
+    async def in_turn(function, /, *args):
+        await turns.get()
+        return function(*args)
+
+    changes = {"commit_bytes_max": BATCH_BYTES_MAX, "segment_bytes": 4096}
+    store = open_store(disk, clock=clock, **changes)
+    desk = Desk(store, clock)
+    await desk.host()
+    for number in range(3):
+        await desk.append(batch(sequence=number, count=1, value=b"x" * 4000))
+    await desk.acquire(1)
+    store.commit._run_blocking = in_turn
+    large = [batch(sequence=n, count=1, value=b"x" * 700_000) for n in range(3, 6)]
+    tasks = [asyncio.create_task(desk.append(large[0]))]
+    await asyncio.sleep(0)
+    tasks += [asyncio.create_task(desk.append(one)) for one in large[1:]]
+    tasks += [asyncio.create_task(store.carry_over.prepare(store.log.bases[1]))]
+    await asyncio.sleep(0)
+    acked = asyncio.create_task(desk.ack(1, (0, 2)))
+    while not acked.done():
+        turns.put_nowait(None)
+        await asyncio.sleep(0)
+    for _ in range(10):  # what was left then
+        turns.put_nowait(None)
+        await asyncio.sleep(0)
+    left = disk.after_crash(random.Random(0))
+    for name in left.list("snapshot"):
+        left.remove(f"snapshot/{name}")
+    again = open_store(left, clock=clock, **changes)
+
+    assert (await acked).cursor == 2
+    assert again.state.partition(1).groups["audit"].acked.cursor == 2
+    for task in tasks:
+        task.cancel()
 
 
 @pytest.mark.parametrize("operation", ["write", "fdatasync"])

@@ -130,6 +130,29 @@ async def test_what_changes_while_it_is_made_is_not_missed(desk, disk, monkeypat
     assert images(open_store(copy.deepcopy(disk), **SMALL)) == images(desk.store)
 
 
+async def test_a_snapshot_outlives_who_waits_for_it(desk, disk):
+    """Retention that is ended while its snapshot is written takes nothing from the one of the clean stop after it."""
+    await desk.store.snapshotter.write()  # a whole one: those after it hold what changed
+    await busy(desk, 0, 20)
+    written = asyncio.Event()
+
+    async def slow(function, /, *args):
+        await written.wait()
+        return function(*args)
+
+    desk.store.snapshotter._run_blocking = slow
+    waiting = asyncio.create_task(desk.store.snapshotter.write())
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    written.set()
+    expected = images(desk.store)
+    await desk.store.close()
+    disk.close()
+    assert images(open_store(disk, **SMALL)) == expected
+
+
 async def test_a_fault_of_our_own_keeps_what_was_to_be_saved(desk, disk):
     """If the index cannot make itself durable there is no snapshot, and the next one has everything."""
     await busy(desk, 0, 5)
