@@ -33,6 +33,7 @@ from ..rpc.client import BrokerClient
 from ..rpc.network import Network
 from .catalogue import HOSTED_AT_ONCE_MAX, Catalogue
 from .database import Database
+from .hindrance import hindrance, silence, unsealable
 from .members import Members
 from .settings import MetaserverSettings
 from .store_history import operation_views, subject_history, subject_operations
@@ -45,6 +46,7 @@ from .store_operations import (
     idle_operations,
     let_go,
     note_steps,
+    read_operation,
 )
 from .store_plans import begin_operations, plan_operations
 
@@ -159,7 +161,17 @@ class Reshaper:
 
     async def operations(self, subject: str) -> OperationList:
         """The latest operations of a subject, the newest first.  Raises SubjectUnknownError."""
-        return OperationList(operations=await self._database.read(subject_operations, subject))
+        views = await self._database.read(subject_operations, subject)
+        return OperationList(operations=[await self._explained(one) for one in views])
+
+    async def _explained(self, view: OperationView) -> OperationView:
+        """With what it waits for also where nobody noted that: its driver may have died before it asked a broker."""
+        if view.problem or all(one.done for one in view.steps):
+            return view
+        operation = await self._database.read(read_operation, view.operation_id)
+        if operation.state is not view.state:
+            return view
+        return replace(view, problem=hindrance(operation))
 
     async def history(self, subject: str) -> SubjectHistory:
         """Every partition a subject ever had.  Raises SubjectUnknownError."""
@@ -233,8 +245,7 @@ class Reshaper:
         if done and operation.state is not OperationState.PLAN:
             self._after_step("sealing")
         if not problems and operation.held:
-            silent = ", ".join(operation.held)
-            problems = [f"silent: {silent}; nothing is sealed before all parents can be"]
+            problems = [unsealable(operation)]
         problem = problems[0] if problems else ""
         await self._database.write(note_steps, operation.operation_id, done, problem)
         return problem
@@ -242,9 +253,7 @@ class Reshaper:
     async def _ask(self, operation: Operation, one: Partition) -> tuple[int, int | None] | str:
         """Have a broker host or seal a partition; its id and end offset, or why it did not."""
         if one.address is None:
-            held = operation.state is OperationState.SEAL and not operation.may_forsake
-            after = "; its children are held until it is back and has sealed" if held else ""
-            return f"broker group {one.broker_group!r} is silent{after}"
+            return silence(operation, one)
         broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._room:
             try:

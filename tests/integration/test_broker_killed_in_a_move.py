@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 
@@ -60,7 +61,9 @@ async def test_a_broker_killed_after_any_step(cluster: Cluster, step: str, victi
         (view,) = (await meta.operations(subject)).operations
         if (step, victim) in NEEDED:
             await silent(meta, PLACES[victim])
-            (view,) = (await meta.operations(subject)).operations
+            while PLACES[victim] not in view.problem:
+                await asyncio.sleep(0.05)
+                (view,) = (await meta.operations(subject)).operations
             assert view.state in {OperationState.PLAN, OperationState.SEAL}
         broker.restart()
         await done_operation(meta, view)

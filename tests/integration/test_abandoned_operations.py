@@ -1,0 +1,161 @@
+"""Operations that nobody drives any more, and whose brokers are silent, say what they wait for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from keylane.metaserver.catalogue import Catalogue
+from keylane.metaserver.database import SqlDatabase, open_database
+from keylane.metaserver.members import Members
+from keylane.metaserver.reshaper import Reshaper
+from keylane.metaserver.settings import MetaserverSettings
+from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_operations import advance_operation, idle_operations, note_steps
+from keylane.metaserver.store_plans import begin_operations
+from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject
+from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
+from keylane.protocol.routing import OrderStrategy
+from keylane.rpc.http_network import HttpNetwork
+
+TTL_MS = 10_000
+LEASE_MS = 500
+
+
+class BootClock(SystemClock):
+    """A boot-time clock that is moved by hand."""
+
+    now_ms = 7_000_000
+
+    def boot_ms(self) -> int:  # type: ignore[override]
+        return self.now_ms
+
+
+class Abandoned:
+    """A move of partition 1 of subject `s` from g1 to g2, journaled by a metaserver that died right after it."""
+
+    def __init__(self, database: SqlDatabase, clock: BootClock, reshaper: Reshaper) -> None:
+        self.database = database
+        self.clock = clock
+        self._reshaper = reshaper
+        self.operation_id = 0
+        self.parent = self.child = 0
+
+    async def report(self, *groups: str) -> None:
+        for group in groups:
+            body = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
+            await self.database.write(report_broker, body, ttl_ms=TTL_MS)
+
+    async def begin(self, strategy: OrderStrategy, *, without_source: bool) -> None:
+        await self.report("g1", "g2")
+        ask = CreateSubject(subject="s", partitions=2, order_strategy=strategy)
+        await self.database.write(plan_subject, ask, subjects_max=10)
+        await self.database.write(open_subject, "s")
+        if without_source:
+            await self.silence("g1")
+            move = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
+        else:
+            route = await self.database.read(read_route, "s")
+            (one,) = (one for one in route.partitions if one.broker_group == "g1")
+            move = Reshape(
+                kind=OperationKind.MOVE, partition_ids=(one.partition_id,), broker_group="g2"
+            )
+        ((self.operation_id, _),) = await self.database.write(
+            begin_operations, move, driver="dead", lease_ms=LEASE_MS
+        )
+        view = await self.view()
+        (self.parent,), (child,) = view.sealed, view.children
+        self.child = child.partition_id
+
+    async def silence(self, *groups: str) -> None:
+        """These broker groups are silent from now on, the others report themselves."""
+        self.clock.now_ms += TTL_MS
+        await self.report(*({"g1", "g2"} - set(groups)))
+
+    async def hosted(self) -> OperationState:
+        """The child is hosted, then the driver dies again."""
+        await self.database.write(note_steps, self.operation_id, {self.child: None}, "")
+        return await self.database.write(advance_operation, self.operation_id)
+
+    async def view(self) -> OperationView:
+        (view,) = (await self._reshaper.operations("s")).operations
+        return view
+
+
+@asynccontextmanager
+async def abandoned(
+    folder: Path, strategy: OrderStrategy = OrderStrategy.STRICT, *, without_source: bool = False
+) -> AsyncIterator[Abandoned]:
+    clock = BootClock()
+    settings = MetaserverSettings(data=folder)
+    network = HttpNetwork()
+    try:
+        async with open_database(
+            folder=folder, url=None, clock=clock, boot="boot", broker_ttl_ms=TTL_MS
+        ) as database:
+            catalogue, members = Catalogue(database, network, settings), Members(database, settings)
+            reshaper = Reshaper(
+                database, network, settings,
+                catalogue=catalogue, members=members, driver="next", dice=random.Random(1),
+            )  # fmt: skip
+            found = Abandoned(database, clock, reshaper)
+            await found.begin(strategy, without_source=without_source)
+            yield found
+    finally:
+        await network.close()
+
+
+async def test_the_broker_that_is_to_host_is_silent(tmp_path: Path):
+    """Nobody has asked it, nobody will; yet it is named as long as it is silent, and no longer."""
+    async with abandoned(tmp_path) as move:
+        assert (await move.view()).problem == ""
+        await move.silence("g2")
+        assert await move.database.read(idle_operations) == []
+        view = await move.view()
+        assert (view.state, view.problem) == (OperationState.PLAN, "broker group 'g2' is silent")
+        await move.silence()
+        assert (await move.view()).problem == ""
+
+
+async def test_the_broker_that_is_to_seal_is_silent(tmp_path: Path):
+    """In its plan the operation waits for every parent's broker; after that for the seal."""
+    async with abandoned(tmp_path) as move:
+        await move.silence("g1")
+        await move.database.write(note_steps, move.operation_id, {move.child: None}, "")
+        view = await move.view()
+        assert view.problem == "silent: g1; nothing is sealed before all parents can be"
+        await move.silence()
+        assert await move.hosted() is OperationState.SEAL
+        await move.silence("g1")
+        assert (await move.view()).problem.startswith("broker group 'g1' is silent; its children")
+
+
+@pytest.mark.parametrize("strategy", OrderStrategy)
+async def test_a_source_that_may_be_left_is_not_waited_for(tmp_path: Path, strategy: OrderStrategy):
+    """Without its source a best_tried subject goes on, so it says nothing; a strict one is held, and says so."""
+    async with abandoned(tmp_path, strategy, without_source=True) as move:
+        state = await move.hosted()
+        strict = strategy is OrderStrategy.STRICT
+        assert state is (OperationState.PLAN if strict else OperationState.SEAL)
+        assert ("g1" in (await move.view()).problem) is strict
+        move.clock.now_ms += LEASE_MS
+        assert bool(await move.database.read(idle_operations)) is not strict
+
+
+async def test_what_a_driver_noted_stays(tmp_path: Path):
+    """The words of who asked a broker are the better ones; what is done waits for nothing."""
+    async with abandoned(tmp_path) as move:
+        await move.database.write(note_steps, move.operation_id, {}, "the disk of g2 is full")
+        await move.silence("g2")
+        assert (await move.view()).problem == "the disk of g2 is full"
+        await move.silence()
+        assert await move.hosted() is OperationState.SEAL
+        await move.database.write(note_steps, move.operation_id, {move.parent: 7}, "")
+        await move.silence("g1", "g2")
+        assert (await move.view()).problem == ""
