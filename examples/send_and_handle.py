@@ -1,6 +1,6 @@
-"""Orders of three customers: sent with the customer as order key, handled in order per customer, many at once.
+"""Parcels of three customers: sent with the customer as order key, handled in order per customer, many at once.
 
-keylane dev --subject orders          (in another terminal)
+keylane dev --subject parcels          (in another terminal)
 python examples/send_and_handle.py
 """
 
@@ -17,7 +17,7 @@ STEPS = ["placed", "paid", "packed", "shipped"]
 async def send() -> None:
     async with Producer(META) as producer:
         tickets = [
-            producer.send("orders", step.encode(), key=customer.encode())
+            producer.send("parcels", step.encode(), key=customer.encode())
             for step in STEPS
             for customer in CUSTOMERS
         ]
@@ -38,7 +38,7 @@ async def main() -> None:
             everything.set()
 
     await send()
-    async with Consumer(META, subject="orders", group="shipping", handler=handle):
+    async with Consumer(META, subject="parcels", group="shipping", handler=handle):
         await everything.wait()
     for customer, steps in seen.items():
         print(customer, *steps)

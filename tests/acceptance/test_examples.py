@@ -50,7 +50,7 @@ async def fill(cluster: Cluster, subject: str, pairs: list[tuple[bytes, bytes]])
 
 async def test_send_and_handle(cluster):
     """Each customer's steps are handled in the order they were sent."""
-    await cluster.create("orders")
+    await cluster.create("parcels")
     sent, *customers = run(cluster, "send_and_handle.py")
     assert sent.startswith("sent 12,")
     assert customers == [f"{name} placed paid packed shipped" for name in ("ada", "bob", "cyd")]
