@@ -9,12 +9,14 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.sql.functions import FunctionElement
 
 from ..protocol.clock import Clock
@@ -50,20 +52,30 @@ Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> None:
     """Insert rows whose key is not there yet, leave the others alone."""
     if rows:
-        connection.execute(_insert(connection, table).on_conflict_do_nothing(), rows)
+        connection.execute(_insert_new(connection.dialect.name, table), rows)
 
 
 def insert_or_replace(connection: Connection, table: sa.Table, rows: Rows) -> None:
     """Insert whole rows; where the primary key is there already, all other columns take the new values."""
     if rows:
-        statement = _insert(connection, table)
-        keys = list(table.primary_key.columns)
-        others = {one.name: statement.excluded[one.name] for one in table.c if one not in set(keys)}
-        connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=others), rows)
+        connection.execute(_insert_or_replace(connection.dialect.name, table), rows)
 
 
-def _insert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    if connection.dialect.name == "sqlite":
+@cache
+def _insert_new(dialect: str, table: sa.Table) -> sa.Insert:
+    return _insert(dialect, table).on_conflict_do_nothing()
+
+
+@cache
+def _insert_or_replace(dialect: str, table: sa.Table) -> sa.Insert:
+    statement = _insert(dialect, table)
+    keys = list(table.primary_key.columns)
+    others = {one.name: statement.excluded[one.name] for one in table.c if one not in set(keys)}
+    return statement.on_conflict_do_update(index_elements=keys, set_=others)
+
+
+def _insert(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+    if dialect == "sqlite":
         from sqlalchemy.dialects import sqlite
 
         return sqlite.insert(table)
@@ -72,7 +84,9 @@ def _insert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqli
     return postgresql.insert(table)
 
 
-def prepare_sqlite(engine: Engine, clock: Clock, *, durable: bool = True) -> None:
+def prepare_sqlite(
+    engine: Engine, clock: Clock, *, durable: bool = True, reads: bool = False
+) -> None:
     """
     Set up every connection of an SQLite engine.
 
@@ -80,6 +94,7 @@ def prepare_sqlite(engine: Engine, clock: Clock, *, durable: bool = True) -> Non
         clock: its boot time is the database's time.
         durable: a commit returns when it is on the disk.  Without it a commit survives the end of the
             process but perhaps not that of the machine.
+        reads: nothing is written; its transactions wait for no writer.
     """
     synchronous = "FULL" if durable else "NORMAL"
 
@@ -92,7 +107,7 @@ def prepare_sqlite(engine: Engine, clock: Clock, *, durable: bool = True) -> Non
             raise
 
     def set_up(connection: Any) -> None:
-        connection.isolation_level = None  # the driver begins nothing by itself; `begin` below does
+        connection.isolation_level = None  # the driver begins nothing itself; `do_begin` below does
         connection.create_function("keylane_now_ms", 0, clock.boot_ms)
         cursor = connection.cursor()
         for pragma in (
@@ -104,8 +119,13 @@ def prepare_sqlite(engine: Engine, clock: Clock, *, durable: bool = True) -> Non
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        # A deferred transaction that turns into a writer can fail half-way; an immediate one waits first.
-        reads = connection.get_execution_options().get("keylane_reads", False)
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+    # A deferred transaction that turns into a writer can fail half-way; an immediate one waits first.
+    begin = "BEGIN" if reads else "BEGIN IMMEDIATE"
+
+    def do_begin(dbapi_connection: PoolProxiedConnection) -> None:
+        cursor = dbapi_connection.cursor()
+        cursor.execute(begin)
+        cursor.close()
+
+    # Not a listener for "begin": an engine that has one looks for listeners at every statement too.
+    engine.dialect.do_begin = do_begin  # type: ignore[method-assign]  # the dialect is this engine's own

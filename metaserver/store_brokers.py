@@ -19,26 +19,43 @@ from ..protocol.routing import PartitionState
 from .dialect import insert_new, insert_or_replace, now_ms
 from .schema import brokers, partitions, refused_brokers, subjects
 
+_reported = (
+    sa.update(brokers)
+    .where(brokers.c.broker_group == sa.bindparam("of_group"))
+    .values(seen_at=now_ms(), expires_at=now_ms() + sa.bindparam("for_ms"))
+)
+_renewed = _reported.where(
+    brokers.c.broker_id == sa.bindparam("of_id"),
+    brokers.c.address == sa.bindparam("at_address"),
+    brokers.c.expires_at > now_ms(),
+)
+
 
 def renew_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> bool:
     """Renew a broker that is alive where it was; False if there is more to do: `report_broker`."""
-    same = sa.and_(
-        brokers.c.broker_group == report.broker_group,
-        brokers.c.broker_id == report.broker_id,
-        brokers.c.address == report.address,
-        brokers.c.expires_at > now_ms(),
-    )
-    renewed = sa.update(brokers).where(same).values(_told(report, ttl_ms))
-    return connection.execute(renewed).rowcount == 1
+    where_it_was = {"of_id": report.broker_id, "at_address": report.address}
+    renewed = connection.execute(_renewed, _told(report, ttl_ms) | where_it_was)
+    return renewed.rowcount == 1
 
 
 def _told(report: BrokerHeartbeat, ttl_ms: int) -> dict[str, Any]:
     return {
+        "of_group": report.broker_group,
+        "for_ms": ttl_ms,
         "readable": report.readable,
         "writable": report.writable,
-        "seen_at": now_ms(),
-        "expires_at": now_ms() + ttl_ms,
     }
+
+
+_known = (
+    sa.select(
+        brokers.c.broker_id,
+        brokers.c.address,
+        (brokers.c.expires_at > now_ms()).label("alive"),
+    )
+    .where(brokers.c.broker_group == sa.bindparam("of_group"))
+    .with_for_update()
+)
 
 
 def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> list[int]:
@@ -51,15 +68,13 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
     Raises:
         DataFolderError: the group is another data folder's.
     """
-    here = brokers.c.broker_group == report.broker_group
+    here = {"of_group": report.broker_group}
     who = {"broker_id": report.broker_id, "address": report.address}
-    alive = (brokers.c.expires_at > now_ms()).label("alive")
-    found = sa.select(brokers.c.broker_id, brokers.c.address, alive).where(here).with_for_update()
-    row = connection.execute(found).one_or_none()
+    row = connection.execute(_known, here).one_or_none()
     if row is None:
         empty = {"readable": False, "writable": False, "seen_at": 0, "expires_at": 0}
         insert_new(connection, brokers, {"broker_group": report.broker_group, **who, **empty})
-        row = connection.execute(found).one()
+        row = connection.execute(_known, here).one()
     if row.broker_id != report.broker_id:
         hosted = _hosted(connection, report.broker_group)
         if row.alive or hosted:
@@ -68,7 +83,7 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
                 f"broker group {report.broker_group!r} belongs to another data folder, which is {state}",
                 broker_group=report.broker_group,
             )
-    connection.execute(sa.update(brokers).where(here).values(who | _told(report, ttl_ms)))
+    connection.execute(_reported, _told(report, ttl_ms) | who)
     if row.alive and row.address == report.address:
         return []
     return _renew_routes(connection, report.broker_group)

@@ -26,36 +26,43 @@ class Due:
     next_expiry_ms: int | None
 
 
+_due = sa.union(
+    sa.select(sessions.c.group_id).where(sessions.c.expires_at <= now_ms()),
+    sa.select(groups.c.group_id)
+    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
+    .where(
+        sa.or_(sa.not_(groups.c.settled), groups.c.route_version != subjects.c.route_version),
+    ),
+)
+_next_expiry = sa.select(sa.func.min(sessions.c.expires_at) - now_ms())
+
+
 def due_groups(connection: Connection) -> Due:
     """The groups with a dead session, an unsettled change, or a route newer than the one they were settled with."""
-    expired = sa.select(sessions.c.group_id).where(sessions.c.expires_at <= now_ms())
-    unsettled = (
-        sa.select(groups.c.group_id)
-        .join(subjects, subjects.c.subject_id == groups.c.subject_id)
-        .where(
-            sa.or_(
-                sa.not_(groups.c.settled),
-                groups.c.route_version != subjects.c.route_version,
-            )
-        )
-    )
-    due = connection.execute(sa.union(expired, unsettled)).scalars().all()
-    left = connection.execute(sa.select(sa.func.min(sessions.c.expires_at) - now_ms())).scalar()
-    return Due(groups=tuple(due), next_expiry_ms=left)
+    due = connection.execute(_due).scalars().all()
+    return Due(groups=tuple(due), next_expiry_ms=connection.execute(_next_expiry).scalar())
+
+
+_group_versions = sa.select(groups.c.group_id, groups.c.version).where(
+    groups.c.group_id.in_(sa.bindparam("ids"))
+)
 
 
 def group_versions(connection: Connection, ids: Collection[int]) -> dict[int, int]:
     """The present versions of these groups."""
-    found = sa.select(groups.c.group_id, groups.c.version).where(groups.c.group_id.in_(ids))
-    return {row.group_id: row.version for row in connection.execute(found)}
+    found = connection.execute(_group_versions, {"ids": list(ids)})
+    return dict(found.tuples().all())
+
+
+_grants_versions = sa.select(sessions.c.session, sessions.c.grants_version).where(
+    sessions.c.group_id.in_(sa.bindparam("ids"))
+)
 
 
 def grants_versions(connection: Connection, ids: Collection[int]) -> dict[SessionId, int]:
     """The version of the grants of every session of these groups."""
-    found = sa.select(sessions.c.session, sessions.c.grants_version).where(
-        sessions.c.group_id.in_(ids)
-    )
-    return {SessionId(row.session): row.grants_version for row in connection.execute(found)}
+    found = connection.execute(_grants_versions, {"ids": list(ids)})
+    return {SessionId(session): version for session, version in found}
 
 
 def list_groups(connection: Connection, subject: str) -> GroupList:

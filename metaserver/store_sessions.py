@@ -48,6 +48,20 @@ class SessionRow:
 _row = sa.select(
     sessions.c.session, sessions.c.group_id, sessions.c.ttl_ms, sessions.c.grants_version
 )
+_named = sa.and_(
+    groups.c.subject_id == sa.bindparam("of_subject"), groups.c.name == sa.bindparam("of_name")
+)
+_group_id = sa.select(groups.c.group_id).where(_named)
+_locked_group = (
+    sa.select(groups.c.group_id, groups.c.version, groups.c.strategy)
+    .where(_named)
+    .with_for_update()
+)
+_joined_before = _row.add_columns((sessions.c.expires_at > now_ms()).label("alive")).where(
+    sessions.c.session == sa.bindparam("of_session")
+)
+_members = sa.select(sa.func.count()).where(sessions.c.group_id == sa.bindparam("of_group"))
+_joined = sa.insert(sessions).values(expires_at=now_ms() + sa.bindparam("for_ms"))
 
 
 def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> SessionRow:
@@ -65,27 +79,19 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
     if "\0" in ask.client:
         raise InvalidRequestError("the client's name has a NUL in it")
     subject = open_subject_row(connection, ask.subject)
-    here = sa.and_(groups.c.subject_id == subject.subject_id, groups.c.name == ask.group)
-    if connection.execute(sa.select(groups.c.group_id).where(here)).one_or_none() is None:
+    here = {"of_subject": subject.subject_id, "of_name": ask.group}
+    if connection.execute(_group_id, here).one_or_none() is None:
         start = {"last_token": 0, "version": 0, "settled": False, "route_version": 0}
         who = {"subject_id": subject.subject_id, "name": ask.group, "strategy": ask.strategy}
         insert_new(connection, groups, who | start)
-    group_id, version, strategy = connection.execute(
-        sa.select(groups.c.group_id, groups.c.version, groups.c.strategy)
-        .where(here)
-        .with_for_update()
-    ).one()
+    group_id, version, strategy = connection.execute(_locked_group, here).one()
     if strategy != ask.strategy:
         raise GroupStrategyError(
             f"group {ask.group!r} is {strategy}, this consumer {ask.strategy}",
             stored=strategy,
             asked=ask.strategy.value,
         )
-    found = connection.execute(
-        _row.add_columns((sessions.c.expires_at > now_ms()).label("alive")).where(
-            sessions.c.session == ask.session
-        )
-    ).one_or_none()
+    found = connection.execute(_joined_before, {"of_session": ask.session}).one_or_none()
     if found is not None and found.group_id != group_id:
         raise InvalidRequestError("this session has joined another group", session=ask.session)
     if found is not None and found.alive:
@@ -98,8 +104,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         )
     if found is not None:  # it has died: its leases are free before it comes back
         end_sessions(connection, [SessionId(ask.session)])
-    count = sa.select(sa.func.count()).where(sessions.c.group_id == group_id)
-    if connection.execute(count).scalar_one() >= sessions_max:
+    if connection.execute(_members, {"of_group": group_id}).scalar_one() >= sessions_max:
         raise OverloadedError("too many consumers in this group", limit=sessions_max)
     row = {
         "session": ask.session,
@@ -110,7 +115,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         "grants_version": version + 1,
         "suspended": ask.suspended,
     }
-    connection.execute(sa.insert(sessions).values(**row, expires_at=now_ms() + ask.ttl_ms))
+    connection.execute(_joined, row | {"for_ms": ask.ttl_ms})
     mark_unsettled(connection, group_id)
     return SessionRow(
         session=SessionId(ask.session),
@@ -120,19 +125,29 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
     )
 
 
+_renewed = (
+    sa.update(sessions)
+    .where(sessions.c.session.in_(sa.bindparam("ids")), sessions.c.expires_at > now_ms())
+    .values(expires_at=now_ms() + sessions.c.ttl_ms)
+    .returning(*_row.selected_columns)
+)
+_asked_to_hand_over = sa.select(leases.c.session).where(
+    leases.c.session.in_(sa.bindparam("ids")), leases.c.withdrawn
+)
+
+
 def renew_sessions(connection: Connection, ids: Sequence[str]) -> dict[str, SessionRow]:
     """Renew those of these sessions that live, each for its ttl from now; the others are not in the answer."""
-    renewed = (
-        sa.update(sessions)
-        .where(sessions.c.session.in_(ids), sessions.c.expires_at > now_ms())
-        .values(expires_at=now_ms() + sessions.c.ttl_ms)
-        .returning(*_row.selected_columns)
-    )
-    rows = {row.session: _session_row(row) for row in connection.execute(renewed)}
-    asked = sa.select(leases.c.session).where(leases.c.session.in_(rows), leases.c.withdrawn)
-    for session in set(connection.execute(asked).scalars()):
+    rows = {row.session: _session_row(row) for row in connection.execute(_renewed, {"ids": ids})}
+    asked = connection.execute(_asked_to_hand_over, {"ids": list(rows)}).scalars()
+    for session in set(asked):
         rows[session] = replace(rows[session], handing_over=True)
     return rows
+
+
+_live_session = _row.where(
+    sessions.c.session == sa.bindparam("of_session"), sessions.c.expires_at > now_ms()
+)
 
 
 def live_session(connection: Connection, session: str) -> SessionRow:
@@ -143,8 +158,7 @@ def live_session(connection: Connection, session: str) -> SessionRow:
         SessionUnknownError
     """
     check_session(session)
-    alive = sa.and_(sessions.c.session == session, sessions.c.expires_at > now_ms())
-    row = connection.execute(_row.where(alive)).one_or_none()
+    row = connection.execute(_live_session, {"of_session": session}).one_or_none()
     if row is None:
         raise SessionUnknownError(session=session)
     return _session_row(row)
@@ -181,34 +195,44 @@ def leave_group(connection: Connection, session: str) -> int | None:
     return group_id
 
 
+_swept = (
+    sa.delete(sessions)
+    .where(sessions.c.group_id == sa.bindparam("of_group"), sessions.c.expires_at <= now_ms())
+    .returning(sessions.c.session)
+)
+_ended = sa.delete(sessions).where(sessions.c.session.in_(sa.bindparam("ids")))
+_freed = (
+    sa.update(leases)
+    .where(leases.c.session.in_(sa.bindparam("ids")))
+    .values(session=None, withdrawn=False)
+)
+
+
 def sweep_sessions(connection: Connection, group_id: int) -> list[SessionId]:
     """End the sessions of a group whose ttl has passed; which they were."""
-    expired = sa.and_(sessions.c.group_id == group_id, sessions.c.expires_at <= now_ms())
-    swept = sa.delete(sessions).where(expired).returning(sessions.c.session)
-    ids = [SessionId(session) for session in connection.execute(swept).scalars()]
+    swept = connection.execute(_swept, {"of_group": group_id}).scalars()
+    ids = [SessionId(session) for session in swept]
     if ids:
-        _free_leases(connection, ids)
+        connection.execute(_freed, {"ids": ids})
     return ids
 
 
 def end_sessions(connection: Connection, ids: Collection[SessionId]) -> None:
     """End sessions; what they held is free."""
-    connection.execute(sa.delete(sessions).where(sessions.c.session.in_(ids)))
-    _free_leases(connection, ids)
+    for statement in (_ended, _freed):
+        connection.execute(statement, {"ids": list(ids)})
 
 
-def _free_leases(connection: Connection, ids: Collection[SessionId]) -> None:
-    held = leases.c.session.in_(ids)
-    connection.execute(sa.update(leases).where(held).values(session=None, withdrawn=False))
+_unsettled = (
+    sa.update(groups)
+    .where(groups.c.group_id == sa.bindparam("of_group"))
+    .values(settled=False, version=groups.c.version + 1)
+)
 
 
 def mark_unsettled(connection: Connection, group_id: int) -> None:
     """Say that the group's leases have to be looked at; locks the group until the transaction ends."""
-    connection.execute(
-        sa.update(groups)
-        .where(groups.c.group_id == group_id)
-        .values(settled=False, version=groups.c.version + 1)
-    )
+    connection.execute(_unsettled, {"of_group": group_id})
 
 
 def check_session(session: str) -> None:
