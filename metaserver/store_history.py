@@ -17,7 +17,7 @@ from ..protocol.operations import (
     SubjectHistory,
 )
 from .schema import brokers, operations, partition_parents, partitions, steps, subjects
-from .store_partitions import some_partitions
+from .store_partitions import Choice, some_partitions
 from .store_subjects import open_subject_row
 
 OPERATIONS_SHOWN_MAX = 100
@@ -46,13 +46,17 @@ def operation_views(connection: Connection, ids: Collection[int]) -> list[Operat
     return [_view(connection, row) for row in rows]
 
 
+_done = (
+    sa.select(steps, partitions.c.broker_group, partitions.c.end_offset, partitions.c.forsaken)
+    .join(partitions, partitions.c.partition_id == steps.c.partition_id)
+    .where(steps.c.operation_id == sa.bindparam("of_operation"))
+    .order_by(steps.c.action, steps.c.partition_id)
+)
+_these = Choice(partitions.c.partition_id.in_(sa.bindparam("ids")))
+
+
 def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationView:
-    done = connection.execute(
-        sa.select(steps, partitions.c.broker_group, partitions.c.end_offset, partitions.c.forsaken)
-        .join(partitions, partitions.c.partition_id == steps.c.partition_id)
-        .where(steps.c.operation_id == row.operation_id)
-        .order_by(steps.c.action, steps.c.partition_id)
-    ).all()
+    done = connection.execute(_done, {"of_operation": row.operation_id}).all()
     sealed = [one for one in done if one.action == StepAction.SEAL]
     children = [one.partition_id for one in done if one.action == StepAction.HOST]
     if row.state == OperationState.CANCELED:  # what is to be sealed are its children
@@ -66,7 +70,7 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
         kind=OperationKind(row.kind),
         state=OperationState(row.state),
         sealed=tuple(one.partition_id for one in sealed),
-        children=some_partitions(connection, partitions.c.partition_id.in_(children)),
+        children=some_partitions(connection, _these, ids=children),
         steps=tuple(
             StepView(
                 action=StepAction(one.action),
@@ -123,6 +127,6 @@ def subject_history(connection: Connection, name: str) -> SubjectHistory:
                 end_offset=ends[one.partition_id].end_offset,
                 forsaken=ends[one.partition_id].forsaken,
             )
-            for one in some_partitions(connection, of_subject)
+            for one in some_partitions(connection, Choice(of_subject))
         ],
     )

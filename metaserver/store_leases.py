@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol.control import Grant, Grants, Heartbeat, ReleaseGrant
 from ..protocol.errors import TokenUnknownError
-from ..protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
+from ..protocol.ids import FencingToken, PartitionId, SessionId
 from ..protocol.limits import TOKEN_STEP_MAX
 from ..protocol.routing import ConsumeStrategy, PartitionState
-from .dialect import insert_new, insert_or_replace
+from .dialect import insert_new
 from .leases import (
     EVERYBODY,
     Lease,
@@ -32,8 +31,20 @@ from .leases import (
     settle_leases,
     settle_shared,
 )
-from .schema import drained, groups, leases, partitions, sessions, subjects
-from .store_partitions import granted_partitions, subject_parents
+from .schema import drained, groups, leases, partitions, sessions
+from .store_locked_group import (
+    LockedGroup,
+    lock_group,
+    lock_sessions,
+    possible_ids,
+    raise_versions,
+    read_leases,
+    read_members,
+    set_group,
+    some_leases,
+    store_leases,
+)
+from .store_partitions import granted_partitions, select_granted, subject_parents
 from .store_sessions import live_session, mark_unsettled, sweep_sessions
 
 log = logging.getLogger("keylane.metaserver")
@@ -58,32 +69,15 @@ class Released:
     refused: Mapping[ReleaseGrant, TokenUnknownError]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    group_id: int
-    subject_id: int
-    last_token: FencingToken
-    version: int
-    settled: bool
-    route_version: int
-    """The one the group was settled with."""
-    subject_version: int
-    """The one the subject has now."""
-    shared: bool
-
-
 def settle_group(connection: Connection, group_id: int) -> Changes:
     """Sweep dead sessions, then withdraw and grant until the leases fit the sessions and the partitions."""
-    group = _lock_group(connection, group_id)
+    group = lock_group(connection, group_id)
     ended = sweep_sessions(connection, group_id)
     moved = group.route_version != group.subject_version
     if group.settled and not ended and not moved:
         return NOTHING
-    found = sa.select(sessions.c.session, sessions.c.suspended).order_by(sessions.c.joined)
-    members = connection.execute(found.where(sessions.c.group_id == group_id)).all()
-    live = [SessionId(one.session) for one in members]
-    rows = sa.select(leases).where(leases.c.group_id == group_id)
-    held = {row.partition_id: _lease(row) for row in connection.execute(rows)}
+    members = read_members(connection, group_id)
+    held = read_leases(connection, group_id)
     begun = {key for key, lease in held.items() if lease.session or lease.wanted}
     readable = _readable(connection, group, begun)
     if group.shared:
@@ -92,26 +86,24 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
     else:
         settlement = settle_leases(
             held,
-            live,
+            list(members),
             readable,
-            suspended={SessionId(one.session) for one in members if one.suspended},
+            suspended={session for session, suspended in members.items() if suspended},
             last_token=group.last_token,
         )
-    _store_leases(connection, group_id, settlement.leases)
+    store_leases(connection, group_id, settlement.leases)
     # A new route version may mean a new address: everybody's grants are told again.
-    changed = set(live) if moved else settlement.sessions
+    changed = set(members) if moved else settlement.sessions
     version = group.version + 1
-    connection.execute(
-        sa.update(groups)
-        .where(groups.c.group_id == group_id)
-        .values(
-            version=version,
-            last_token=settlement.last_token,
-            settled=True,
-            route_version=group.subject_version,
-        )
+    set_group(
+        connection,
+        group_id,
+        version=version,
+        last_token=settlement.last_token,
+        settled=True,
+        route_version=group.subject_version,
     )
-    _raise_versions(connection, changed, version)
+    raise_versions(connection, changed, version)
     return Changes(versions=dict.fromkeys(changed, version), ended=ended)
 
 
@@ -127,14 +119,14 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
     """
     session = SessionId(asks[0].session)
     assert all(ask.session == session for ask in asks)
-    group = _lock_group(connection, live_session(connection, session).group_id)
+    group = lock_group(connection, live_session(connection, session).group_id)
     live_session(connection, session)  # it may have been swept while the lock was waited for
     if group.shared:
         return _renew_tokens(connection, group, asks)
     refused: dict[ReleaseGrant, TokenUnknownError] = {}
     free: dict[PartitionId, Lease] = {}
     last_token = group.last_token
-    held = _some_leases(connection, group.group_id, [ask.partition_id for ask in asks])
+    held = some_leases(connection, group.group_id, [ask.partition_id for ask in asks])
     for ask in asks:
         partition_id = PartitionId(ask.partition_id)
         try:
@@ -146,7 +138,7 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
             last_token = _counted_on(last_token, ask.fence)
     if not free:
         return Released(changes=NOTHING, refused=refused)
-    able = _locked_sessions(connection, {one.wanted for one in free.values() if one.wanted})
+    able = lock_sessions(connection, {one.wanted for one in free.values() if one.wanted})
     changed: set[SessionId] = set()
     for partition_id, lease in sorted(free.items()):
         granted = grant(lease, last_token=last_token) if lease.wanted in able else None
@@ -154,24 +146,19 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
             free[partition_id] = granted
             last_token = granted.token
             changed.add(granted.session)
-    _store_leases(connection, group.group_id, free.values())
+    store_leases(connection, group.group_id, free.values())
     version = group.version + 1
-    connection.execute(
-        sa.update(groups)
-        .where(groups.c.group_id == group.group_id)
-        .values(
-            version=version,
-            last_token=last_token,
-            settled=group.settled and all(one.session for one in free.values()),
-        )
-    )
-    _raise_versions(connection, changed, version)
+    settled = group.settled and all(one.session for one in free.values())
+    set_group(connection, group.group_id, version=version, last_token=last_token, settled=settled)
+    raise_versions(connection, changed, version)
     return Released(changes=Changes(versions=dict.fromkeys(changed, version)), refused=refused)
 
 
-def _renew_tokens(connection: Connection, group: _Group, asks: Sequence[ReleaseGrant]) -> Released:
+def _renew_tokens(
+    connection: Connection, group: LockedGroup, asks: Sequence[ReleaseGrant]
+) -> Released:
     """Brokers take these shared tokens no more, says a session: everybody gets the next ones."""
-    held = _some_leases(connection, group.group_id, [ask.partition_id for ask in asks])
+    held = some_leases(connection, group.group_id, [ask.partition_id for ask in asks])
     refused: dict[ReleaseGrant, TokenUnknownError] = {}
     renewed: dict[PartitionId, Lease] = {}
     last_token = group.last_token
@@ -188,17 +175,19 @@ def _renew_tokens(connection: Connection, group: _Group, asks: Sequence[ReleaseG
             last_token = lease.token
     if not renewed:
         return Released(changes=NOTHING, refused=refused)
-    _store_leases(connection, group.group_id, renewed.values())
+    store_leases(connection, group.group_id, renewed.values())
     version = group.version + 1
-    connection.execute(
-        sa.update(groups)
-        .where(groups.c.group_id == group.group_id)
-        .values(version=version, last_token=last_token)
-    )
-    found = sa.select(sessions.c.session).where(sessions.c.group_id == group.group_id)
-    everybody = set(connection.execute(found).scalars())
-    _raise_versions(connection, everybody, version)
+    set_group(connection, group.group_id, version=version, last_token=last_token)
+    everybody = set(read_members(connection, group.group_id))
+    raise_versions(connection, everybody, version)
     return Released(changes=Changes(versions=dict.fromkeys(everybody, version)), refused=refused)
+
+
+_withdrawn = (
+    sa.select(leases.c.partition_id, leases.c.token)
+    .where(leases.c.session == sa.bindparam("of_session"), leases.c.withdrawn)
+    .order_by(leases.c.partition_id)
+)
 
 
 def release_unheld(
@@ -214,18 +203,30 @@ def release_unheld(
         SessionUnknownError
     """
     row = live_session(connection, ask.session)
-    _lock_group(connection, row.group_id)
+    lock_group(connection, row.group_id)
     if live_session(connection, ask.session).grants_version != ask.known_version:
         return NOTHING
-    asked = sa.select(leases.c.partition_id, leases.c.token).where(
-        leases.c.session == ask.session, leases.c.withdrawn
-    )
+    asked = connection.execute(_withdrawn, {"of_session": ask.session})
     lost = [
         ReleaseGrant(session=ask.session, partition_id=partition_id, token=token)
-        for partition_id, token in connection.execute(asked.order_by(leases.c.partition_id))
+        for partition_id, token in asked
         if (partition_id, token) not in holding
     ]
     return release_leases(connection, lost).changes if lost else NOTHING
+
+
+_drained = sa.select(drained.c.partition_id).where(drained.c.group_id == sa.bindparam("of_group"))
+_newly_drained = (
+    sa.select(leases.c.partition_id)
+    .join(partitions, partitions.c.partition_id == leases.c.partition_id)
+    .where(
+        leases.c.group_id == sa.bindparam("of_group"),
+        sa.or_(leases.c.session == sa.bindparam("of_session"), leases.c.wanted == EVERYBODY),
+        leases.c.partition_id.in_(sa.bindparam("ids")),
+        leases.c.partition_id.not_in(_drained),
+        partitions.c.state == PartitionState.SEALED,
+    )
+)
 
 
 def note_drained(connection: Connection, session: str, ids: Collection[int]) -> int | None:
@@ -241,28 +242,32 @@ def note_drained(connection: Connection, session: str, ids: Collection[int]) -> 
         SessionUnknownError
     """
     group_id = live_session(connection, session).group_id
-    _lock_group(connection, group_id)
-    wanted = [one for one in ids if 0 < one <= MAX_I64]
-    known = sa.select(drained.c.partition_id).where(drained.c.group_id == group_id)
-    found = (
-        sa.select(leases.c.partition_id)
-        .join(partitions, partitions.c.partition_id == leases.c.partition_id)
-        .where(
-            leases.c.group_id == group_id,
-            sa.or_(leases.c.session == session, leases.c.wanted == EVERYBODY),
-            leases.c.partition_id.in_(wanted),
-            leases.c.partition_id.not_in(known),
-            partitions.c.state == PartitionState.SEALED,
-        )
-    )
-    news = [
-        {"group_id": group_id, "partition_id": one} for one in connection.execute(found).scalars()
-    ]
+    lock_group(connection, group_id)
+    which = {"of_group": group_id, "of_session": session, "ids": possible_ids(ids)}
+    found = connection.execute(_newly_drained, which).scalars()
+    news = [{"group_id": group_id, "partition_id": one} for one in found]
     insert_new(connection, drained, news)
     if not news:
         return None
     mark_unsettled(connection, group_id)
     return group_id
+
+
+_strategy = sa.select(groups.c.strategy).where(groups.c.group_id == sa.bindparam("of_group"))
+_held = select_granted(
+    sa.and_(leases.c.session == sa.bindparam("of_session"), sa.not_(leases.c.withdrawn))
+)
+_shared = select_granted(
+    sa.and_(
+        leases.c.group_id == sa.bindparam("of_group"),
+        leases.c.wanted == EVERYBODY,
+        sa.not_(
+            sa.select(sessions.c.suspended)
+            .where(sessions.c.session == sa.bindparam("of_session"))
+            .scalar_subquery()
+        ),
+    )
+)
 
 
 def read_grants(connection: Connection, session: str) -> Grants:
@@ -274,16 +279,11 @@ def read_grants(connection: Connection, session: str) -> Grants:
     """
     # The version first: if a change comes between, the grants are newer than it says, and are told again.
     row = live_session(connection, session)
-    found = sa.select(groups.c.strategy).where(groups.c.group_id == row.group_id)
-    mine = sa.and_(leases.c.session == session, sa.not_(leases.c.withdrawn))
-    if connection.execute(found).scalar_one() == ConsumeStrategy.SHARED:
-        suspended = sa.select(sessions.c.suspended).where(sessions.c.session == session)
-        mine = sa.and_(
-            leases.c.group_id == row.group_id,
-            leases.c.wanted == EVERYBODY,
-            sa.not_(suspended.scalar_subquery()),
-        )
-    held = granted_partitions(connection, mine)
+    here = {"of_group": row.group_id}
+    if connection.execute(_strategy, here).scalar_one() == ConsumeStrategy.SHARED:
+        held = granted_partitions(connection, _shared, of_session=session, **here)
+    else:
+        held = granted_partitions(connection, _held, of_session=session)
     return Grants(
         version=row.grants_version,
         ttl_ms=row.ttl_ms,
@@ -291,40 +291,26 @@ def read_grants(connection: Connection, session: str) -> Grants:
     )
 
 
-def _lock_group(connection: Connection, group_id: int) -> _Group:
-    row = connection.execute(
-        sa.select(groups, subjects.c.route_version.label("subject_version"))
-        .join(subjects, subjects.c.subject_id == groups.c.subject_id)
-        .where(groups.c.group_id == group_id)
-        .with_for_update(of=groups)
-    ).one()
-    return _Group(
-        group_id=row.group_id,
-        subject_id=row.subject_id,
-        last_token=FencingToken(row.last_token),
-        version=row.version,
-        settled=row.settled,
-        route_version=row.route_version,
-        subject_version=row.subject_version,
-        shared=row.strategy == ConsumeStrategy.SHARED,
+_partition_facts = (
+    sa.select(
+        partitions.c.partition_id,
+        partitions.c.state,
+        partitions.c.forsaken,
+        partitions.c.end_offset,
     )
+    .where(
+        partitions.c.subject_id == sa.bindparam("of_subject"),
+        partitions.c.state != PartitionState.PLANNED,
+    )
+    .order_by(partitions.c.range_start, partitions.c.partition_id)
+)
 
 
 def _readable(
-    connection: Connection, group: _Group, begun: Collection[PartitionId]
+    connection: Connection, group: LockedGroup, begun: Collection[PartitionId]
 ) -> list[Readable]:
-    of_subject = partitions.c.subject_id == group.subject_id
-    parents = subject_parents(connection, of_subject)
-    rows = connection.execute(
-        sa.select(
-            partitions.c.partition_id,
-            partitions.c.state,
-            partitions.c.forsaken,
-            partitions.c.end_offset,
-        )
-        .where(of_subject, partitions.c.state != PartitionState.PLANNED)
-        .order_by(partitions.c.range_start, partitions.c.partition_id)
-    )
+    parents = subject_parents(connection, group.subject_id)
+    rows = connection.execute(_partition_facts, {"of_subject": group.subject_id})
     facts = [
         Readable(
             partition_id=PartitionId(row.partition_id),
@@ -336,8 +322,8 @@ def _readable(
         )
         for row in rows
     ]
-    passed = sa.select(drained.c.partition_id).where(drained.c.group_id == group.group_id)
-    return readable_partitions(facts, set(connection.execute(passed).scalars()))
+    passed = connection.execute(_drained, {"of_group": group.group_id}).scalars()
+    return readable_partitions(facts, set(passed))
 
 
 def _counted_on(last_token: FencingToken, fence: int) -> FencingToken:
@@ -346,38 +332,3 @@ def _counted_on(last_token: FencingToken, fence: int) -> FencingToken:
         return last_token
     log.warning("a broker has seen token %d, above our last one, %d", fence, last_token)
     return FencingToken(fence)
-
-
-def _some_leases(
-    connection: Connection, group_id: int, ids: Collection[int]
-) -> dict[PartitionId, Lease]:
-    known = [one for one in ids if 0 < one <= MAX_I64]
-    found = sa.select(leases).where(leases.c.group_id == group_id, leases.c.partition_id.in_(known))
-    return {row.partition_id: _lease(row) for row in connection.execute(found)}
-
-
-def _locked_sessions(connection: Connection, ids: Collection[SessionId]) -> set[SessionId]:
-    """Those of these sessions that exist; they stay until the transaction ends."""
-    found = sa.select(sessions.c.session).where(sessions.c.session.in_(ids))
-    rows = connection.execute(found.order_by(sessions.c.session).with_for_update())
-    return {SessionId(one) for one in rows.scalars()}
-
-
-def _lease(row: sa.Row[Any]) -> Lease:
-    return Lease(
-        partition_id=row.partition_id,
-        token=row.token,
-        session=row.session,
-        wanted=row.wanted,
-        withdrawn=row.withdrawn,
-    )
-
-
-def _store_leases(connection: Connection, group_id: int, rows: Collection[Lease]) -> None:
-    insert_or_replace(connection, leases, [{"group_id": group_id, **asdict(row)} for row in rows])
-
-
-def _raise_versions(connection: Connection, changed: Collection[SessionId], version: int) -> None:
-    if changed:
-        told = sessions.c.session.in_(changed)
-        connection.execute(sa.update(sessions).where(told).values(grants_version=version))

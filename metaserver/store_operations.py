@@ -22,7 +22,7 @@ from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import OrderStrategy, Partition, PartitionState, route_table
 from .dialect import now_ms
 from .schema import brokers, groups, operations, partitions, steps, subjects
-from .store_partitions import some_partitions
+from .store_partitions import Choice, some_partitions
 from .store_queues import go_on
 from .store_subjects import read_route
 
@@ -60,36 +60,44 @@ class Operation:
     messages and their children not yet."""
 
 
+_claimed = (
+    sa.update(operations)
+    .where(
+        operations.c.operation_id == sa.bindparam("of_operation"),
+        sa.or_(operations.c.driver == sa.bindparam("by"), operations.c.driven_until <= now_ms()),
+        operations.c.state != OperationState.DONE,
+    )
+    .values(driver=sa.bindparam("by"), driven_until=now_ms() + sa.bindparam("for_ms"))
+)
+
+
 def claim_operation(
     connection: Connection, operation_id: int, *, driver: str, lease_ms: int
 ) -> Operation | None:
     """An unfinished operation, in the hands of `driver` for `lease_ms`; None if it is done or another's."""
-    mine = sa.or_(operations.c.driver == driver, operations.c.driven_until <= now_ms())
-    claimed = (
-        sa.update(operations)
-        .where(operations.c.operation_id == operation_id, mine)
-        .where(operations.c.state != OperationState.DONE)
-        .values(driver=driver, driven_until=now_ms() + lease_ms)
-    )
-    if not connection.execute(claimed).rowcount:
+    mine = {"of_operation": operation_id, "by": driver, "for_ms": lease_ms}
+    if not connection.execute(_claimed, mine).rowcount:
         return None
     return read_operation(connection, operation_id)
 
 
+_operation = (
+    sa.select(
+        operations,
+        subjects.c.name,
+        subjects.c.order_strategy,
+        subjects.c.partitions_wanted,
+        subjects.c.retention,
+        subjects.c.static,
+    )
+    .join(subjects, subjects.c.subject_id == operations.c.subject_id)
+    .where(operations.c.operation_id == sa.bindparam("of_operation"))
+)
+
+
 def read_operation(connection: Connection, operation_id: int) -> Operation:
     """An operation and what is left to do in its present state."""
-    row = connection.execute(
-        sa.select(
-            operations,
-            subjects.c.name,
-            subjects.c.order_strategy,
-            subjects.c.partitions_wanted,
-            subjects.c.retention,
-            subjects.c.static,
-        )
-        .join(subjects, subjects.c.subject_id == operations.c.subject_id)
-        .where(operations.c.operation_id == operation_id)
-    ).one()
+    row = connection.execute(_operation, {"of_operation": operation_id}).one()
     state = OperationState(row.state)
     todo: tuple[Partition, ...] = ()
     held: set[str] = set()
@@ -113,16 +121,44 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
     )
 
 
-def _undone(connection: Connection, operation_id: int, action: StepAction) -> tuple[Partition, ...]:
-    left = sa.select(steps.c.partition_id).where(
-        steps.c.operation_id == operation_id, steps.c.action == action, sa.not_(steps.c.done)
+_to_do = Choice(
+    partitions.c.partition_id.in_(
+        sa.select(steps.c.partition_id).where(
+            steps.c.operation_id == sa.bindparam("of_operation"),
+            steps.c.action == sa.bindparam("what"),
+            sa.not_(steps.c.done),
+        )
     )
-    return some_partitions(connection, partitions.c.partition_id.in_(left))
+)
+
+
+def _undone(connection: Connection, operation_id: int, action: StepAction) -> tuple[Partition, ...]:
+    return some_partitions(connection, _to_do, of_operation=operation_id, what=action)
 
 
 def _may_forsake(row: sa.Row[Any]) -> bool:
     allowed = row.order_strategy == OrderStrategy.BEST_TRIED and not row.static
     return bool(row.without_source) and allowed
+
+
+_sealed_at = (
+    sa.update(partitions)
+    .where(partitions.c.partition_id == sa.bindparam("of_partition"))
+    .values(end_offset=sa.bindparam("end"))
+)
+_step_done = (
+    sa.update(steps)
+    .where(
+        steps.c.operation_id == sa.bindparam("of_operation"),
+        steps.c.partition_id.in_(sa.bindparam("ids")),
+        steps.c.action == sa.bindparam("what"),
+    )
+    .values(done=True)
+)
+_set_operation = sa.update(operations).where(
+    operations.c.operation_id == sa.bindparam("of_operation")
+)
+"""Sets the columns that are named in its parameters."""
 
 
 def note_steps(
@@ -136,35 +172,41 @@ def note_steps(
     """
     _lock_operation(connection, operation_id)  # its row before those of its steps, as a cancel does
     for partition_id, end_offset in sorted(done.items()):
-        here = partitions.c.partition_id == partition_id
         if end_offset is not None:
-            connection.execute(sa.update(partitions).where(here).values(end_offset=end_offset))
+            connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
     # By its action: an operation that was canceled meanwhile has its children to seal.
     for action in StepAction:
         ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
-        noted = sa.and_(steps.c.operation_id == operation_id, steps.c.partition_id.in_(ids))
-        connection.execute(
-            sa.update(steps).where(noted, steps.c.action == action).values(done=True)
-        )
-    connection.execute(
-        sa.update(operations)
-        .where(operations.c.operation_id == operation_id)
-        .values(problem=problem[:PROBLEM_CHARS_MAX])
-    )
+        which = {"of_operation": operation_id, "ids": ids, "what": action}
+        connection.execute(_step_done, which)
+    said = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
+    connection.execute(_set_operation, said)
+
+
+_subject_id = sa.select(operations.c.subject_id).where(
+    operations.c.operation_id == sa.bindparam("of_operation")
+)
+_subject_locked = (
+    sa.select(subjects.c.subject_id)
+    .where(subjects.c.subject_id == sa.bindparam("of_subject"))
+    .with_for_update()
+)
+_state_locked = (
+    sa.select(operations.c.state)
+    .where(operations.c.operation_id == sa.bindparam("of_operation"))
+    .with_for_update()
+)
 
 
 def _lock_operation(connection: Connection, operation_id: int) -> OperationState | None:
     """The state of an operation, which stays so until the transaction ends; None if there is none."""
-    here = operations.c.operation_id == operation_id
-    found = sa.select(operations.c.subject_id).where(here)
-    subject_id = connection.execute(found).scalar_one_or_none()
+    here = {"of_operation": operation_id}
+    subject_id = connection.execute(_subject_id, here).scalar_one_or_none()
     if subject_id is None:
         return None
     # Locked in the order in which an operation is begun: the subject, then what runs on it.
-    subject_row = sa.select(subjects.c.subject_id).where(subjects.c.subject_id == subject_id)
-    connection.execute(subject_row.with_for_update()).one()
-    row = connection.execute(sa.select(operations.c.state).where(here).with_for_update()).one()
-    return OperationState(row.state)
+    connection.execute(_subject_locked, {"of_subject": subject_id}).one()
+    return OperationState(connection.execute(_state_locked, here).scalar_one())
 
 
 def cancel_operation(connection: Connection, operation_id: int) -> None:
@@ -194,18 +236,13 @@ def cancel_operation(connection: Connection, operation_id: int) -> None:
     )
     connection.execute(sa.delete(steps).where(mine, steps.c.action == StepAction.SEAL))
     connection.execute(sa.update(steps).where(mine).values(action=StepAction.SEAL, done=False))
-    connection.execute(
-        sa.update(operations)
-        .where(operations.c.operation_id == operation_id)
-        .values(
-            state=OperationState.CANCELED, problem="", running=None, driver=None, driven_until=0
-        )
-    )
+    canceled = {"state": OperationState.CANCELED, "problem": "", "running": None}
+    free = {"driver": None, "driven_until": 0}
+    connection.execute(_set_operation, {"of_operation": operation_id} | canceled | free)
 
 
 def advance_operation(connection: Connection, operation_id: int) -> OperationState:
     """Enter the next state if everything of this one is done; the state it is in now."""
-    here = operations.c.operation_id == operation_id
     _lock_operation(connection, operation_id)
     operation = read_operation(connection, operation_id)
     silent = all(one.address is None for one in operation.todo)
@@ -219,37 +256,37 @@ def advance_operation(connection: Connection, operation_id: int) -> OperationSta
             after = _open(connection, operation)
         case OperationState.FENCE if not operation.todo:
             after = OperationState.DONE
-    values: dict[str, object] = {"state": after}
+    values: dict[str, object] = {"of_operation": operation_id, "state": after}
     if after is not operation.state:
         values["problem"] = ""
     if after in {OperationState.DONE, OperationState.FENCE}:
         values["running"] = None
-    connection.execute(sa.update(operations).where(here).values(**values))
+    connection.execute(_set_operation, values)
     return after
+
+
+_set_partitions = sa.update(partitions).where(partitions.c.partition_id.in_(sa.bindparam("ids")))
+"""Sets the columns that are named in its parameters."""
+_steps = sa.select(steps).where(steps.c.operation_id == sa.bindparam("of_operation"))
+_route_raised = (
+    sa.update(subjects)
+    .where(subjects.c.subject_id == sa.bindparam("of_subject"))
+    .values(route_version=subjects.c.route_version + 1)
+)
 
 
 def _open(connection: Connection, operation: Operation) -> OperationState:
     """Change the route; FENCE if a parent's end is not known, else DONE."""
-    rows = connection.execute(
-        sa.select(steps).where(steps.c.operation_id == operation.operation_id)
-    ).all()
+    rows = connection.execute(_steps, {"of_operation": operation.operation_id}).all()
     sealed = [row.partition_id for row in rows if row.action == StepAction.SEAL]
     forsaken = [row.partition_id for row in rows if row.partition_id in sealed and not row.done]
     children = [row.partition_id for row in rows if row.action == StepAction.HOST]
-    for ids, values in (
-        (sealed, {"state": PartitionState.SEALED}),
-        (forsaken, {"forsaken": True}),
-        (children, {"state": PartitionState.OPEN}),
-    ):
-        chosen = partitions.c.partition_id.in_(ids)
-        connection.execute(sa.update(partitions).where(chosen).values(**values))
+    connection.execute(_set_partitions, {"ids": sealed, "state": PartitionState.SEALED})
+    connection.execute(_set_partitions, {"ids": forsaken, "forsaken": True})
+    connection.execute(_set_partitions, {"ids": children, "state": PartitionState.OPEN})
     if operation.static:
         go_on(connection, children)
-    connection.execute(
-        sa.update(subjects)
-        .where(subjects.c.subject_id == operation.subject_id)
-        .values(route_version=subjects.c.route_version + 1)
-    )
+    connection.execute(_route_raised, {"of_subject": operation.subject_id})
     route_table(read_route(connection, operation.subject))  # each logical partition has one open
     return OperationState.FENCE if forsaken else OperationState.DONE
 
@@ -260,38 +297,38 @@ def let_go(connection: Connection, operation_id: int, *, driver: str) -> None:
     connection.execute(sa.update(operations).where(mine).values(driven_until=0))
 
 
+_left = (
+    sa.select(
+        operations.c.operation_id,
+        operations.c.state,
+        operations.c.without_source,
+        subjects.c.order_strategy,
+        subjects.c.static,
+        steps.c.action,
+        steps.c.partition_id,
+        (brokers.c.expires_at > now_ms()).label("alive"),
+    )
+    .select_from(operations)
+    .join(subjects, subjects.c.subject_id == operations.c.subject_id)
+    .outerjoin(
+        steps,
+        sa.and_(steps.c.operation_id == operations.c.operation_id, sa.not_(steps.c.done)),
+    )
+    .outerjoin(partitions, partitions.c.partition_id == steps.c.partition_id)
+    .outerjoin(brokers, brokers.c.broker_group == partitions.c.broker_group)
+    .where(
+        operations.c.state != OperationState.DONE,
+        operations.c.driven_until <= now_ms(),
+        sa.or_(operations.c.state != OperationState.CANCELED, steps.c.partition_id.is_not(None)),
+    )
+    .order_by(operations.c.operation_id)
+)
+
+
 def idle_operations(connection: Connection) -> list[int]:
     """The unfinished operations that nobody drives and that can go on, the oldest first."""
-    rows = connection.execute(
-        sa.select(
-            operations.c.operation_id,
-            operations.c.state,
-            operations.c.without_source,
-            subjects.c.order_strategy,
-            subjects.c.static,
-            steps.c.action,
-            steps.c.partition_id,
-            (brokers.c.expires_at > now_ms()).label("alive"),
-        )
-        .select_from(operations)
-        .join(subjects, subjects.c.subject_id == operations.c.subject_id)
-        .outerjoin(
-            steps,
-            sa.and_(steps.c.operation_id == operations.c.operation_id, sa.not_(steps.c.done)),
-        )
-        .outerjoin(partitions, partitions.c.partition_id == steps.c.partition_id)
-        .outerjoin(brokers, brokers.c.broker_group == partitions.c.broker_group)
-        .where(
-            operations.c.state != OperationState.DONE,
-            operations.c.driven_until <= now_ms(),
-            sa.or_(
-                operations.c.state != OperationState.CANCELED, steps.c.partition_id.is_not(None)
-            ),
-        )
-        .order_by(operations.c.operation_id)
-    ).all()
     left: dict[int, list[sa.Row[Any]]] = {}
-    for row in rows:
+    for row in connection.execute(_left):
         left.setdefault(row.operation_id, []).append(row)
     return [one for one, todo in left.items() if _can_go_on(todo)]
 

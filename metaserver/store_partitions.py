@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,57 +17,79 @@ _seen = sa.select(
     partitions,
     sa.case((brokers.c.expires_at > now_ms(), brokers.c.address)).label("address"),
 ).join_from(partitions, brokers)
+_with_parents = (
+    sa.select(partition_parents.c.partition_id, partition_parents.c.parent_id)
+    .join(partitions, partitions.c.partition_id == partition_parents.c.partition_id)
+    .order_by(partition_parents.c.parent_id)
+)
+
+
+class Choice:
+    """Which partitions to read: a condition, perhaps with parameters.  Its statements are made once: keep it."""
+
+    def __init__(self, condition: sa.ColumnElement[bool]) -> None:
+        self.partitions = _seen.where(condition).order_by(partitions.c.partition_id)
+        self.parents = _with_parents.where(condition)
+
+
+def some_partitions(connection: Connection, choice: Choice, **values: Any) -> tuple[Partition, ...]:
+    """The chosen partitions, by age; `values` are those of the condition's parameters."""
+    rows = connection.execute(choice.partitions, values).all()
+    return _complete(rows, _read_parents(connection, choice.parents, values))
+
+
+_of_subject = partitions.c.subject_id == sa.bindparam("of_subject")
+_subject_partitions = _seen.where(
+    _of_subject, partitions.c.state.in_(sa.bindparam("states"))
+).order_by(partitions.c.range_start, partitions.c.partition_id)
+_subject_parents = _with_parents.where(_of_subject)
 
 
 def subject_partitions(
     connection: Connection, subject_id: int, states: Sequence[PartitionState]
 ) -> tuple[Partition, ...]:
     """A subject's partitions in these states, by range and then by age."""
-    rows = connection.execute(
-        _seen.where(partitions.c.subject_id == subject_id, partitions.c.state.in_(states)).order_by(
-            partitions.c.range_start, partitions.c.partition_id
-        )
-    ).all()
-    of_subject = partitions.c.subject_id == subject_id
-    return _complete(rows, subject_parents(connection, of_subject))
+    here = {"of_subject": subject_id, "states": states}
+    rows = connection.execute(_subject_partitions, here).all()
+    return _complete(rows, subject_parents(connection, subject_id))
 
 
-def some_partitions(
-    connection: Connection, condition: sa.ColumnElement[bool]
-) -> tuple[Partition, ...]:
-    """The partitions that meet a condition, by age."""
-    rows = connection.execute(_seen.where(condition).order_by(partitions.c.partition_id)).all()
-    return _complete(rows, subject_parents(connection, condition))
+def subject_parents(
+    connection: Connection, subject_id: int
+) -> dict[PartitionId, tuple[PartitionId, ...]]:
+    """The parents of a subject's partitions; those without any are left out."""
+    return _read_parents(connection, _subject_parents, {"of_subject": subject_id})
+
+
+def select_granted(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """The statement for `granted_partitions`: those whose leases meet a condition."""
+    return (
+        _seen.add_columns(leases.c.token)
+        .join(leases, leases.c.partition_id == partitions.c.partition_id)
+        .where(condition)
+        .order_by(partitions.c.partition_id)
+    )
+
+
+_parents = _with_parents.where(partitions.c.partition_id.in_(sa.bindparam("ids")))
 
 
 def granted_partitions(
-    connection: Connection, held: sa.ColumnElement[bool]
+    connection: Connection, granted: sa.Select[Any], **values: Any
 ) -> list[tuple[Partition, int]]:
-    """The partitions whose leases meet a condition, with their tokens, by id."""
-    rows = connection.execute(
-        _seen.add_columns(leases.c.token)
-        .join(leases, leases.c.partition_id == partitions.c.partition_id)
-        .where(held)
-        .order_by(partitions.c.partition_id)
-    ).all()
+    """The partitions that `granted` selects with these parameters, with their tokens, by id."""
+    rows = connection.execute(granted, values).all()
     ids = [row.partition_id for row in rows]
-    known = subject_parents(connection, partitions.c.partition_id.in_(ids)) if ids else {}
+    known = _read_parents(connection, _parents, {"ids": ids}) if ids else {}
     found = _complete(rows, known)
     return [(one, row.token) for one, row in zip(found, rows, strict=True)]
 
 
-def subject_parents(
-    connection: Connection, condition: sa.ColumnElement[bool]
+def _read_parents(
+    connection: Connection, statement: sa.Select[Any], values: Mapping[str, Any]
 ) -> dict[PartitionId, tuple[PartitionId, ...]]:
-    """The parents of the partitions that meet a condition; those without any are left out."""
-    rows = connection.execute(
-        sa.select(partition_parents.c.partition_id, partition_parents.c.parent_id)
-        .join(partitions, partitions.c.partition_id == partition_parents.c.partition_id)
-        .where(condition)
-        .order_by(partition_parents.c.parent_id)
-    )
     found: dict[PartitionId, tuple[PartitionId, ...]] = {}
-    for child, parent in rows:
+    for child, parent in connection.execute(statement, values):
         found[child] = (*found.get(child, ()), parent)
     return found
 

@@ -52,11 +52,15 @@ class SubjectRow:
     static: bool
 
 
+_by_name = sa.select(subjects).where(subjects.c.name == sa.bindparam("of_name"))
+_by_name_locked = _by_name.with_for_update()
+
+
 def find_subject(connection: Connection, name: str, *, lock: bool = False) -> SubjectRow | None:
     """The row of a subject, planned or open; `lock` keeps others from changing it in this transaction."""
     check_name("subject", name)
-    found = sa.select(subjects).where(subjects.c.name == name)
-    row = connection.execute(found.with_for_update() if lock else found).one_or_none()
+    found = _by_name_locked if lock else _by_name
+    row = connection.execute(found, {"of_name": name}).one_or_none()
     if row is None:
         return None
     return SubjectRow(
@@ -149,10 +153,13 @@ def planned_partitions(connection: Connection, subject_id: int) -> tuple[Partiti
     return subject_partitions(connection, subject_id, [PartitionState.PLANNED])
 
 
+_planned = sa.select(subjects.c.name).where(subjects.c.route_version == 0)
+
+
 def planned_subjects(connection: Connection) -> list[SubjectRow]:
     """Subjects whose creation was begun and not finished."""
-    rows = connection.execute(sa.select(subjects.c.name).where(subjects.c.route_version == 0))
-    found = [find_subject(connection, name) for name in rows.scalars().all()]
+    names = connection.execute(_planned).scalars().all()
+    found = [find_subject(connection, name) for name in names]
     return [row for row in found if row is not None]
 
 
@@ -212,10 +219,15 @@ def read_subject(connection: Connection, name: str) -> SubjectView:
     )
 
 
+_route_versions = sa.select(subjects.c.name, subjects.c.route_version).where(
+    subjects.c.name.in_(sa.bindparam("names"))
+)
+
+
 def route_versions(connection: Connection, names: Sequence[str]) -> dict[str, int]:
     """The present versions of these subjects' routes."""
-    found = sa.select(subjects.c.name, subjects.c.route_version).where(subjects.c.name.in_(names))
-    return {row.name: row.route_version for row in connection.execute(found)}
+    found = connection.execute(_route_versions, {"names": names})
+    return dict(found.tuples().all())
 
 
 def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:

@@ -22,7 +22,7 @@ from .schema import (
     steps,
     subjects,
 )
-from .store_partitions import some_partitions
+from .store_partitions import Choice, some_partitions
 from .verify_views import (
     BrokerRow,
     GroupRow,
@@ -72,7 +72,7 @@ def _partitions(connection: Connection) -> dict[int, PartitionView]:
             end_offset=rows[one.partition_id].end_offset,
             forsaken=rows[one.partition_id].forsaken,
         )
-        for one in some_partitions(connection, sa.true())
+        for one in some_partitions(connection, Choice(sa.true()))
     }
 
 

@@ -113,7 +113,7 @@ def moved_broker_is_not_told(patches: Patches) -> None:
 
 
 def changed_grants_are_not_told(patches: Patches) -> None:
-    patches.set(store_leases, "_raise_versions", lambda connection, changed, version: None)
+    patches.set(store_leases, "raise_versions", lambda connection, changed, version: None)
 
 
 def another_boot_is_not_noticed(patches: Patches) -> None:
