@@ -19,8 +19,8 @@ from ..protocol.errors import ClosedError, ConfigError
 from ..protocol.ids import check_name
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
-from ..rpc.client import BrokerClient, MetaClient
-from ..rpc.http_network import HttpNetwork
+from ..rpc.client import MetaClient
+from ..rpc.connections import Connections
 from ..rpc.network import Network
 from .composite import CompositePullClient, PullRegister
 from .membership import Membership
@@ -102,11 +102,9 @@ class Consumer:
         self._group = group
         self._handler = handler
         self._name = name or f"{socket.gethostname()}:{os.getpid()}"
-        self._network = network
-        self._own_network: HttpNetwork | None = None
+        self._connections = Connections(network, timeout_ms=self._settings.call_timeout_ms)
         self._clock = clock or SystemClock()
         self._dice = dice or random.Random(secrets.randbits(64))
-        self._brokers: dict[str, BrokerClient] = {}
         self._reports: set[asyncio.Task[None]] = set()
         self._register = PullRegister()
         self._composite = CompositePullClient(self._make, self._hand_over, self._give_back)
@@ -120,10 +118,9 @@ class Consumer:
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
-        if self._network is None:
-            self._network = self._own_network = HttpNetwork()
+        network = self._connections.open()
         self._ended = asyncio.get_running_loop().create_future()
-        meta = MetaClient(self._network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
+        meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         self._membership = Membership(
             subject=self._subject,
             group=self._group,
@@ -143,7 +140,7 @@ class Consumer:
             await self._membership.start()
         except BaseException:
             await self._dispatch.close()
-            await self._close_network()
+            await self._connections.close()
             raise
         self._watch = asyncio.create_task(self._watch_deadline(), name="lease deadline")
         return self
@@ -186,17 +183,10 @@ class Consumer:
         await asyncio.gather(self._watch, *ending, *self._reports, return_exceptions=True)
         await self._membership.stop()
         await self._dispatch.close()
-        for broker in self._brokers.values():
-            await broker.close()
-        await self._close_network()
+        await self._connections.close()
         self._membership = self._parting = None
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
-
-    async def _close_network(self) -> None:
-        if self._own_network is not None:
-            await self._own_network.close()
-            self._network = self._own_network = None
 
     def _fatal(self, error: BaseException) -> None:
         if self._ended is not None and not self._ended.done():
@@ -275,7 +265,7 @@ class Consumer:
             group=self._group,
             session=self._membership.session,
             grant=grant,
-            broker_at=self._broker_at,
+            broker_at=self._connections.broker_at,
             deadline_ms=deadline_ms,
             settings=self._settings,
             clock=self._clock,
@@ -285,15 +275,6 @@ class Consumer:
             on_drained=self._membership.nudge,
             on_fatal=self._fatal,
         )
-
-    def _broker_at(self, address: str) -> BrokerClient:
-        broker = self._brokers.get(address)
-        if broker is None:
-            assert self._network is not None
-            broker = self._brokers[address] = BrokerClient(
-                self._network, address, timeout_ms=self._settings.call_timeout_ms
-            )
-        return broker
 
     async def _hand_over(self, client: PullClient) -> None:
         """Stop pulling (done) → finish or cancel handlers → flush acks → release → report."""

@@ -39,7 +39,7 @@ from ..protocol.queues import (
 )
 from ..protocol.routing import Partition, PartitionState
 from ..rpc.client import BrokerClient, MetaClient
-from ..rpc.http_network import HttpNetwork
+from ..rpc.connections import Connections
 from ..rpc.network import Network
 from .cutting import cut_messages
 
@@ -112,16 +112,11 @@ class QueueReader:
         self._addresses = addresses_of(meta)
         self._subject = subject
         self._timeout_ms = call_timeout_ms
-        self._given = network
-        self._network: Network | None = None
-        self._own: HttpNetwork | None = None
-        self._brokers: dict[str, BrokerClient] = {}
+        self._connections = Connections(network, timeout_ms=call_timeout_ms)
         self._views: dict[int, QueueView] = {}
 
     async def __aenter__(self) -> Self:
-        self._network = self._given
-        if self._network is None:
-            self._network = self._own = HttpNetwork()
+        self._connections.open()
         return self
 
     async def __aexit__(
@@ -134,12 +129,7 @@ class QueueReader:
 
     async def close(self) -> None:
         """Close every connection."""
-        for broker in self._brokers.values():
-            await broker.close()
-        self._brokers.clear()
-        if self._own is not None:
-            await self._own.close()
-        self._network = self._own = None
+        await self._connections.close()
 
     # ── what users call ──────────────────────────────────────────────────────────────────────────────
     async def queues(self) -> list[QueueView]:
@@ -149,9 +139,10 @@ class QueueReader:
         Raises:
             SubjectUnknownError, SubjectNotStaticError
         """
-        if self._network is None:
+        network = self._connections.network
+        if network is None:
             raise ClosedError("the reader is not open; use: async with QueueReader(...)")
-        meta = MetaClient(self._network, self._addresses, timeout_ms=self._timeout_ms)
+        meta = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
         found = (await meta.queues(self._subject)).queues
         self._views = {one.queue: one for one in found}
         return found
@@ -257,13 +248,7 @@ class QueueReader:
         address = partition.address
         if address is None:
             raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
-        found = self._brokers.get(address)
-        if found is None:
-            assert self._network is not None
-            found = self._brokers[address] = BrokerClient(
-                self._network, address, timeout_ms=self._timeout_ms
-            )
-        return found
+        return self._connections.broker_at(address)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────
     async def _read_in(

@@ -20,8 +20,8 @@ from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..protocol.message import check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
-from ..rpc.client import BrokerClient, MetaClient
-from ..rpc.http_network import HttpNetwork
+from ..rpc.client import MetaClient
+from ..rpc.connections import Connections
 from ..rpc.network import Network
 from .account import Account
 from .sender import SubjectSender
@@ -77,26 +77,22 @@ class Producer:
         self._queue_bytes = self._settings.queue_bytes
         self._large_bytes = self._settings.large_bytes
         self._batch_count = self._settings.batch_count
-        self._network = network
-        self._own_network: HttpNetwork | None = None
+        self._connections = Connections(network, timeout_ms=self._settings.call_timeout_ms)
         self._clock = clock or SystemClock()
         self._now_ns = self._clock.wall_ns
         self._dice = dice or random.Random(secrets.randbits(64))
         self._producer_id = self._dice.getrandbits(63) | 1
         self._senders: dict[str, SubjectSender] = {}
-        self._brokers: dict[str, BrokerClient] = {}
         self._open = False
         self._meta: MetaClient | None = None
         self._account = Account(self._settings.queue_bytes)
 
     async def __aenter__(self) -> Self:
-        if self._network is None:
-            self._network = self._own_network = HttpNetwork()
-        self._meta = MetaClient(self._network, self._addresses)
+        self._meta = MetaClient(self._connections.open(), self._addresses)
         try:
             await self._meta.health()
         except BaseException:
-            await self._close_network()
+            await self._connections.close()
             raise
         self._open = True
         return self
@@ -178,7 +174,7 @@ class Producer:
             subject,
             strategy=self._strategy,
             meta=self._meta,
-            broker_at=self._broker_at,
+            broker_at=self._connections.broker_at,
             producer_id=self._producer_id,
             settings=self._settings,
             clock=self._clock,
@@ -191,15 +187,6 @@ class Producer:
     def _forget(self, sender: SubjectSender) -> None:
         if self._senders.get(sender.subject) is sender:
             del self._senders[sender.subject]
-
-    def _broker_at(self, address: str) -> BrokerClient:
-        broker = self._brokers.get(address)
-        if broker is None:
-            assert self._network is not None
-            broker = self._brokers[address] = BrokerClient(
-                self._network, address, timeout_ms=self._settings.call_timeout_ms
-            )
-        return broker
 
     async def room(self) -> None:
         """Wait while the queue is full, until half of it is free."""
@@ -272,18 +259,10 @@ class Producer:
             senders, self._senders = list(self._senders.values()), {}
             for sender in senders:
                 await sender.close()
-            for broker in self._brokers.values():
-                await broker.close()
-            await self._close_network()
+            await self._connections.close()
         error = self._account.untold() if flush else None
         if error is not None:
             raise error
-
-    async def _close_network(self) -> None:
-        if self._own_network is not None:
-            await self._own_network.close()
-            self._own_network = None
-            self._network = None
 
 
 def _order_strategy(text: str) -> OrderStrategy:

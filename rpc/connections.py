@@ -1,0 +1,51 @@
+"""What one client has open: a network, its own unless it was given one, and a client for each broker it has met."""
+
+from __future__ import annotations
+
+from .client import BrokerClient
+from .http_network import HttpNetwork
+from .network import Network
+
+
+class Connections:
+    """
+    Opened by whoever has it, inside a running event loop, and closed again.
+
+    Args:
+        network: none: a real one is made, and closed with the rest.
+        timeout_ms: of a call to a broker.
+    """
+
+    def __init__(self, network: Network | None, *, timeout_ms: int) -> None:
+        self._given = network
+        self._own: HttpNetwork | None = None
+        self._timeout_ms = timeout_ms
+        self._brokers: dict[str, BrokerClient] = {}
+        self.network: Network | None = None
+        """None while it is not open."""
+
+    def open(self) -> Network:
+        """Let calls be made."""
+        if self.network is None:
+            self.network = self._given
+        if self.network is None:
+            self.network = self._own = HttpNetwork()
+        return self.network
+
+    def broker_at(self, address: str) -> BrokerClient:
+        """The one client of the broker at `host:port`."""
+        broker = self._brokers.get(address)
+        if broker is None:
+            assert self.network is not None
+            broker = BrokerClient(self.network, address, timeout_ms=self._timeout_ms)
+            self._brokers[address] = broker
+        return broker
+
+    async def close(self) -> None:
+        """Close every connection; a network that was given stays open."""
+        for broker in self._brokers.values():
+            await broker.close()
+        self._brokers.clear()
+        if self._own is not None:
+            await self._own.close()
+        self.network = self._own = None

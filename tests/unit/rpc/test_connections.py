@@ -1,0 +1,43 @@
+"""What a client has open is opened once, closed whole, and can be opened again."""
+
+from __future__ import annotations
+
+from keylane.protocol.frames import Append
+from keylane.rpc.connections import Connections
+
+
+async def appended(connections: Connections, address: str) -> None:
+    await connections.broker_at(address).call(Append(0, 1))
+
+
+async def test_a_broker_has_one_client(server, serve):
+    """However often it is asked for; another address has another."""
+    connections = Connections(None, timeout_ms=5_000)
+    assert connections.open() is connections.open()
+    other = await serve()
+    for one in (server, server, other):
+        await appended(connections, one.address)
+    assert (server.connections, other.connections) == (1, 1)
+    await connections.close()
+    assert connections.network is None
+
+
+async def test_what_was_closed_is_opened_anew(server):
+    """Nothing of the closed network is used again."""
+    connections = Connections(None, timeout_ms=5_000)
+    for _ in range(2):
+        connections.open()
+        await appended(connections, server.address)
+        await connections.close()
+    await connections.close()
+
+
+async def test_a_given_network_stays_open(server, network):
+    """Its owner closes it; only the channels made here are closed."""
+    connections = Connections(network, timeout_ms=5_000)
+    assert connections.open() is network
+    await appended(connections, server.address)
+    await connections.close()
+    channel = await network.open_channel(server.address, timeout_ms=5_000)
+    await channel.call(Append(channel.next_id(), 1), timeout_ms=5_000)
+    await channel.close()
