@@ -65,13 +65,21 @@ class Run:
         run._first = self._batches - 2  # the last ones are sent again
         return run
 
-    async def live(self, point: str = "", *, whole: bool = False, retain: bool = False) -> int:
+    async def live(
+        self,
+        point: str = "",
+        *,
+        whole: bool = False,
+        retain: bool = False,
+        stop_s: float | None = None,
+    ) -> int:
         """
         Serve the client until the broker is killed or the work is done; how the broker ended.
 
         Args:
             whole: nothing kills it, and all is looked at.
             retain: retention has segments to remove, and the work is not done before.
+            stop_s: it is asked to end after so long, whatever it is at.
         """
         config = self.root / "broker.toml"
         config.write_text(
@@ -87,14 +95,15 @@ class Run:
         )
         if not address:
             return await asyncio.to_thread(self._forks.ended, pid)
+        if stop_s is not None:
+            asyncio.get_running_loop().call_later(stop_s, _stop, pid)
         try:
             await self._talk(address, whole=whole, retain=retain)
         except KeylaneError:
             if whole:
                 raise
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+            _stop(pid)
             ended = await asyncio.to_thread(self._forks.ended, pid)
         return ended
 
@@ -187,6 +196,11 @@ class Run:
     def distrust_index(self) -> None:
         """As work on the index that was stopped leaves it."""
         mark(RealFiles(self.data), self.kind)
+
+
+def _stop(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
 
 
 def aged(forks: Forks, root: Path, kind: str, *, batches: int = 8) -> Run:

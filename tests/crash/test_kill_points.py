@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 LATER = {"truncate", "truncated", "remove", "removed"}
 """Passed in a folder that has seen something already."""
+STOPS = 25
+STOP_STEP_S = 0.004
 PLACES = [("file", point) for point in FILE_POINTS] + [("rocksdb", point) for point in POINTS]
 
 
@@ -70,6 +72,17 @@ def test_what_the_work_in_an_old_folder_is(kind, old, room):
     assert not list(run.data.glob("unfinished-*"))
     assert not any(b"torn" in one.read_bytes() for one in run.data.glob("log/*"))
     shutil.rmtree(run.root)
+
+
+@pytest.mark.parametrize("kind", ["file", "rocksdb"])
+def test_a_stop_in_an_old_folder_at_any_moment(kind, old, room):
+    """Asked to end while it serves, and while segments go, it has lost nothing it had answered."""
+    for moment in range(STOPS):
+        run = old[kind].copy(room / "life", batches=4)
+        assert asyncio.run(run.live(retain=True, stop_s=moment * STOP_STEP_S)) == 0
+        for _ in range(2):
+            assert asyncio.run(run.live(whole=True, retain=True)) == 0
+        shutil.rmtree(run.root)
 
 
 def test_killed_again_while_coming_up(forks, tmp_path):
