@@ -15,8 +15,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from ..protocol.control import TimeBound
-from ..protocol.errors import KeylaneError, NotSentError, ResetUnfinishedError
+from ..protocol.control import PartitionStatus, TimeBound
+from ..protocol.errors import (
+    KeylaneError,
+    NotSentError,
+    OverloadedError,
+    ResetUnfinishedError,
+)
 from ..protocol.progress import CursorView, GroupReset, ResetGroup, ResetTo, SetCursor
 from ..protocol.routing import Partition
 from ..rpc.client import BrokerClient
@@ -29,6 +34,8 @@ from .store_resets import ResetScope, begin_reset, end_reset, reset_scope
 
 log = logging.getLogger("keylane.metaserver")
 CALL_TIMEOUT_MS = 2_000
+OVERLOADED_PAUSES_MS = (20, 50, 100, 200, 400, 800, 800, 800)
+"""Between the tries at a broker that is full; a flush takes milliseconds."""
 
 
 class Resetter:
@@ -138,7 +145,7 @@ class Resetter:
             ask = SetCursor(group=group, token=tokens[partition_id], cursor=cursors[partition_id])
             async with self._room:
                 try:
-                    status = await self._broker(one).set_cursor(partition_id, ask)
+                    status = await self._set_cursor(one, ask)
                 except KeylaneError as error:
                     return f"partition {partition_id} on {one.broker_group!r}: {error.message}"
             done[partition_id] = status.groups[0].cursor
@@ -151,6 +158,16 @@ class Resetter:
                 partitions=len(places),
                 set=len(done),
             )
+
+    async def _set_cursor(self, one: Partition, ask: SetCursor) -> PartitionStatus:
+        """Again if the broker has more to write than it takes, perhaps because of this very reset; not for ever."""
+        for pause_ms in OVERLOADED_PAUSES_MS:
+            try:
+                return await self._broker(one).set_cursor(one.partition_id, ask)
+            except OverloadedError as error:
+                log.info("partition %d: %s", one.partition_id, error.message)
+                await asyncio.sleep(pause_ms / 1000)
+        return await self._broker(one).set_cursor(one.partition_id, ask)
 
     def _broker(self, one: Partition) -> BrokerClient:
         if one.address is None:

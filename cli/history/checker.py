@@ -17,7 +17,8 @@
                     began after a newer one; a lease let go while its handler still runs
     starvation      after everything is healed, something sent is not settled, or something stored not handled
 
-Handling a message again under a higher token is no anomaly: delivery is at least once.
+Handling a message again under a higher token is no anomaly: delivery is at least once.  What an operator's reset
+sets a cursor back over is owed again, under tokens above the reset's; what it sets it past is owed to nobody.
 
 Source: the names follow Jepsen's Kafka workload and Maelstrom; the rules of stale effects are those of linearizable
 registers: an accepted call counts against the fence only if it was asked after the higher one was served.
@@ -28,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .eras import Range
 from .events import (
     Batched,
     Dropped,
@@ -39,6 +41,7 @@ from .events import (
     Looked,
     Ranged,
     Recovered,
+    Resetting,
     Routed,
     Sent,
     Served,
@@ -50,7 +53,7 @@ from .events import (
 from .findings import Findings
 from .log import Log
 from .ownership import Ownership
-from .progress import Progress, Range
+from .progress import Progress
 from .routes import Routes, Sequences
 
 
@@ -83,6 +86,7 @@ def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
         Holds: judge.ownership.holds,
         Looked: judge.looked,
         Recovered: judge.recovered,
+        Resetting: judge.resetting,
     }
     for judge.now, event in enumerate(events):
         taken = take.get(type(event))
@@ -152,7 +156,7 @@ class Judge:
             return  # told already, as a phantom in the log
         self.progress(group, partition_id).begun(offset, sending.key, token, session)
         for before in log.before(place):
-            if before[1] not in self.progress(group, before[0]).ended:
+            if not self.progress(group, before[0]).through(before[1], token):
                 note(
                     "skip",
                     f"{partition_id}/{offset} of {sending.key!r} begun before "
@@ -180,7 +184,11 @@ class Judge:
         progress = self.progress(group, partition_id)
         progress.served(kind, token, began, self.now)
         if cursor >= 0:
-            progress.told(kind, began, self.now, cursor, ranges)
+            progress.told(kind, token, began, self.now, cursor, ranges)
+
+    def resetting(self, group: str, partition_id: int, token: int, cursor: int) -> None:
+        """See `events.Resetting`."""
+        self.progress(group, partition_id).resetting(token, cursor)
 
     def looked(self, *fields: Any) -> None:
         """See `events.Looked`."""
@@ -196,10 +204,11 @@ class Judge:
         for group, partitions in self._groups.items():
             for partition_id, offset in self.log.values:
                 progress = partitions.get(partition_id)
-                if progress is not None and offset in progress.ended:
+                eras = [] if progress is None else progress.eras.possible()
+                if any(era.through(offset) for era in eras):
                     continue
                 where = f"{partition_id}/{offset} for {group!r}"
-                if progress is not None and offset < progress.cursor:
+                if any(offset < era.cursor for era in eras):
                     self.found.note("lost", f"{where} was acked and never handled")
                 elif drained:
                     self.found.note("starvation", f"{where} was never handled")

@@ -134,7 +134,7 @@ class Holds(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A broker accepted a call that needs the fence: "acquire", "pull", "ack", "release"."""
+    """A broker accepted a call that needs the fence: "acquire", "pull", "ack", "release"; or a "reset"."""
 
     kind: str
     group: str
@@ -159,6 +159,15 @@ class Looked(NamedTuple):
     run: int = 0
     """Which run of the broker answered.  What it shows may not be durable yet, so a crash may take a cursor
     back; nobody was told that those acks are safe."""
+
+
+class Resetting(NamedTuple):
+    """A broker is asked to set a group's cursor, as an operator wants; `Served` says that it has done so."""
+
+    group: str
+    partition_id: int
+    token: int
+    cursor: int
 
 
 class Recovered(NamedTuple):
@@ -186,5 +195,6 @@ Event = (
     | Holds
     | Served
     | Looked
+    | Resetting
     | Recovered
 )

@@ -6,31 +6,29 @@ from bisect import bisect_left
 from collections import defaultdict
 from itertools import pairwise
 
+from .eras import Eras, Range
 from .events import Looked
 from .findings import Findings
-
-Range = tuple[int, int]
 
 
 class Progress:
     """Judges what owners and the broker do with one partition, in the order of time."""
 
     __slots__ = (
-        "_acked", "_cursors", "_fences", "_found", "_instants", "_late", "_passed", "_sessions",
-        "cursor", "done", "ended", "looks", "newest", "partition_id", "reached",
+        "_fences", "_found", "_instants", "_late", "_sessions", "done", "eras", "looks", "newest",
+        "partition_id", "reached",
     )  # fmt: skip
 
     def __init__(self, partition_id: int, found: Findings) -> None:
         self.partition_id = partition_id
-        self.ended: set[int] = set()
-        """Offsets handled, by whomever."""
+        self.eras = Eras(self._note)
+        """Between the resets by operators."""
         self.done: defaultdict[int, set[int]] = defaultdict(set)
         """Token → offsets handled under it."""
         self.reached: dict[tuple[int, bytes], int] = {}
         """(token, key) → the highest offset begun."""
         self.newest = 0
         """The highest token under which a handler began."""
-        self.cursor = 0
         self.looks: list[Looked] = []
         self._found = found
         self._late: list[tuple[int, int]] = []
@@ -41,12 +39,6 @@ class Progress:
         """When each of `_fences` was served."""
         self._fences: list[int] = []
         """Tokens acquired, rising."""
-        self._cursors: list[tuple[int, int]] = []
-        """(instant, cursor), each higher than the one before."""
-        self._acked: dict[int, int] = {}
-        """Offset → instant at which its ack was answered, while above the cursor."""
-        self._passed = 0
-        """Offsets below are known to be handled."""
 
     # ── owners ───────────────────────────────────────────────────────────────────────────────────────
     def begun(self, offset: int, key: bytes, token: int, session: str) -> None:
@@ -69,10 +61,18 @@ class Progress:
 
     def handled(self, offset: int, token: int) -> None:
         """A handler returned."""
-        if token < self.newest and offset not in self.ended:
+        ended = self.eras.of(token).ended
+        if token < self.newest and offset not in ended:
             self._late.append((token, offset))
-        self.ended.add(offset)
+        ended.add(offset)
         self.done[token].add(offset)
+
+    def through(self, offset: int, token: int) -> bool:
+        """Was a message handled, or is it owed to nobody, as far as an owner with this token can know."""
+        eras = self.eras.all
+        if len(eras) == 1:
+            return offset in eras[0].ended
+        return any(era.through(offset) for era in self.eras.possible(token))
 
     # ── the broker ───────────────────────────────────────────────────────────────────────────────────
     def served(self, kind: str, token: int, began: int, instant: int) -> None:
@@ -84,32 +84,31 @@ class Progress:
                 f"{kind} of token {token} on partition {self.partition_id} "
                 f"after {self._fences[index]}",
             )
-        if kind == "acquire" and token > (self._fences[-1] if self._fences else 0):
+        if kind in {"acquire", "reset"} and token > (self._fences[-1] if self._fences else 0):
             self._instants.append(instant)
             self._fences.append(token)
 
     def told(
-        self, kind: str, began: int, instant: int, cursor: int, ranges: tuple[Range, ...]
+        self,
+        kind: str,
+        token: int,
+        began: int,
+        instant: int,
+        cursor: int,
+        ranges: tuple[Range, ...],
     ) -> None:
-        """The broker told its cursor, and what is acked: in the request of an ack, above it in an acquire."""
-        for offset in range(self._passed, cursor):
-            if offset not in self.ended:
-                self._note("skip", f"the cursor passed {offset}, not handled")
-        self._passed = max(self._passed, cursor)
-        at = bisect_left(self._cursors, (began, -1)) - 1
-        if at >= 0 and cursor < self._cursors[at][1]:
-            self._note("nonmonotonic", f"cursor {cursor} after {self._cursors[at][1]}")
-        if cursor > self.cursor:
-            self.cursor = cursor
-            self._cursors.append((instant, cursor))
+        """The broker told its cursor, and what is acked; or that it has set it."""
+        if kind == "reset":
+            self.eras.done(token)
+            return
         if kind == "acquire":
-            self._check_kept(began, cursor, ranges)
-        for start, end in ranges:
-            for offset in range(start, end):
-                if offset not in self.ended:
-                    self._note("skip", f"{offset} acked, not handled")
-                if kind == "ack":
-                    self._acked.setdefault(offset, instant)
+            self.eras.settle(token, cursor)
+        self.eras.of(token).told(kind, began, instant, cursor, ranges, self._note)
+
+    def resetting(self, token: int, cursor: int) -> None:
+        """The broker is asked to set the cursor."""
+        if not self._fences or token > self._fences[-1]:
+            self.eras.asked(token, cursor)
 
     def recovered(self, token: int, cursor: int) -> None:
         """The broker came up again: no fence and no cursor that was told may have fallen."""
@@ -117,19 +116,9 @@ class Progress:
             self._note(
                 "nonmonotonic", f"the fence is {token} after a restart, {self._fences[-1]} before"
             )
-        if cursor < self.cursor:
-            self._note(
-                "nonmonotonic", f"the cursor is {cursor} after a restart, {self.cursor} before"
-            )
-
-    def _check_kept(self, began: int, cursor: int, ranges: tuple[Range, ...]) -> None:
-        """Durable acks above the cursor are never forgotten."""
-        kept = {offset for start, end in ranges for offset in range(start, end)}
-        for offset, acked_at in list(self._acked.items()):
-            if offset < cursor:
-                del self._acked[offset]
-            elif acked_at < began and offset not in kept:
-                self._note("nonmonotonic", f"the ack of {offset} is forgotten")
+        before = min(era.cursor for era in self.eras.possible())
+        if cursor < before:
+            self._note("nonmonotonic", f"the cursor is {cursor} after a restart, {before} before")
 
     def _note(self, anomaly: str, example: str) -> None:
         self._found.note(anomaly, f"partition {self.partition_id}: {example}")
@@ -141,6 +130,8 @@ class Progress:
         if not drained:
             return
         for token, offset in self._late:
+            if any(offset < era.start for era in self.eras.all if era.token > token):
+                continue  # an operator has had it left out
             if not any(offset in done for later, done in self.done.items() if later > token):
                 self._note(
                     "stale effect",

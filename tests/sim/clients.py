@@ -177,7 +177,7 @@ class ConsumerHost(Host):
         self._left_ms = left_ms
         self._record = record
         self._meta = meta
-        self._group = group
+        self.group = group
         self._manners = manners
         self._settings = ConsumerSettings(
             ttl_ms=ttl_ms,
@@ -242,7 +242,7 @@ class ConsumerHost(Host):
             consumer = Consumer(
                 self._meta,
                 subject=SUBJECT,
-                group=self._group,
+                group=self.group,
                 handler=handler,
                 name=self.name,
                 settings=self._settings,
@@ -263,12 +263,12 @@ class ConsumerHost(Host):
     def _started(self, message: Message, *, ours: bool = False) -> None:
         clock_ns = self.machine.boot_ns()
         event = started(
-            message, group=self._group, clock_ns=clock_ns, ours=ours, left_ms=self._left_ms
+            message, group=self.group, clock_ns=clock_ns, ours=ours, left_ms=self._left_ms
         )
         self._record(event)
 
     def _ended(self, message: Message) -> None:
-        self._record(ended(message, group=self._group))
+        self._record(ended(message, group=self.group))
 
     def _stumble(self) -> None:
         if not self.calm and self.dice.random() < self._manners["fails"]:

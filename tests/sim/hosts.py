@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,21 @@ from keylane.broker.registration import Registration
 from keylane.broker.service import BrokerService
 from keylane.broker.storage.identity import claim_folder
 from keylane.broker.store import Store
-from keylane.cli.history.events import Event, Recovered
+from keylane.cli.history.events import Event, Recovered, Resetting, Served
 from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.calls import control_calls, control_routes
 from keylane.metaserver.catalogue import Catalogue
 from keylane.metaserver.members import Members
+from keylane.metaserver.resetter import Resetter
 from keylane.metaserver.reshaper import Reshaper
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.store_time import adopt_boot
 from keylane.metaserver.verifier import Verifier
 from keylane.protocol.control import BrokerHeartbeat, Health
 from keylane.protocol.frames import Answer, Request
+from keylane.protocol.progress import SetCursor
 from keylane.rpc.client import MetaClient
+from keylane.rpc.server import ControlRoute, Params
 from sim.database import Shelf, SimDatabase
 from sim.disk import Crashed, SimDisk
 from sim.loop import Process, SimLoop
@@ -130,7 +134,15 @@ class MetaHost(Host):
             await catalogue.brokers()
             return Health(program="metaserver", ready=True)
 
-        calls = control_calls(catalogue, members, health, reshaper, Verifier(database, network))
+        resetter = Resetter(
+            database,
+            network,
+            META_SETTINGS,
+            holder=f"{self.name}.{self.starts}",
+            after_step=self._stepped,
+        )
+        verifier = Verifier(database, network)
+        calls = control_calls(catalogue, members, health, reshaper, verifier, resetter)
         routes = control_routes(calls)
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
         attendant = Attendant(database, members, catalogue, META_SETTINGS, reshaper)
@@ -229,9 +241,25 @@ class BrokerHost(Host):
                 self._record(event)
             return answer, data
 
-        listener = Listener(self.process, machine, control.routes(), handle)
+        routes = [self._watched(one) for one in control.routes()]
+        listener = Listener(self.process, machine, routes, handle)
         self.internet.listen(self.address, listener)
         self.spawn(registration.run(), self.process.context.copy())
+
+    def _watched(self, route: ControlRoute) -> ControlRoute:
+        """The same call; a reset's is noted, when it is asked and when it is done."""
+        if route.body is not SetCursor:
+            return route
+
+        async def watched(body: Any, params: Params) -> object:
+            fields = (body.group, int(params["id"]), body.token)
+            began = self._tick()
+            self._record(Resetting(*fields, body.cursor))
+            answer = await route.handler(body, params)
+            self._record(Served("reset", *fields, began, body.cursor))
+            return answer
+
+        return replace(route, handler=watched)
 
     def _open_store(self) -> Store:
         """What the disk has."""

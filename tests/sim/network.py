@@ -16,6 +16,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
@@ -269,9 +270,10 @@ class _ControlCall:
         self._me = network._process
         self._method = method
         self._address = address
-        self._path = path
+        split = urlsplit(path)
+        self._path = split.path
         self._packed = packed
-        self._query = query
+        self._query = dict(parse_qsl(split.query)) | query
         self._future = future
 
     def send(self) -> None:

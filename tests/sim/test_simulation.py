@@ -59,6 +59,8 @@ SAMPLE = (
     "key_hashed_anew",
     "session_renewed_after_expiry",
     "sealed_takes_appends",
+    "reset_keeps_what_was_drained",
+    "strict_is_given_up_too",
 )
 MORE_SEEDS = 60
 """If the seed kept does not catch it any more, because what the seed does has changed."""

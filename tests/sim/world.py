@@ -31,6 +31,7 @@ from sim.hosts import BrokerHost, Host, MetaHost
 from sim.loop import Process, SimLoop, StuckError
 from sim.machine import Machine
 from sim.network import Internet, SimNetwork
+from sim.operators import Operator, for_operators, is_operated
 from sim.swarm import Swarm, draw
 
 DRAIN_S = 90.0
@@ -66,6 +67,8 @@ class World:
         self.seed = seed
         self.dice = random.Random(seed)
         self.swarm: Swarm = draw(self.dice)
+        if is_operated(seed):
+            self.swarm = for_operators(seed, self.swarm)
         self.loop = SimLoop(random.Random(self.dice.getrandbits(64)))
         self.internet = Internet(self.loop, self._new_dice())
         self.internet.weather.delay_s = self.swarm.delay_s
@@ -83,6 +86,7 @@ class World:
         self._operator_meta = MetaClient(SimNetwork(self.internet, self._operator), self._meta)
         self._operations: list[asyncio.Task[None]] = []
         self.faults = Faults(self)
+        self.operator = Operator(self, self._operator_meta)
 
     @property
     def hosts(self) -> list[Host]:
@@ -276,6 +280,8 @@ class World:
         for producer in self.producers:
             self.start_producer(producer)
         swarm = self.swarm
+        if is_operated(self.seed):
+            self._operator_does(self.operator.work())
         until = self.loop.now + swarm.fault_s
         while self.loop.now < until:
             await asyncio.sleep(swarm.gap_s * 2 * self.dice.random())
@@ -285,11 +291,17 @@ class World:
         healed_at = self.loop.now
         await asyncio.sleep(QUIET_S)
         verified = False
-        while not (verified and self._drained()):  # the last look is the moment of the final log
+        while not (
+            verified and self._drained() and self.operator.idle
+        ):  # the last look is the moment of the final log
             if self.loop.now > healed_at + DRAIN_S:
                 return -1.0
             await asyncio.sleep(LOOK_S)
-            if self._drained() and await self._in_operator(self._operations_done()):
+            if (
+                self._drained()
+                and self.operator.idle
+                and await self._in_operator(self._operations_done())
+            ):
                 await self._in_operator(self._verify())
                 verified = True
         drained_s = self.loop.now - healed_at

@@ -1,0 +1,119 @@
+"""The checker of histories knows what an operator's reset repeats and leaves out, and what it does not excuse."""
+
+import pytest
+
+from keylane.cli.history.checker import check_history
+from keylane.cli.history.events import (
+    Ended,
+    Recovered,
+    Resetting,
+    Sent,
+    Served,
+    Settled,
+    Started,
+    Stored,
+)
+
+COUNT = 4
+LOG = [
+    event
+    for number in range(COUNT)
+    for event in (
+        Sent(b"%d" % number, b"k", "p", number, strict=True),
+        Settled(b"%d" % number, "stored", 1, number),
+        Stored(1, number, b"k", b"%d" % number),
+    )
+]
+BEGAN = 10**6
+"""Asked after everything that was answered before."""
+
+
+def handled(*numbers, token):
+    session = f"{token:016d}"
+    return [
+        event
+        for number in numbers
+        for event in (
+            Started("g", session, 1, number, b"%d" % number, token, 0, 1),
+            Ended("g", 1, number, token, session),
+        )
+    ]
+
+
+def served(kind, token, cursor):
+    return Served(kind, "g", 1, token, BEGAN, cursor)
+
+
+def reset(token, cursor):
+    """Asked and answered."""
+    return [Resetting("g", 1, token, cursor), served("reset", token, cursor)]
+
+
+def owner(token, start, end):
+    """Somebody who acquires at `start` and handles and acks up to `end`."""
+    numbers = range(start, end)
+    return [
+        served("acquire", token, start),
+        *handled(*numbers, token=token),
+        served("ack", token, end),
+    ]
+
+
+ALL = owner(1, 0, COUNT)
+ASKED = Resetting("g", 1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("what", "events"),
+    [
+        ("back, and everything again", [*ALL, *reset(2, 0), *owner(3, 0, COUNT)]),
+        ("back to the middle", [*ALL, *reset(2, 2), *owner(3, 2, COUNT)]),
+        ("on past what nobody handled", [*owner(1, 0, 1), *reset(2, 3), *owner(3, 3, COUNT)]),
+        ("to the end, and nobody comes", [*owner(1, 0, 1), *reset(2, COUNT)]),
+        ("asked, not answered, and done", [*ALL, ASKED, *owner(3, 0, COUNT)]),
+        ("asked, not answered, and not done", [*ALL, ASKED, served("acquire", 3, COUNT)]),
+        ("not answered, and again", [*ALL, ASKED, *reset(5, 1), *owner(6, 1, COUNT)]),
+        ("a broker that restarts after it", [
+            *ALL, *reset(2, 0), Recovered("g", 1, 2, 0), *owner(3, 0, COUNT)]),
+        ("one that restarts, and it may be done or not", [
+            *ALL, ASKED, Recovered("g", 1, 2, 0), *owner(3, 0, COUNT)]),
+        ("a handler of before that ends late", [
+            *owner(1, 0, 1), Started("g", f"{1:016d}", 1, 1, b"1", 1, 0, 1), *reset(2, 2),
+            *owner(3, 2, COUNT), Ended("g", 1, 1, 1)]),
+    ],
+)  # fmt: skip
+def test_what_a_reset_repeats_and_leaves_out_is_no_anomaly(what, events):
+    """Set back it is all owed again, set on the rest is; an unanswered one was done or was not."""
+    found = check_history([*LOG, *events])
+    assert not found.total, (what, found.examples)
+
+
+@pytest.mark.parametrize(
+    ("what", "anomaly", "events"),
+    [
+        ("set back, and not handled again", "starvation", [*ALL, *reset(2, 0)]),
+        ("set back, and begun in the middle", "skip", [*ALL, *reset(2, 0), *owner(3, 1, COUNT)]),
+        ("set back, and passed by the cursor", "skip", [
+            *ALL, *reset(2, 0), served("acquire", 3, 0), *handled(0, token=3),
+            served("ack", 3, COUNT)]),
+        ("set on, and begun before it", "nonmonotonic", [
+            *owner(1, 0, 1), *reset(2, 3), *owner(3, 1, COUNT)]),
+        ("what is behind it is skipped", "skip", [
+            *owner(1, 0, 1), *reset(2, 2), *owner(3, 3, COUNT)]),
+        ("answered, and not done", "skip", [*ALL, *reset(2, 0), served("acquire", 3, COUNT)]),
+        ("its fence is forgotten", "nonmonotonic", [
+            *ALL, *reset(2, 0), Recovered("g", 1, 1, 0), *owner(3, 0, COUNT)]),
+        ("its cursor is forgotten", "nonmonotonic", [
+            *owner(1, 0, 1), *reset(2, 3), Recovered("g", 1, 2, 1), *owner(3, 3, COUNT)]),
+        ("an old owner acks after it", "stale effect", [
+            *ALL, *reset(2, 0), served("ack", 1, COUNT), *owner(3, 0, COUNT)]),
+        ("done by an owner's word, and undone", "nonmonotonic", [
+            *ALL, ASKED, served("acquire", 3, COUNT), served("reset", 2, 0)]),
+        ("a cursor that nobody asked for", "nonmonotonic", [
+            *ALL, ASKED, served("acquire", 3, 1), *handled(1, 2, 3, token=3)]),
+    ],
+)  # fmt: skip
+def test_what_a_reset_does_not_excuse(what, anomaly, events):
+    """Behind the cursor it set everything is owed, in order, to owners above its token."""
+    found = check_history([*LOG, *events])
+    assert found.counts[anomaly], (what, found.examples)

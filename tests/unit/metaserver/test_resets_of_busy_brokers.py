@@ -1,0 +1,70 @@
+"""A reset goes on when a broker has, for a while, more to write than it takes."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keylane.metaserver.resetter import OVERLOADED_PAUSES_MS, Resetter
+from keylane.metaserver.settings import MetaserverSettings
+from keylane.metaserver.store_resets import ResetScope
+from keylane.protocol.control import GroupStatus, PartitionStatus
+from keylane.protocol.errors import OverloadedError, ResetUnfinishedError
+from keylane.protocol.routing import Partition, PartitionState
+
+
+class BusyBroker:
+    """A network with one broker behind it, which takes nothing the first `full` times it is asked."""
+
+    def __init__(self, full: int) -> None:
+        self.full = full
+        self.asked = 0
+
+    async def control(self, method: str, address: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        self.asked += 1
+        if self.asked <= self.full:
+            raise OverloadedError("223 bytes are waiting for the disk")
+        body = kwargs["body"]
+        group = GroupStatus(
+            group=body.group, token=body.token, cursor=body.cursor, acked_above=0, lag=6
+        )
+        return PartitionStatus(
+            partition_id=1, subject="s", name="p1", state=PartitionState.OPEN,
+            first_offset=0, next_offset=9, groups=(group,),
+        )  # fmt: skip
+
+
+async def tell(broker: BusyBroker) -> dict[int, int]:
+    """What is said to be set."""
+    one = Partition(
+        partition_id=1, name="p1", queue=0, range_start=0, range_end=1024, broker_group="g1",
+        state=PartitionState.OPEN, address="127.0.0.1:1",
+    )  # fmt: skip
+    scope = ResetScope(group_id=1, static=False, partitions=(one,))
+    settings = MetaserverSettings(data=Path("meta"))
+    resetter = Resetter(None, broker, settings, holder="m")  # type: ignore[arg-type]
+    done: dict[int, int] = {}
+    await resetter._tell("g", scope, [1], {1: 5}, {1: 3}, done)
+    return done
+
+
+@pytest.fixture(autouse=True)
+def no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda _seconds: sleep(0))
+
+
+async def test_a_full_broker_is_asked_again():
+    """It takes the cursor as soon as its disk has caught up."""
+    broker = BusyBroker(3)
+    assert await tell(broker) == {1: 3}
+    assert broker.asked == 4
+
+
+async def test_a_broker_that_stays_full_ends_the_reset():
+    """After a few seconds the operator is told that it is unfinished, and why."""
+    broker = BusyBroker(1_000)
+    with pytest.raises(ResetUnfinishedError, match="waiting for the disk"):
+        await tell(broker)
+    assert broker.asked == len(OVERLOADED_PAUSES_MS) + 1
