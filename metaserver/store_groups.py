@@ -51,7 +51,7 @@ _group_versions = sa.select(groups.c.group_id, groups.c.version).where(
 def group_versions(connection: Connection, ids: Collection[int]) -> dict[int, int]:
     """The present versions of these groups."""
     found = connection.execute(_group_versions, {"ids": list(ids)})
-    return dict(found.tuples().all())
+    return {row.group_id: row.version for row in found}
 
 
 _grants_versions = sa.select(sessions.c.session, sessions.c.grants_version).where(

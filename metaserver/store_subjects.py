@@ -227,7 +227,7 @@ _route_versions = sa.select(subjects.c.name, subjects.c.route_version).where(
 def route_versions(connection: Connection, names: Sequence[str]) -> dict[str, int]:
     """The present versions of these subjects' routes."""
     found = connection.execute(_route_versions, {"names": names})
-    return dict(found.tuples().all())
+    return {row.name: row.route_version for row in found}
 
 
 def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:
