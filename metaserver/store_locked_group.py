@@ -14,6 +14,7 @@ from ..protocol.routing import ConsumeStrategy
 from .dialect import insert_or_replace
 from .leases import Lease
 from .schema import groups, leases, sessions, subjects
+from .store_sessions import in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +77,7 @@ def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]
     return {SessionId(session): suspended for session, suspended in rows}
 
 
-_sessions_locked = (
-    sa.select(sessions.c.session)
-    .where(sessions.c.session.in_(sa.bindparam("ids")))
-    .order_by(sessions.c.session)
-    .with_for_update()
-)
+_sessions_locked = in_order(sessions.c.session.in_(sa.bindparam("ids")))
 
 
 def lock_sessions(connection: Connection, ids: Collection[SessionId]) -> set[SessionId]:
@@ -90,9 +86,10 @@ def lock_sessions(connection: Connection, ids: Collection[SessionId]) -> set[Ses
     return {SessionId(one) for one in rows}
 
 
+_told = _sessions_locked.cte("told")
 _set_versions = (
     sa.update(sessions)
-    .where(sessions.c.session.in_(sa.bindparam("ids")))
+    .where(sessions.c.session.in_(sa.select(_told.c.session)))
     .values(grants_version=sa.bindparam("to_version"))
 )
 
