@@ -3,6 +3,8 @@
 Invariants
     A group with a live session is left alone; while a reset holds it, no session begins.
     What is drained is forgotten before any cursor falls, and noted again after it was set to the end.
+    An empty partition is at its end wherever it is set, and drained only behind all that it continues: else whatever
+    continues it would be read too early.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from ..protocol.progress import ResetGroup
 from ..protocol.routing import Partition, PartitionState
 from .dialect import insert_new, insert_or_replace
 from .resets import check_ask
-from .schema import drained, groups, leases, partitions, sessions
+from .schema import drained, groups, leases, partition_parents, partitions, sessions
 from .store_duties import leave_duty, reset_duty, take_duty
 from .store_partitions import subject_partitions
 from .store_sessions import mark_unsettled, sweep_sessions
@@ -153,12 +155,40 @@ def end_reset(
             partitions.c.state == PartitionState.SEALED,
         )
     )
-    through = [
-        {"group_id": group_id, "partition_id": row.partition_id}
+    at_end = [
+        row.partition_id
         for row in found
         # Whoever was granted it since has found the cursor there, and will say the same.
         if (alone or row.token == tokens[row.partition_id])
         and cursors[row.partition_id] == row.end_offset
     ]
-    insert_new(connection, drained, through)
+    through = _through(connection, group_id, at_end)
+    rows = [{"group_id": group_id, "partition_id": partition_id} for partition_id in through]
+    insert_new(connection, drained, rows)
     mark_unsettled(connection, group_id)
+
+
+def _through(connection: Connection, group_id: int, at_end: Sequence[int]) -> list[int]:
+    """Of the partitions that a group is at the end of, those of which it has also drained all that they continue."""
+    parents = partition_parents.c
+    found = connection.execute(
+        sa.select(parents.partition_id, parents.parent_id)
+        .join(partitions, partitions.c.partition_id == parents.parent_id)
+        .outerjoin(
+            drained,
+            sa.and_(drained.c.group_id == group_id, drained.c.partition_id == parents.parent_id),
+        )
+        .where(
+            parents.partition_id.in_(at_end),
+            partitions.c.state != PartitionState.EXPIRED,
+            drained.c.partition_id.is_(None),
+        )
+    )
+    waits: dict[int, set[int]] = {}
+    for row in found:
+        waits.setdefault(row.partition_id, set()).add(row.parent_id)
+    through: list[int] = []
+    for partition_id in sorted(at_end):  # parents have lower ids
+        if waits.get(partition_id, set()).issubset(through):
+            through.append(partition_id)
+    return through

@@ -18,7 +18,8 @@
     starvation      after everything is healed, something sent is not settled, or something stored not handled
 
 Handling a message again under a higher token is no anomaly: delivery is at least once.  What an operator's reset
-sets a cursor back over is owed again, under tokens above the reset's; what it sets it past is owed to nobody.
+sets a cursor back over is owed again, under tokens above the reset's; what it sets it past is owed to nobody.  What
+retention removes must have been handled for every group that the partition's broker knows; it is owed to no other.
 
 Source: the names follow Jepsen's Kafka workload and Maelstrom; the rules of stale effects are those of linearizable
 registers: an accepted call counts against the fence only if it was asked after the higher one was served.
@@ -35,6 +36,7 @@ from .events import (
     Dropped,
     Ended,
     Event,
+    Expired,
     Granted,
     Holds,
     LetGo,
@@ -87,6 +89,7 @@ def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
         Looked: judge.looked,
         Recovered: judge.recovered,
         Resetting: judge.resetting,
+        Expired: judge.expired,
     }
     for judge.now, event in enumerate(events):
         taken = take.get(type(event))
@@ -117,6 +120,8 @@ class Judge:
         self.routes = Routes(self.found)
         self.now = 0
         self._groups: dict[str, dict[int, Progress]] = {}
+        self._firsts: dict[int, int] = {}
+        """Up to where partitions have expired."""
 
     def progress(self, group: str, partition_id: int) -> Progress:
         """A group on a partition."""
@@ -124,6 +129,7 @@ class Judge:
         found = partitions.get(partition_id)
         if found is None:
             found = partitions[partition_id] = Progress(partition_id, self.found)
+            found.eras.floor = self._firsts.get(partition_id, 0)
         return found
 
     def started(  # noqa: PLR0917 - the fields of an event
@@ -195,6 +201,16 @@ class Judge:
         look = Looked(*fields)
         self.progress(look.group, look.partition_id).looks.append(look)
 
+    def expired(self, partition_id: int, first_offset: int, groups: tuple[str, ...]) -> None:
+        """See `events.Expired`."""
+        for group in groups:
+            self.progress(group, partition_id).check_expired(first_offset)
+        first = max(first_offset, self._firsts.get(partition_id, 0))
+        self._firsts[partition_id] = first
+        for partitions in self._groups.values():
+            if partition_id in partitions:
+                partitions[partition_id].eras.floor = first
+
     def recovered(self, group: str, partition_id: int, token: int, cursor: int) -> None:
         """See `events.Recovered`."""
         self.progress(group, partition_id).recovered(token, cursor)
@@ -204,6 +220,8 @@ class Judge:
         for group, partitions in self._groups.items():
             for partition_id, offset in self.log.values:
                 progress = partitions.get(partition_id)
+                if offset < self._firsts.get(partition_id, 0):
+                    continue  # whoever needed it has had it, when it was removed
                 eras = [] if progress is None else progress.eras.possible()
                 if any(era.through(offset) for era in eras):
                     continue

@@ -40,7 +40,7 @@ class Era:
         """Is a message handled, or owed to nobody."""
         return offset in self.ended or offset < self.start
 
-    def told(
+    def told(  # noqa: PLR0917 - the fields of an event
         self,
         kind: str,
         began: int,
@@ -48,9 +48,10 @@ class Era:
         cursor: int,
         ranges: tuple[Range, ...],
         note: Note,
+        floor: int,
     ) -> None:
         """The broker told its cursor, and what is acked: in the request of an ack, above it in an acquire."""
-        for offset in range(self._passed, cursor):
+        for offset in range(max(self._passed, floor), cursor):
             if offset not in self.ended:
                 note("skip", f"the cursor passed {offset}, not handled")
         self._passed = max(self._passed, cursor)
@@ -83,10 +84,12 @@ class Era:
 class Eras:
     """All of a partition's eras, by their tokens."""
 
-    __slots__ = ("_note", "all")
+    __slots__ = ("_note", "all", "floor")
 
     def __init__(self, note: Note) -> None:
         self.all = [Era()]
+        self.floor = 0
+        """What is below has expired."""
         self._note = note
 
     def of(self, token: int) -> Era:
@@ -125,7 +128,7 @@ class Eras:
         for era in self.possible(token):
             if era.sure:
                 return
-            if cursor == era.start:
+            if cursor in {era.start, max(era.start, self.floor)}:
                 era.sure = True
                 return
             self.all.remove(era)

@@ -170,6 +170,14 @@ class Resetting(NamedTuple):
     cursor: int
 
 
+class Expired(NamedTuple):
+    """Retention removes what a partition has before an offset; `groups` are those that its broker knows there."""
+
+    partition_id: int
+    first_offset: int
+    groups: tuple[str, ...]
+
+
 class Recovered(NamedTuple):
     """A broker came up again and found this of a group in its log."""
 
@@ -196,5 +204,6 @@ Event = (
     | Served
     | Looked
     | Resetting
+    | Expired
     | Recovered
 )

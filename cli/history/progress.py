@@ -70,8 +70,8 @@ class Progress:
     def through(self, offset: int, token: int) -> bool:
         """Was a message handled, or is it owed to nobody, as far as an owner with this token can know."""
         eras = self.eras.all
-        if len(eras) == 1:
-            return offset in eras[0].ended
+        if offset < self.eras.floor or (len(eras) == 1 and offset in eras[0].ended):
+            return True
         return any(era.through(offset) for era in self.eras.possible(token))
 
     # ── the broker ───────────────────────────────────────────────────────────────────────────────────
@@ -103,12 +103,19 @@ class Progress:
             return
         if kind == "acquire":
             self.eras.settle(token, cursor)
-        self.eras.of(token).told(kind, began, instant, cursor, ranges, self._note)
+        self.eras.of(token).told(kind, began, instant, cursor, ranges, self._note, self.eras.floor)
 
     def resetting(self, token: int, cursor: int) -> None:
         """The broker is asked to set the cursor."""
         if not self._fences or token > self._fences[-1]:
             self.eras.asked(token, cursor)
+
+    def check_expired(self, first_offset: int) -> None:
+        """What is before goes now; the group is known to the broker, so it needs none of it any more."""
+        eras = self.eras.possible()
+        for offset in range(self.eras.floor, first_offset):
+            if not any(era.through(offset) for era in eras):
+                self._note("lost", f"{offset} was removed before it was handled")
 
     def recovered(self, token: int, cursor: int) -> None:
         """The broker came up again: no fence and no cursor that was told may have fallen."""

@@ -27,7 +27,8 @@ SIMULATION = """
 The programs' own code in virtual time: network (delay, loss, doubled and late calls, one-way cuts, resets, replies lost
 after their effect), clocks (offset, drift of 5 %, jumps of an hour), pauses, crashes and restarts of every program, power
 losses with torn and lost writes, stalled, failing and full disks; sends, resizes, splits, merges, moves, evacuations,
-joins and leaves; in one seed of eight, silent brokers given up and the progress of consumer groups set anew.
+joins and leaves; in one seed of eight, silent brokers given up, the progress of consumer groups set anew, old messages
+removed.
 Then everything is healed and has to drain.  `make sim SEED=k` replays one seed.
 
 | date | version | seeds | faults | events | violations | seconds |

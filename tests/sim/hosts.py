@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import random
 from collections.abc import Callable, Coroutine
@@ -11,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from history.observation import served
+from keylane.broker.cleaning import Cleaning
 from keylane.broker.control import BrokerControl
 from keylane.broker.registration import Registration
 from keylane.broker.service import BrokerService
+from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage.identity import claim_folder
 from keylane.broker.store import Store
-from keylane.cli.history.events import Event, Recovered, Resetting, Served
+from keylane.cli.history.events import Event, Expired, Recovered, Resetting, Served
+from keylane.metaserver.announcer import Announcer
 from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.calls import control_calls, control_routes
 from keylane.metaserver.catalogue import Catalogue
+from keylane.metaserver.expirer import Expirer
 from keylane.metaserver.members import Members
 from keylane.metaserver.resetter import Resetter
 from keylane.metaserver.reshaper import Reshaper
@@ -27,22 +32,25 @@ from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.store_time import adopt_boot
 from keylane.metaserver.verifier import Verifier
 from keylane.protocol.control import BrokerHeartbeat, Health
+from keylane.protocol.errors import KeylaneError
 from keylane.protocol.frames import Answer, Request
 from keylane.protocol.progress import SetCursor
 from keylane.rpc.client import MetaClient
 from keylane.rpc.server import ControlRoute, Params
 from sim.database import Shelf, SimDatabase
 from sim.disk import Crashed, SimDisk
+from sim.logs import Removed
 from sim.loop import Process, SimLoop
 from sim.machine import Machine
 from sim.network import Internet, Listener, SimNetwork
 from sim.store import settings_of
 
 META_SETTINGS = MetaserverSettings(
-    data=Path("meta"), broker_heartbeat_ms=500, broker_ttl_ms=3_000, repair_ms=1_000
+    data=Path("meta"), broker_heartbeat_ms=500, broker_ttl_ms=3_000, repair_ms=1_000, expire_ms=700
 )
 
 
+CLEAN_S = 1.0
 TORN_BYTES = 64
 """A write that was not synced is torn into pieces of this."""
 
@@ -93,8 +101,11 @@ class Host:
 class MetaHost(Host):
     """One metaserver process over a shelf that it may share with another."""
 
-    def __init__(self, *args: Any, shelf: Shelf, address: str, slow_s: float) -> None:
+    def __init__(
+        self, *args: Any, shelf: Shelf, address: str, slow_s: float, expires: bool
+    ) -> None:
         super().__init__(*args)
+        self._expires = expires
         self.address = address
         self._shelf = shelf
         self._slow_s = slow_s
@@ -145,8 +156,14 @@ class MetaHost(Host):
         calls = control_calls(catalogue, members, health, reshaper, verifier, resetter)
         routes = control_routes(calls)
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
-        attendant = Attendant(database, members, catalogue, META_SETTINGS, reshaper)
+        duties = self._duties(database, network, catalogue) if self._expires else ()
+        attendant = Attendant(database, members, catalogue, META_SETTINGS, reshaper, duties)
         self.spawn(attendant.run(), self.process.context.copy())
+
+    def _duties(self, database: Any, network: SimNetwork, catalogue: Catalogue) -> tuple[Any, ...]:
+        holder = f"{self.name}.{self.starts}"
+        expirer = Expirer(database, network, META_SETTINGS, catalogue=catalogue, holder=holder)
+        return expirer.look, Announcer(database, network, META_SETTINGS, holder=holder).look
 
     def _stepped(self, step: str) -> None:
         """An operation has finished a step; some of them are the last thing this process does."""
@@ -194,6 +211,7 @@ class BrokerHost(Host):
         self._settings = settings
         self._queued_bytes = queued_bytes
         self._disk_s = disk_s
+        self.removed = Removed()
         self.stalled_until = 0.0
         """Nothing comes back from the disk before."""
         self.crash_after_commits: int | None = None
@@ -245,6 +263,34 @@ class BrokerHost(Host):
         listener = Listener(self.process, machine, routes, handle)
         self.internet.listen(self.address, listener)
         self.spawn(registration.run(), self.process.context.copy())
+        if "retention_bytes" in self._settings:
+            self.spawn(self._clean(store), self.process.context.copy())
+
+    async def _clean(self, store: Store) -> None:
+        """Retention, more often than brokers look in production."""
+        cleaning = Cleaning(
+            store,
+            self.disk,
+            self._broker_settings(),
+            clock=self.machine,
+            run_commit=self._blocking,
+            run_read=self._blocking,
+        )
+        rise = store.firsts.rise
+
+        def watched(partition_id: int) -> None:
+            partition = store.state.partitions.get(partition_id)
+            first = store.firsts.pending.get(partition_id, 0)
+            if partition is not None and partition.first_offset < first:
+                self.removed.note(store, partition_id, partition.first_offset, first)
+                self._record(Expired(partition_id, first, tuple(sorted(partition.groups))))
+            rise(partition_id)
+
+        store.firsts.rise = watched  # type: ignore[method-assign]
+        while True:
+            await asyncio.sleep(CLEAN_S)
+            with contextlib.suppress(KeylaneError):  # with the next look
+                await cleaning.check()
 
     def _watched(self, route: ControlRoute) -> ControlRoute:
         """The same call; a reset's is noted, when it is asked and when it is done."""
@@ -265,7 +311,7 @@ class BrokerHost(Host):
         """What the disk has."""
         store = Store.open(
             self.disk,
-            settings_of(group=self.group, meta=tuple(self._meta), **self._settings),
+            self._broker_settings(),
             clock=self.machine,
             run_commit=self._blocking,
             run_read=self._blocking,
@@ -277,6 +323,9 @@ class BrokerHost(Host):
             for name, one in sorted(partition.groups.items()):
                 self._record(Recovered(name, partition_id, one.lock.fence, one.acked.cursor))
         return store
+
+    def _broker_settings(self) -> BrokerSettings:
+        return settings_of(group=self.group, meta=tuple(self._meta), **self._settings)
 
     async def close_store(self) -> None:
         """As a broker ends that is told to: with a snapshot of everything."""

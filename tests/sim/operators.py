@@ -1,4 +1,4 @@
-"""What operators do beside reshaping, in some seeds: a broker group given up, a consumer group's progress set anew.
+"""What operators do beside reshaping, in some seeds: a broker group given up, a group's progress set anew, a short retention.
 
 They draw from dice of their own, so that every other seed is the run it was before there were any.  An operator who
 hears that something is half done does it again until it is whole, after the healing too.
@@ -37,9 +37,13 @@ def is_operated(seed: int) -> bool:
 
 
 def for_operators(seed: int, swarm: Swarm) -> Swarm:
-    """The plan of such a seed: longer, and half of them let messages be reordered."""
+    """The plan of such a seed: longer; half of them let messages be reordered, half have old segments removed."""
     dice = random.Random(f"plan {seed}")
-    return replace(swarm, strict=dice.random() < 0.5, fault_s=max(12.0, swarm.fault_s))
+    plan = replace(swarm, strict=dice.random() < 0.5, fault_s=max(12.0, swarm.fault_s))
+    if dice.random() < 0.5:
+        return plan
+    few = {"segment_bytes": 4_096, "retention_bytes": dice.choice((1, 8_192))}
+    return replace(plan, broker=plan.broker | few)
 
 
 class Operator:
@@ -157,15 +161,19 @@ class Operator:
         return [one for one in self._world.consumers if one.group == group]
 
     def _draw_reset(self) -> ResetGroup:
-        """To the first message, behind the last, or somewhere between; mostly the whole of it."""
+        """
+        To the first message, behind the last, or somewhere between; mostly the whole of it.
+
+        A partition set by itself leaves the order between partitions to the operator: only where none is promised.
+        """
         world, dice = self._world, self._dice
         to = dice.choice((ResetTo.EARLIEST, ResetTo.EARLIEST, ResetTo.LATEST, *ResetTo))
         if to is ResetTo.TIME:
             wall_ms = dice.choice(world.brokers).machine.wall_ms()
             ago_ms = int(1_000 * dice.random() * world.loop.now)
             return ResetGroup(to=to, at_ms=max(0, wall_ms - ago_ms))
-        if to is not ResetTo.OFFSET:
-            return ResetGroup(to=to)
+        if to is not ResetTo.OFFSET or (world.swarm.strict and not world.swarm.static):
+            return ResetGroup(to=to if to is not ResetTo.OFFSET else ResetTo.EARLIEST)
         hosted = [one.store.state.partitions for one in world.brokers if one.store is not None]
         some = [one for partitions in hosted for one in partitions.values()]
         if not some:

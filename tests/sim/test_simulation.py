@@ -61,6 +61,7 @@ SAMPLE = (
     "sealed_takes_appends",
     "reset_keeps_what_was_drained",
     "strict_is_given_up_too",
+    "retention_passes_the_slowest_group",
 )
 MORE_SEEDS = 60
 """If the seed kept does not catch it any more, because what the seed does has changed."""

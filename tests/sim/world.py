@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 from keylane.broker.partition import HostedPartition
 from keylane.broker.store import Store
 from keylane.cli.history.checker import check_history
-from keylane.cli.history.events import Batched, Event, Ranged, Stored
+from keylane.cli.history.events import Event, Ranged, Stored
 from keylane.cli.history.findings import Findings
-from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
@@ -28,6 +27,7 @@ from sim.database import Shelf
 from sim.disk import Crashed
 from sim.faults import Faults
 from sim.hosts import BrokerHost, Host, MetaHost
+from sim.logs import Removed, read_log
 from sim.loop import Process, SimLoop, StuckError
 from sim.machine import Machine
 from sim.network import Internet, SimNetwork
@@ -127,6 +127,7 @@ class World:
                     shelf=self.shelf,
                     address=address,
                     slow_s=self.dice.choice((0.0, 0.005, 0.1)),
+                    expires="retention_bytes" in swarm.broker,
                 )
             )
         self._meta = addresses
@@ -326,7 +327,7 @@ class World:
                     return False
                 for name in groups:
                     group = partition.groups.get(name)
-                    cursor = 0 if group is None else group.acked.cursor
+                    cursor = partition.first_offset if group is None else group.acked.cursor
                     if cursor < partition.readable_offset:
                         return False
         return True
@@ -337,27 +338,21 @@ class World:
             try:
                 store = broker.look_at_disk(quiet=quiet)
                 for partition_id, partition in sorted(store.state.partitions.items()):
-                    self._read_log(store, partition_id, partition)
+                    self._read_log(store, partition_id, partition, broker.removed)
             except KeylaneError as error:  # what was told as durable cannot be read
                 self.loop.faults.append(error)
 
-    def _read_log(self, store: Store, partition_id: int, partition: HostedPartition) -> None:
+    def _read_log(
+        self, store: Store, partition_id: int, partition: HostedPartition, removed: Removed
+    ) -> None:
         facts = partition.facts.partition
         self.record(Ranged(partition_id, facts.range_start, facts.range_end))
-        offset, end = 0, partition.readable_offset
-        while offset < end:
-            data, upto = store._reader.read(partition_id, offset, end, 1 << 20)
-            for start, header in batch_starts(data):
-                who = (header.producer_id, header.producer_epoch, header.sequence)
-                self.record(Batched(partition_id, header.base_offset, header.count, *who))
-                cut = columns(data, header, start)
-                for index in range(header.count):
-                    key, value = (
-                        cut.blob[edges[index] : edges[index + 1]]
-                        for edges in (cut.key_edges, cut.value_edges)
-                    )
-                    self.record(Stored(partition_id, header.base_offset + index, key, value))
-            offset = upto
+        first = partition.first_offset
+        gone = removed.before(partition_id, first)
+        if sum(type(one) is Stored for one in gone) != first:
+            self.loop.faults.append(f"partition {partition_id} begins at {first}, nobody knows why")
+        for event in (*gone, *read_log(store, partition_id, first, partition.readable_offset)):
+            self.record(event)
 
     def judge(self, drained_s: float) -> Outcome:
         self.read_logs(quiet=drained_s >= 0)

@@ -1,4 +1,4 @@
-"""Bugs of what operators ask for: progress set anew, broker groups given up."""
+"""Bugs of what operators ask for: progress set anew, broker groups given up, old messages removed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from keylane.broker import resets
-from keylane.metaserver import resetter, store_operations
+from keylane.broker.cleaning import Cleaning
+from keylane.metaserver import resetter, store_operations, store_resets
 from keylane.metaserver.dialect import insert_new
 from keylane.metaserver.schema import drained
 from sim.mutants.mutant import Breaks, Patches
@@ -56,9 +57,23 @@ def reset_forgets_the_last_one(patches: Patches) -> None:
     real = patches.set(resetter.Resetter, "_tell", tell)
 
 
+def reset_drains_empty_partitions(patches: Patches) -> None:
+    """Whatever is at its end counts as drained, though what it continues is not."""
+    patches.set(store_resets, "_through", lambda connection, group_id, at_end: at_end)
+
+
 def strict_is_given_up_too(patches: Patches) -> None:
     """A silent broker is not waited for, although its subject allows no messages to be reordered."""
     patches.set(store_operations, "_may_forsake", lambda row: row.without_source and not row.static)
+
+
+def retention_passes_the_slowest_group(patches: Patches) -> None:
+    """What a group has not acked goes with the rest."""
+
+    async def floor(self: Any, wanted: int, numbers: Any) -> None:
+        return None
+
+    patches.set(Cleaning, "_floor", floor)
 
 
 BREAKS: tuple[Breaks, ...] = (
@@ -66,5 +81,7 @@ BREAKS: tuple[Breaks, ...] = (
     reset_leaves_one_out,
     reset_keeps_what_was_drained,
     reset_forgets_the_last_one,
+    reset_drains_empty_partitions,
     strict_is_given_up_too,
+    retention_passes_the_slowest_group,
 )

@@ -1,10 +1,11 @@
-"""The checker of histories knows what an operator's reset repeats and leaves out, and what it does not excuse."""
+"""The checker of histories knows what a reset repeats, what it leaves out and what retention removes; and excuses no more."""
 
 import pytest
 
 from keylane.cli.history.checker import check_history
 from keylane.cli.history.events import (
     Ended,
+    Expired,
     Recovered,
     Resetting,
     Sent,
@@ -115,5 +116,42 @@ def test_what_a_reset_repeats_and_leaves_out_is_no_anomaly(what, events):
 )  # fmt: skip
 def test_what_a_reset_does_not_excuse(what, anomaly, events):
     """Behind the cursor it set everything is owed, in order, to owners above its token."""
+    found = check_history([*LOG, *events])
+    assert found.counts[anomaly], (what, found.examples)
+
+
+@pytest.mark.parametrize(
+    ("what", "events"),
+    [
+        ("what was handled", [*owner(1, 0, 2), Expired(1, 2, ("g",)), *owner(2, 2, COUNT)]),
+        ("a group that comes later", [Expired(1, 2, ()), *owner(1, 2, COUNT)]),
+        ("a reset to what is gone", [
+            *ALL, Expired(1, 2, ("g",)), *reset(2, 0), *owner(3, 2, COUNT)]),
+        ("an unanswered one", [*ALL, Expired(1, 2, ("g",)), ASKED, *owner(3, 2, COUNT)]),
+        ("removed when the reset comes", [
+            *ALL, ASKED, Expired(1, 2, ("g",)), served("reset", 2, 0), *owner(3, 2, COUNT)]),
+        ("what a crash has brought back", [
+            *ALL, Expired(1, 2, ("g",)), Recovered("g", 1, 1, COUNT), Expired(1, 2, ("g",))]),
+    ],
+)  # fmt: skip
+def test_what_retention_removes_is_no_anomaly(what, events):
+    """What every known group has handled may go, and is owed to nobody from then on."""
+    found = check_history([*LOG, *events])
+    assert not found.total, (what, found.examples)
+
+
+@pytest.mark.parametrize(
+    ("what", "anomaly", "events"),
+    [
+        ("not handled", "lost", [*owner(1, 0, 2), Expired(1, 3, ("g",)), *owner(2, 3, COUNT)]),
+        ("set back, and not handled again", "lost", [
+            *ALL, *reset(2, 0), Expired(1, 2, ("g",)), *owner(3, 2, COUNT)]),
+        ("what is left is skipped", "skip", [
+            *owner(1, 0, 2), Expired(1, 2, ("g",)), *owner(2, 3, COUNT)]),
+        ("what is left is not handled", "starvation", [*owner(1, 0, 2), Expired(1, 2, ("g",))]),
+    ],
+)  # fmt: skip
+def test_what_retention_must_not_remove(what, anomaly, events):
+    """What a known group has not handled stays, and what stays is owed."""
     found = check_history([*LOG, *events])
     assert found.counts[anomaly], (what, found.examples)

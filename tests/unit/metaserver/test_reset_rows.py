@@ -9,7 +9,7 @@ from sqlalchemy.pool import StaticPool
 
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
-from keylane.metaserver.schema import drained, groups, leases, partitions
+from keylane.metaserver.schema import drained, groups, leases, partition_parents, partitions
 from keylane.metaserver.store_brokers import report_broker
 from keylane.metaserver.store_duties import (
     duty_left_ms,
@@ -149,6 +149,25 @@ def test_drained_is_what_was_set_to_its_end(rows: Rows):
     tokens = rows.begin()
     rows.end(tokens, {1: 9, 2: 0})
     assert rows.drained() == []
+
+
+def test_an_empty_partition_is_drained_behind_what_it_continues(rows: Rows):
+    """At its end as it is, it lets nobody past its parents that are read again; nor does what continues it."""
+    rows.say(sa.insert(partition_parents).values(partition_id=2, parent_id=1))
+    empty = sa.update(partitions).where(partitions.c.partition_id == 2)
+    rows.say(empty.values(state=PartitionState.SEALED, end_offset=0))
+    rows.end(rows.begin(), {1: 0, 2: 0})
+    assert rows.drained() == []
+    rows.end(rows.begin(), {1: 10, 2: 0})
+    assert rows.drained() == [1, 2]
+    tokens = rows.run(begin_reset, 1, [2], holder="one", lease_ms=2_000)
+    rows.end(tokens, {2: 0})
+    assert rows.drained() == [1, 2], "the parent was drained before"
+    rows.say(sa.delete(drained))
+    rows.say(sa.update(partitions).where(partitions.c.partition_id == 1).values(state="expired"))
+    tokens = rows.run(begin_reset, 1, [2], holder="one", lease_ms=2_000)
+    rows.end(tokens, {2: 0})
+    assert rows.drained() == [2], "of the parent nothing is left"
 
 
 def test_what_was_granted_since_is_left_to_its_owner(rows: Rows):
