@@ -35,14 +35,17 @@ def subject_operations(connection: Connection, name: str) -> list[OperationView]
     return operation_views(connection, connection.execute(found).scalars().all())
 
 
+_chosen = (
+    sa.select(operations, subjects.c.name)
+    .join(subjects, subjects.c.subject_id == operations.c.subject_id)
+    .where(operations.c.operation_id.in_(sa.bindparam("ids")))
+    .order_by(operations.c.operation_id.desc())
+)
+
+
 def operation_views(connection: Connection, ids: Collection[int]) -> list[OperationView]:
     """These operations, the newest first."""
-    rows = connection.execute(
-        sa.select(operations, subjects.c.name)
-        .join(subjects, subjects.c.subject_id == operations.c.subject_id)
-        .where(operations.c.operation_id.in_(ids))
-        .order_by(operations.c.operation_id.desc())
-    ).all()
+    rows = connection.execute(_chosen, {"ids": list(ids)}).all()
     return [_view(connection, row) for row in rows]
 
 

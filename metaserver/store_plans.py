@@ -103,16 +103,19 @@ def begin_operations(
     return begun
 
 
+_subject_name = (
+    sa.select(subjects.c.name)
+    .join(partitions, partitions.c.subject_id == subjects.c.subject_id)
+    .where(partitions.c.partition_id == sa.bindparam("of_partition"))
+)
+
+
 def _subject_of(connection: Connection, ids: tuple[int, ...]) -> str:
     """The subject of the first of these partitions."""
     known = None
     if ids and 0 < ids[0] <= MAX_I64:
-        found = (
-            sa.select(subjects.c.name)
-            .join(partitions, partitions.c.subject_id == subjects.c.subject_id)
-            .where(partitions.c.partition_id == ids[0])
-        )
-        known = connection.execute(found).scalar_one_or_none()
+        found = connection.execute(_subject_name, {"of_partition": ids[0]})
+        known = found.scalar_one_or_none()
     if known is None:
         which = f"no partition {ids[0]}" if ids else "no partition given"
         raise PartitionUnknownError(which)

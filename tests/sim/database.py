@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import Connection
 from sqlalchemy.pool import StaticPool
 
 from history.grants import Leases
@@ -26,7 +26,7 @@ from sim.machine import Machine
 
 
 class _ClockOfNow:
-    """The clock of the machine that has the database in this seed; an engine outlives many seeds."""
+    """The clock of the machine that has the database in this seed; the connection outlives many seeds."""
 
     def __init__(self) -> None:
         self.machine: Machine | None = None
@@ -35,32 +35,33 @@ class _ClockOfNow:
         return 0 if self.machine is None else self.read(self.machine)
 
     def read(self, machine: Machine) -> int:
-        """By this clock of the machine; asked anew each time, the engine keeps `boot_ms` itself."""
+        """By this clock of the machine; asked anew each time, the connection keeps `boot_ms` itself."""
         return machine.boot_ms()
 
 
 @cache
-def _engine() -> tuple[Engine, sqlite3.Connection, _ClockOfNow, bytes]:
-    """One engine a process, so that SQLAlchemy compiles each statement once; and an empty, migrated database."""
+def _connected() -> tuple[Connection, sqlite3.Connection, _ClockOfNow, bytes]:
+    """One connection a process, so that SQLAlchemy compiles each statement once; and an empty, migrated database."""
     raw = sqlite3.connect(":memory:", check_same_thread=False)
     engine = sa.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
     clock = _ClockOfNow()
     prepare_sqlite(engine, clock)  # type: ignore[arg-type]
-    with engine.begin() as connection:
+    connection = engine.connect()
+    with connection.begin():
         migrate(connection)
-    return engine, raw, clock, raw.serialize()
+    return connection, raw, clock, raw.serialize()
 
 
-def forget_engine() -> None:
+def forget_database() -> None:
     """After a run that was broken off in the middle: a transaction may be open for ever."""
-    _engine.cache_clear()
+    _connected.cache_clear()
 
 
 class Shelf:
     """One database, used by all metaserver processes of a machine; it outlives them."""
 
     def __init__(self, machine: Machine, record: Callable[[Granted], None]) -> None:
-        self.engine, self._raw, clock, empty = _engine()
+        self._connection, self._raw, clock, empty = _connected()
         clock.machine = machine
         self._clock = clock
         self._machine = machine
@@ -75,8 +76,7 @@ class Shelf:
         if not durable and self._durable is None:
             self._durable = self._raw.serialize()
         before = Leases.read(self._raw.execute)
-        with self.engine.begin() as connection:
-            result = work(connection, *args, **kwargs)
+        result = self.look(work, args, kwargs)
         if durable:
             self._durable = None
         for event in before.granted(self._raw.execute, now_ms=self._clock.boot_ms()):
@@ -84,8 +84,8 @@ class Shelf:
         return result
 
     def look(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        with self.engine.begin() as connection:
-            return work(connection, *args, **kwargs)
+        with self._connection.begin():
+            return work(self._connection, *args, **kwargs)
 
     def left_ms(self, session: str) -> int | None:
         """What a session has left; 0 if it is gone, None while the database's time has no meaning."""

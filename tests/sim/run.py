@@ -35,7 +35,7 @@ def _too_slow(_number: int, _frame: object) -> None:
 def run_one(seed: int) -> dict[str, Any]:
     """One seed in this process, as plain values."""
     from keylane.cli.history.findings import Findings
-    from sim.database import forget_engine
+    from sim.database import forget_database
     from sim.world import Outcome, run_seed
 
     signal.signal(signal.SIGPROF, _too_slow)
@@ -43,10 +43,10 @@ def run_one(seed: int) -> dict[str, Any]:
     try:
         outcome = run_seed(seed)
     except TooSlow as error:
-        forget_engine()
+        forget_database()
         outcome = Outcome(seed, Findings(), 0, 0, "", 0.0, [str(error)])
     except BaseException:
-        forget_engine()
+        forget_database()
         raise
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
