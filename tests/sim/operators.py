@@ -155,6 +155,8 @@ class Operator:
                 self._check_told(group, answer)
                 break
         for one in self._consumers(group):
+            while one.leaving:  # it has left, and is not at its end yet
+                await asyncio.sleep(0.1)
             world.faults.restart(one)
 
     def _consumers(self, group: str) -> list[ConsumerHost]:
