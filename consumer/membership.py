@@ -129,6 +129,7 @@ class Membership:
                     drained=self._drained(),
                     holding=self._holding(self.session),
                     wait_ms=self._heartbeat_ms,
+                    suspended=self._suspended,
                 ),
                 timeout_ms=self._heartbeat_ms,
             )

@@ -97,6 +97,8 @@ class Members:
         with self._wakeups.listen(session) as ring:
             row = self._known[session] = await self._renew(session)
             try:
+                if _misunderstood(ask, row):
+                    await self.suspend(Suspend(session=session, suspended=bool(ask.suspended)))
                 if ask.drained:
                     group_id = await self._database.write(note_drained, session, ask.drained)
                     if group_id is not None:
@@ -233,3 +235,8 @@ class Members:
 
     def _forget(self, session: SessionId) -> None:
         self._cached.pop(session, None)
+
+
+def _misunderstood(ask: Heartbeat, row: SessionRow) -> bool:
+    """A Suspend came late, or its answer did not arrive: the session knows of what followed, and wants it otherwise."""
+    return ask.suspended not in {None, row.suspended} and ask.known_version == row.grants_version

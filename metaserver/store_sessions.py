@@ -41,12 +41,17 @@ class SessionRow:
     group_id: int
     ttl_ms: int
     grants_version: int
+    suspended: bool = False
     handing_over: bool = False
     """It was asked to hand a lease over and has not released it; told by `renew_sessions` only."""
 
 
 _row = sa.select(
-    sessions.c.session, sessions.c.group_id, sessions.c.ttl_ms, sessions.c.grants_version
+    sessions.c.session,
+    sessions.c.group_id,
+    sessions.c.ttl_ms,
+    sessions.c.grants_version,
+    sessions.c.suspended,
 )
 _named = sa.and_(
     groups.c.subject_id == sa.bindparam("of_subject"), groups.c.name == sa.bindparam("of_name")
@@ -122,6 +127,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         group_id=group_id,
         ttl_ms=ask.ttl_ms,
         grants_version=version + 1,
+        suspended=ask.suspended,
     )
 
 
@@ -256,4 +262,5 @@ def _session_row(row: Any) -> SessionRow:
         group_id=row.group_id,
         ttl_ms=row.ttl_ms,
         grants_version=row.grants_version,
+        suspended=row.suspended,
     )

@@ -206,6 +206,9 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     """(partition id, token) of all that the session has or is still handing over; None: it does not say.  What was
     taken back and is not among them is free: the session never heard of that grant, or its release was lost."""
     wait_ms: WaitMs = 0
+    suspended: bool | None = None
+    """What its last Suspend asked for; None: it does not say.  From who knows the newest grants it counts, whatever a
+    Suspend said that came late, or whose answer was lost."""
 
 
 class Grants(Struct, frozen=True, kw_only=True):

@@ -168,3 +168,51 @@ async def test_a_session_may_begin_suspended(shared_cluster: Cluster):
             await meta.suspend(Suspend(session="6" * 16))
     finally:
         await network.close()
+
+
+async def test_a_call_to_suspend_that_comes_late(shared_cluster: Cluster):
+    """What a consumer asked for before the last thing it asked for does not stay, should that call come late or twice."""
+    await shared_cluster.create("late", partitions=2)
+    network = HttpNetwork()
+    meta = MetaClient(network, [shared_cluster.meta])
+    settings = ConsumerSettings(ttl_ms=6_000)
+    try:
+        async with Consumer(
+            shared_cluster.meta, subject="late", group="g", handler=print, settings=settings
+        ) as consumer:
+            await eventually(lambda: len(consumer.assignment) == 2)
+            assert consumer._membership is not None
+            session = consumer._membership.session
+            await consumer.suspend()
+            await consumer.resume()
+            await meta.suspend(Suspend(session=session, suspended=True))
+            await eventually(lambda: not consumer.assignment)
+            await eventually(lambda: len(consumer.assignment) == 2)
+            await consumer.suspend()
+            await meta.suspend(Suspend(session=session, suspended=False))
+            await asyncio.sleep(0.2)
+            await eventually(lambda: not consumer.assignment)
+            assert consumer._membership.session == session
+            await consumer.resume()
+            await eventually(lambda: len(consumer.assignment) == 2)
+    finally:
+        await network.close()
+
+
+async def test_a_heartbeat_that_comes_late_suspends_nobody(shared_cluster: Cluster):
+    """Only who knows of the newest grants says whether it takes part: an older heartbeat changes nothing."""
+    await shared_cluster.create("stale", partitions=2)
+    session = "7" * 16
+    network = HttpNetwork()
+    meta = MetaClient(network, [shared_cluster.meta])
+    try:
+        await meta.join(Join(subject="stale", group="g", session=session, suspended=True))
+        first = await meta.heartbeat(Heartbeat(session=session))
+        await meta.suspend(Suspend(session=session))
+        late = Heartbeat(session=session, known_version=first.version, suspended=False)
+        second = await meta.heartbeat(late)
+        assert not second.grants
+        newest = Heartbeat(session=session, known_version=second.version, suspended=False)
+        assert len((await meta.heartbeat(newest)).grants) == 2
+    finally:
+        await network.close()
