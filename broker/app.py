@@ -67,6 +67,7 @@ async def running_broker(
     check_free(settings.host, settings.port)
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))
+        stack.callback(files.close)  # last: the lock outlives all threads
         writer = ThreadPoolExecutor(1, "commit")
         stack.callback(writer.shutdown)
         readers = ThreadPoolExecutor(settings.reader_threads, "read")
@@ -75,7 +76,6 @@ async def running_broker(
         background = ThreadPoolExecutor(1, "background")
         stack.callback(background.shutdown)
         run_background = _in_pool(background)
-        stack.callback(files.close)
 
         def open_store() -> tuple[Identity, Store]:
             files.lock()

@@ -102,6 +102,8 @@ class Cleaning:
         """
         disk, segments = await self._run_read(self._look)
         self._store.commit.hold(reason_to_hold(disk))
+        if self._store.log.leaving:
+            await self._run_commit(self._store.log.finish_drop)
         end = self._store.log.end
         wanted = wanted_position(
             segments, self._limits, disk, end=end, now_ms=self._clock.wall_ms()

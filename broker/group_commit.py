@@ -146,6 +146,11 @@ class GroupCommit:
         """Called after each commit."""
 
     @property
+    def failed(self) -> bool:
+        """Has a write or sync failed, so that nothing is written again."""
+        return self._failure is not None
+
+    @property
     def reason(self) -> str:
         """Why no writes are taken; "" if they are."""
         if self._failure is not None:

@@ -82,10 +82,14 @@ class Snapshotter:
 
         At a `clean` stop nothing is decided any more, and it stands for the whole log.
         """
-        while self._task is not None:
-            await asyncio.wait([self._task])
+        await self.ended()
         # Whoever waits may be cancelled; the snapshot goes on, and the next one waits for it.
         return await asyncio.shield(self._start(clean=clean))
+
+    async def ended(self) -> None:
+        """Wait for the one that is under way, if there is one."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
 
     async def _write(self, *, clean: bool) -> bool:
         table = self._state.partitions

@@ -371,9 +371,14 @@ class Store:
         return found if found is not None and first <= found < end else None
 
     async def close(self) -> None:
-        """Finish what is queued, write a snapshot that stands for all of the log, close files."""
+        """
+        Finish what is queued, write a snapshot that stands for all of the log, close files.
+
+        Nothing may be decided any more.  A snapshot that fails is logged: the next start reads more of the log.
+        """
         await self.commit.close()
-        if not self.commit.reason:
+        await self.snapshotter.ended()
+        if not self.commit.failed:
             await self.snapshotter.write(clean=True)
         await self._run_commit(self._close)
 

@@ -10,6 +10,7 @@ Invariants
     A record with BARRIER was written when everything before it was durable.  So damage followed by a whole record
     with BARRIER hit durable bytes; damage without one behind it is a commit that was never made durable.
     The body of a record is never copied and never touched: only its 96 bytes of header are stamped.
+    Segments go from the first on, and one only when the one before it is durably gone.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ class CommitLog:
         self._segment_bytes = segment_bytes
         self._bases = list(bases) or [end]
         """Replaced, never changed: readers in other threads go by the list they have."""
+        self._leaving: int | None = None
+        """Base of a segment that nobody reads any more, and whose files may still be there."""
         self.end = end
         """Position after the last record written: durable, but for what an asynchronous flush has still to do."""
         self._active: AppendFile | None = None
@@ -116,8 +119,13 @@ class CommitLog:
 
     @property
     def first_position(self) -> int:
-        """Position of the first record still stored."""
+        """Position of the first record that can still be read."""
         return self._bases[0]
+
+    @property
+    def leaving(self) -> bool:
+        """Is a segment dropped whose files may still be there, because removing them failed."""
+        return self._leaving is not None
 
     @property
     def bases(self) -> list[int]:
@@ -280,12 +288,28 @@ class CommitLog:
         return bases[index] if index < len(bases) else self.end
 
     def drop_first(self) -> None:
-        """Remove the first segment for ever; the one that is written to stays."""
+        """
+        Remove the first segment for ever; the one that is written to stays.
+
+        Raises:
+            StorageError: nobody reads it any more; its files go with the next call, before any other's.
+        """
+        self.finish_drop()
         assert len(self._bases) > 1
-        base = self._bases[0]
-        self._bases = self._bases[1:]
-        self._remove_files(base)
-        self._files.sync_folder(FOLDER)
+        self._leaving, self._bases = self._bases[0], self._bases[1:]
+        self.finish_drop()
+
+    def finish_drop(self) -> None:
+        """
+        Remove what is left of a dropped segment: were a later one gone before it, the log would have a gap.
+
+        Raises:
+            StorageError: it is tried again with the next call.
+        """
+        if self._leaving is not None:
+            self._remove_files(self._leaving)
+            self._files.sync_folder(FOLDER)
+            self._leaving = None
 
     def _remove_files(self, base: int) -> None:
         for path in (trail_path(base), segment_path(base)):

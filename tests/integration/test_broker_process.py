@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from broker_process import BrokerProcess
 from keylane.broker.app import running_broker
 from keylane.broker.control import LISTED_MAX
+from keylane.broker.storage.files import RealFiles
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome, PartitionStatusList
 from keylane.protocol.errors import (
@@ -297,6 +300,42 @@ async def test_a_broker_in_another_loop_reports_and_stops(tmp_path, network):
 async def _poll(client: BrokerClient) -> None:
     await client.call(Acquire(0, 1, "audit", SESSION, 1, 1000))
     await client.call(Pull(0, 1, "audit", SESSION, 1, 2, 100, 20_000), wait_ms=20_000)
+
+
+async def test_the_lock_goes_after_the_last_thread(tmp_path, network):
+    """As long as a thread of a stopping broker may touch the folder, no other broker gets its lock."""
+    settings = settings_of(data=tmp_path / "data")
+    store_closed = threading.Event()
+    refused = []
+
+    def linger() -> None:
+        assert store_closed.wait(60)
+        for _ in range(30):
+            other = RealFiles(settings.data)
+            try:
+                other.lock()
+            except DataFolderError:
+                refused.append(True)
+            else:
+                refused.append(False)
+            finally:
+                other.close()
+            time.sleep(0.01)
+
+    async with running_broker(settings, network=network) as broker:
+        store = broker.store
+        reading = store._run_read(linger)
+        close = store._close
+
+        def closed() -> None:
+            close()
+            store_closed.set()
+
+        store._close = closed
+    await reading
+    assert refused == [True] * 30
+    async with running_broker(settings, network=network):
+        pass
 
 
 async def test_a_port_in_use_leaves_the_folder_free(tmp_path, network):

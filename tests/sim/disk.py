@@ -127,7 +127,7 @@ class SimDisk:
         self.room: int | None = None
         """Bytes left; None: enough."""
         self.fail = ""
-        """"write" or "fdatasync": the operation that fails from now on."""
+        """"write", "fdatasync" or "remove": the operation that fails from now on."""
         self.steps = 0
         self.syncs = 0
         self.crash_at: int | None = None
@@ -224,6 +224,8 @@ class SimDisk:
 
     def remove(self, path: str) -> None:
         self.step("remove")
+        if self.fail == "remove":
+            raise StorageError(f"remove {path}: Input/output error", path=path)
         self.protected.discard(path)
         found = self.contents.pop(path, None)
         if found is None:

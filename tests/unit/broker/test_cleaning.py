@@ -7,9 +7,12 @@ import asyncio
 import pytest
 
 from keylane.broker.cleaning import Cleaning
+from keylane.broker.damage import damage_of
 from keylane.broker.service import BrokerService
+from keylane.broker.storage.commit_log import segment_bases, segment_path
+from keylane.broker.storage.trail import trail_path
 from keylane.protocol.control import Retention, TimeBound
-from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError
+from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError, StorageError
 from keylane.protocol.frames import Append
 from sim.clock import ManualClock
 from sim.disk import SimDisk
@@ -172,6 +175,68 @@ async def test_a_full_disk_stops_messages_and_heals():
     house.disk.room = 500_000
     await house.cleaning.check()
     await house.desk.append(batch(sequence=60))
+
+
+@pytest.mark.parametrize("path_of", [trail_path, segment_path])
+async def test_a_segment_whose_removal_fails_goes_before_any_later_one(path_of):
+    """While the disk refuses to remove a file of the first segment no other goes, nobody reads it, and all is told."""
+    house = House()
+    await house.fill(batches=100)
+    bases = house.store.log.bases
+
+    def fail_at(name):
+        if name == "remove" and house.disk.size(trail_path(0)) is None:
+            house.disk.fail = "remove"
+
+    house.disk.on_step = fail_at
+    if path_of is trail_path:
+        house.disk.fail = "remove"
+    with pytest.raises(StorageError, match=path_of(0)):
+        await house.cleaning.check()
+    assert house.store.log.first_position == bases[1]
+    with pytest.raises(OffsetOutOfRangeError):
+        await house.desk.read(0)
+
+    house.clock.advance(10 * HOUR)
+    with pytest.raises(StorageError, match=path_of(0)):
+        await house.cleaning.check()
+    assert segment_bases(house.disk) == bases
+    checks = asyncio.create_task(house.cleaning.run())
+    while not house.cleaning.problem:
+        await asyncio.sleep(0)
+    checks.cancel()
+    assert path_of(0) in house.cleaning.problem
+
+    house.disk.on_step, house.disk.fail = lambda _name: None, ""
+    assert await house.cleaning.check() > 0
+    assert house.cleaning.problem == ""
+    assert (
+        segment_bases(house.disk) == house.store.log.bases == bases[-len(house.store.log.bases) :]
+    )
+    await house.agrees()
+    await house.store.close()
+    for name in house.disk.list("snapshot"):
+        house.disk.remove(f"snapshot/{name}")
+    house.open()
+    assert damage_of(house.store.state) == []
+    await house.agrees()
+    await house.desk.append(batch(sequence=200))
+
+
+async def test_a_removal_that_failed_is_finished_though_nothing_else_is_due():
+    """The next check removes the file, and a start from the log alone finds no gap."""
+    house = House()
+    await house.fill(batches=100)
+    bases = house.store.log.bases
+    house.disk.fail = "remove"
+    with pytest.raises(StorageError):
+        await house.store.carry_over.drop_first_segment()
+    house.disk.fail = ""
+    assert segment_bases(house.disk) == bases
+    house.cleaning._limits = type(house.cleaning._limits)(retention_ms=0, retention_bytes=0)
+    assert await house.cleaning.check() == 0
+    assert segment_bases(house.disk) == bases[1:]
+    assert not house.store.log.leaving
 
 
 async def test_a_reader_that_is_overtaken_is_told():

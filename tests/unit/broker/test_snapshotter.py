@@ -9,7 +9,7 @@ import pytest
 
 from keylane.broker.partition_image import image_of
 from keylane.broker.storage.snapshot import Snapshots
-from keylane.protocol.errors import DiskFullError
+from keylane.protocol.errors import DiskFullError, FlushFailedError
 from sim.clock import ManualClock
 from sim.disk import SimDisk
 from sim.store import Desk, batch, open_store
@@ -151,6 +151,71 @@ async def test_a_snapshot_outlives_who_waits_for_it(desk, disk):
     await desk.store.close()
     disk.close()
     assert images(open_store(disk, **SMALL)) == expected
+
+
+async def test_a_held_broker_that_is_stopped_has_its_snapshot(desk, disk):
+    """On a disk that is too full for messages a clean stop writes its snapshot all the same, and a start is short."""
+    await busy(desk, 0, 20)
+    expected = images(desk.store)
+    desk.store.commit.hold("the disk is 90 % full")
+    await desk.store.close()
+    disk.close()
+    assert read_from(copy.deepcopy(disk)) == []
+    assert images(open_store(disk, **SMALL)) == expected
+
+
+async def test_a_stop_on_a_full_disk_goes_on_without_a_snapshot(desk, disk, caplog):
+    """Where the last snapshot has no room it is logged, the stop is clean, and the log makes the same state."""
+    await busy(desk, 0, 20)
+    disk.room = 10
+    with pytest.raises(DiskFullError):
+        await desk.append(batch(sequence=40))
+    expected = images(desk.store)
+    before = desk.store.snapshotter.position
+    await desk.store.close()
+    assert "no snapshot" in caplog.text
+    disk.close()
+    disk.room = None
+    found = open_store(disk, **SMALL)
+    assert found.snapshotter.position == before
+    assert images(found) == expected
+
+
+@pytest.mark.parametrize("trouble", ["", "held", "failed"])
+async def test_a_stop_waits_for_a_snapshot_under_way(desk, disk, trouble):
+    """Nothing is written into the folder once it is closed; after a failed write no further snapshot is begun."""
+    await busy(desk, 0, 20)
+    store = desk.store
+    written = asyncio.Event()
+    begun = asyncio.Event()
+
+    async def slow(function, /, *args):
+        begun.set()
+        await written.wait()
+        return function(*args)
+
+    store.snapshotter._run_blocking = slow
+    snapshot = asyncio.create_task(store.snapshotter.write())
+    await begun.wait()
+    if trouble == "held":
+        store.commit.hold("the disk is 90 % full")
+    if trouble == "failed":
+        disk.fail = "fdatasync"
+        with pytest.raises(FlushFailedError):
+            await desk.append(batch(sequence=40))
+        disk.fail = ""
+    closing = asyncio.create_task(store.close())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    names = disk.list("snapshot")
+    written.set()
+    await closing
+    assert snapshot.done() or await snapshot
+    assert len(disk.list("snapshot")) == len(names) + (1 if trouble == "failed" else 2)
+    steps = disk.steps
+    await asyncio.sleep(0.01)
+    assert disk.steps == steps
 
 
 async def test_a_fault_of_our_own_keeps_what_was_to_be_saved(desk, disk):
