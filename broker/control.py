@@ -49,6 +49,7 @@ class BrokerControl:
         self._registration = registration
         self._retention = retention
         self._ids: list[int] = []
+        self._ids_version = -1
         """Of what is hosted, in order, as of the last listing."""
 
     def routes(self) -> list[ControlRoute]:
@@ -82,8 +83,8 @@ class BrokerControl:
         after = whole_number(params, "after", -1, low=-1)
         limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
         hosted = self._store.state.partitions
-        if len(self._ids) != len(hosted):  # none ever goes
-            self._ids = sorted(hosted.ids())
+        if self._ids_version != hosted.version:
+            self._ids, self._ids_version = sorted(hosted.ids()), hosted.version
         now_ms = self._clock.boot_ms()
         start = bisect_right(self._ids, after)
         found: list[PartitionStatus] = []

@@ -232,10 +232,12 @@ class GroupCommit:
     async def _drain(self) -> None:
         try:
             while self._queue or self._late:
-                entries, plan, units = self._take()
-                durable = self._is_due(entries)
+                plan = self._log.plan()
+                entries: list[Entry] = []
                 fits = True
                 try:
+                    units = self._take(plan, entries)
+                    durable = self._is_due(entries)
                     if plan.end > plan.start or (durable and self._sync_due_ms):
                         fits = await self._run_blocking(self._write, plan, units, durable)
                 except StorageError as error:
@@ -253,9 +255,8 @@ class GroupCommit:
         finally:
             self._task = None
 
-    def _take(self) -> tuple[list[Entry], WritePlan, list[tuple[int, Unit]]]:
-        plan = self._log.plan()
-        entries = []
+    def _take(self, plan: WritePlan, entries: list[Entry]) -> list[tuple[int, Unit]]:
+        """Move what waits into a commit; what of it are messages, for the index."""
         units = []
         queue = self._queue
         left = self._commit_bytes_max
@@ -276,16 +277,16 @@ class GroupCommit:
                         entry.base_offset, entry.count, entry.position, length, entry.appended_at_ms
                     )
                     units.append((entry.partition_id, unit))
-        late, self._late = self._late, {}
-        for one in late.values():
+        for key, one in list(self._late.items()):
             entry = one.make()
+            del self._late[key]
             entry.position, entry.stamped = plan.add(
                 entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
             )
             self._queued_bytes += len(entry.record)
             entries.append(entry)
             entries += [_waiting(future) for future in one.futures]
-        return entries, plan, units
+        return units
 
     def _write(self, plan: WritePlan, units: list[tuple[int, Unit]], durable: bool) -> bool:
         """False if the log has it and the index no room for it: readers find it all the same."""

@@ -33,6 +33,8 @@ class PartitionTable(Mapping[int, HostedPartition]):
         self._held: WeakValueDictionary[int, HostedPartition] = WeakValueDictionary()
         self.dirty: set[int] = set()
         """Changed since the last snapshot was begun."""
+        self.version = 0
+        """Rises when a partition comes or goes."""
 
     def get(self, partition_id: int, default: object = None) -> HostedPartition | None:  # type: ignore[override]
         """The partition, or None."""
@@ -84,18 +86,21 @@ class PartitionTable(Mapping[int, HostedPartition]):
         assert partition.partition_id not in self
         self._warm[partition.partition_id] = partition
         self.dirty.add(partition.partition_id)
+        self.version += 1
         self._cool()
 
     def load(self, partition_id: int, image: bytes) -> None:
         """Take a partition out of a snapshot, in place of what was known of it."""
         self._warm.pop(partition_id, None)
         self._cold[partition_id] = image
+        self.version += 1
 
     def remove(self, partition_id: int) -> None:
         """Take back a new partition."""
         self._warm.pop(partition_id, None)
         self._cold.pop(partition_id, None)
         self._held.pop(partition_id, None)
+        self.version += 1
 
     def image(self, partition_id: int) -> bytes | None:
         """The partition's image now, durable or not; None if there is none."""

@@ -59,6 +59,8 @@ class BrokerState:
 
     def met_damage(self, partition: HostedPartition, error: StorageError) -> None:
         """A read met damage: as at a start, the partition loses what is damaged, and people are told."""
+        # It may have cooled while the disk was read: whoever changes it has to have it in the table again.
+        self.partitions.get(partition.partition_id)
         lost = error.details
         if isinstance(error, CorruptLogError) and "end_offset" in lost:
             start, end = max(lost["offset"], partition.first_offset), lost["end_offset"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 
 import pytest
@@ -144,3 +145,44 @@ async def test_damage_met_by_a_read_is_told_and_stays(kind, tmp_path):
     assert damage_of(again.state) == [told]
     await again.close()
     files.close()
+
+
+async def test_damage_met_by_a_slow_read_stays_though_the_partition_cooled():
+    """While the disk is read the partition may be packed away: what the read finds is kept all the same."""
+    disk, clock = SimDisk(), ManualClock()
+    store = open_store(disk, clock=clock, cache_bytes=0)
+    desk = Desk(store, clock)
+    table = store.state.partitions
+    for partition_id in (1, 2, 3):
+        await desk.host(partition_id)
+    await desk.append(batch())
+    log = disk.contents[segment_path(0)].data
+    log[log.index(b"value 0")] ^= 1
+    turn = asyncio.Event()
+
+    async def slow(function, /, *args):
+        await turn.wait()
+        return function(*args)
+
+    async def read() -> str:
+        try:
+            await desk.read(0)
+        except CorruptLogError as error:
+            return error.message
+        return ""
+
+    store._run_read = slow
+    reading = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    table._warm_max = 1
+    for partition_id in (2, 3) * 3:
+        table.remove(partition_id)
+        table.add(HostedPartition(facts(partition_id)))
+    assert 1 in table._cold
+    turn.set()
+    assert "is damaged" in await reading
+    del reading
+    gc.collect()  # nobody holds it any more
+    assert table[1].lost == (Lost(0, 2, table[1].lost[0].position),)
+    with pytest.raises(CorruptLogError, match="takes no messages"):
+        await desk.append(batch(sequence=2))

@@ -9,10 +9,10 @@ import pytest
 from keylane.broker.control import BrokerControl
 from keylane.broker.storage.commit_log import CommitLog, segment_path
 from keylane.broker.storage.files import RealFiles
-from keylane.protocol.errors import CorruptLogError, DataFolderError, StorageError
+from keylane.protocol.errors import CorruptLogError, DataFolderError, DiskFullError, StorageError
 from sim.clock import ManualClock
 from sim.disk import SimDisk
-from sim.store import Desk, batch, open_store
+from sim.store import Desk, batch, facts, open_store
 
 
 async def filled(disk: SimDisk) -> SimDisk:
@@ -147,3 +147,26 @@ def test_a_write_that_the_machine_takes_in_pieces_is_whole(tmp_path, monkeypatch
     file.append([b"end"])
     file.close()
     assert (tmp_path / "x").read_bytes() == b"".join(buffers) + b"end"
+
+
+async def test_the_list_of_partitions_is_right_after_one_was_taken_back():
+    """A partition whose record met a full disk is not listed, and one that comes in its place is."""
+    disk, clock = SimDisk(), ManualClock()
+    desk = Desk(open_store(disk, clock=clock), clock)
+    await desk.host()
+    control = BrokerControl(
+        desk.store, broker_group="g1", broker_id="x", clock=clock, registration=lambda: ""
+    )
+
+    async def listed() -> list[int]:
+        return [one.partition_id for one in (await control.list(None, {})).partitions]
+
+    disk.room = 10
+    _, durable = desk.store.host(facts(9))
+    assert await listed() == [1, 9]
+    with pytest.raises(DiskFullError):
+        await durable
+    disk.room = None
+    clock.advance(2_000)
+    await desk.host(10)
+    assert await listed() == [1, 10]
