@@ -106,7 +106,9 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
                 cut.blob[a:b] for a, b in zip(cut.value_edges, cut.value_edges[1:], strict=False)
             ]
             assert values == self.stored[header.base_offset : header.next_offset]
-            assert following == header.base_offset or header.base_offset <= start < header.next_offset
+            assert (
+                following == header.base_offset or header.base_offset <= start < header.next_offset
+            )
             following = header.next_offset
         assert following in {None, answer.upto}
         assert answer.next_offset == len(self.stored)
