@@ -15,11 +15,11 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from ...protocol.errors import DataFolderError, FlushFailedError
+from ...protocol.errors import DataFolderError, FlushFailedError, StorageError
 from .append_file import Buffer, RealAppendFile, disk_error
 
 READ_FILES_MAX = 256
@@ -141,12 +141,17 @@ def replace_large_file(files: Files, path: str, parts: Iterable[Sequence[Buffer]
         files.remove(draft)
     out = files.open_append(draft)
     try:
-        for pieces in parts:
-            out.append(pieces)
-        out.fdatasync()
-    finally:
-        out.close()
-    files.rename(draft, path)
+        try:
+            for pieces in parts:
+                out.append(pieces)
+            out.fdatasync()
+        finally:
+            out.close()
+        files.rename(draft, path)
+    except StorageError:
+        with suppress(StorageError):
+            files.remove(draft)  # on a full disk it would take the room that is left
+        raise
     files.sync_folder(path.rpartition("/")[0])
 
 

@@ -13,7 +13,7 @@ import pytest
 from keylane.broker.storage import files as files_module
 from keylane.broker.storage.files import Files, RealFiles, replace_file
 from keylane.broker.storage.identity import claim_folder
-from keylane.protocol.errors import DataFolderError, InvalidNameError, StorageError
+from keylane.protocol.errors import DataFolderError, DiskFullError, InvalidNameError, StorageError
 from sim.disk import SimDisk
 
 
@@ -45,6 +45,19 @@ def test_appends_gather_and_go_on(disk):
     file.append([b"end"])
     file.close()
     assert disk.pread("log/a", 0, 100) == whole[:7] + b"end"
+
+
+def test_a_file_without_room_takes_none():
+    """A file that cannot be put in another's place for want of room leaves that one, and gives back what it took."""
+    disk = SimDisk()
+    disk.make_folder("log")
+    replace_file(disk, "log/a", b"one")
+    disk.room = 10
+    with pytest.raises(DiskFullError):
+        replace_file(disk, "log/a", bytes(100))
+    assert disk.room == 10
+    assert disk.list("log") == ["a"]
+    assert disk.pread("log/a", 0, 10) == b"one"
 
 
 def test_names(disk):
