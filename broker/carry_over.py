@@ -1,11 +1,13 @@
 """Removing the oldest segments without forgetting a partition: what only it says is written again first.
 
-    partitions whose PARTITION or STATE record lies in the segments ─▶ a STATE record each, durable
+    partitions whose PARTITION or STATE record lies in the segments ─▶ a STATE record each (a large one: several), durable
       ─▶ a snapshot that stands for what follows the segments ─▶ the segments are removed
 
 Invariants
     The log alone, from its first segment on, always says everything about every partition but what retention removed.
     A crash in between leaves records twice, which fold without a difference.
+    The records of one partition are queued together: nothing else comes between them.
+    Where damage hides what a segment said of partitions, all of them are written again.
 """
 
 from __future__ import annotations
@@ -16,19 +18,24 @@ from ..protocol.errors import StorageError
 from ..protocol.record import Kind, encode_record
 from .group_commit import Entry, GroupCommit, RunBlocking
 from .partition import HostedPartition
-from .partition_image import image_of
+from .partition_image import image_of, images_of_parts
 from .records import CursorBody, FenceBody, encode_body
 from .snapshotter import Snapshotter
 from .state import BrokerState
 from .storage.commit_log import CommitLog
 from .storage.files import Files
-from .storage.headers import segment_headers
+from .storage.headers import partitions_described
 
 STATE_BYTES_MAX = 1 << 19
-"""A larger partition is written as its STATE without consumer groups, and a fence and a cursor for each of these."""
+"""
+A larger partition is written as STATEs of some of its producers each, without consumer groups, and a fence and a
+cursor for each of these.
+"""
+PRODUCERS_TOGETHER = 1_000
+"""In one STATE of a large partition: at most 254 bytes each, and what else it says is some ten thousand."""
 TOGETHER = 200
-"""Partitions submitted before the next wait, so that appends come between them."""
-_FULL = (Kind.PARTITION, Kind.STATE)
+TOGETHER_BYTES = 4 << 20
+"""Partitions, and bytes, submitted before the next wait, so that appends come between them."""
 
 
 class CarryOver:
@@ -62,14 +69,22 @@ class CarryOver:
         """
         bases = [base for base in self._log.bases if base < position]
         numbers = await self._run_read(self._described, bases)
-        for start in range(0, len(numbers), TOGETHER):
-            written = [
-                future
-                for number in numbers[start : start + TOGETHER]
-                if (partition := self._state.partitions.get(number)) is not None
-                for future in self._write_again(partition)
-            ]
-            await asyncio.gather(*written)
+        if numbers is None:
+            numbers = sorted(self._state.partitions.ids())
+        written: list[Entry] = []
+        partitions = size = 0
+        for number in numbers:
+            partition = self._state.partitions.get(number)
+            if partition is None:
+                continue
+            entries = self._write_again(partition)
+            written += entries
+            partitions += 1
+            size += sum(len(entry.record) for entry in entries)
+            if partitions >= TOGETHER or size >= TOGETHER_BYTES:
+                await _durable(written)
+                written, partitions, size = [], 0, 0
+        await _durable(written)
         if self._snapshotter.position < position and not await self._snapshotter.write():
             raise StorageError(f"no snapshot: {self._snapshotter.problem}")
 
@@ -95,23 +110,23 @@ class CarryOver:
         await self.drop(following)
         return self._log.first_position
 
-    def _described(self, bases: list[int]) -> list[int]:
-        """Partitions of which these segments say what they are."""
-        return sorted(
-            {
-                one.partition_id
-                for base in bases
-                for one in segment_headers(self._files, base)
-                if one.kind in _FULL
-            }
-        )
+    def _described(self, bases: list[int]) -> list[int] | None:
+        """Partitions of which these segments say what they are; None if it may be any."""
+        found: set[int] = set()
+        for base in bases:
+            some = partitions_described(self._files, base, end=self._log.segment_end(base))
+            if some is None:
+                return None
+            found |= some
+        return sorted(found)
 
-    def _write_again(self, partition: HostedPartition) -> list[asyncio.Future[None]]:
+    def _write_again(self, partition: HostedPartition) -> list[Entry]:
         self._commit.check_room(0, though_held=True)
         image = image_of(partition)
         if len(image) <= STATE_BYTES_MAX:
             return [self._submit(partition, _state_record(partition, image))]
-        records = [_state_record(partition, image_of(partition, groups=False))]
+        parts = images_of_parts(partition, together=PRODUCERS_TOGETHER)
+        records = [_state_record(partition, part) for part in parts]
         for group in partition.groups.values():
             lock, acked = group.lock, group.acked
             bodies = (
@@ -121,7 +136,7 @@ class CarryOver:
             records += [encode_body(partition.partition_id, body) for body in bodies]
         return [self._submit(partition, record) for record in records]
 
-    def _submit(self, partition: HostedPartition, record: bytes) -> asyncio.Future[None]:
+    def _submit(self, partition: HostedPartition, record: bytes) -> Entry:
         # Decided now and queued now: what was decided before is before it in the log, or lost with it.
         entry = Entry(
             record,
@@ -129,7 +144,12 @@ class CarryOver:
             base_offset=partition.next_offset,
             durable=True,
         )
-        return self._commit.submit(entry)
+        self._commit.submit(entry)
+        return entry
+
+
+async def _durable(entries: list[Entry]) -> None:
+    await asyncio.gather(*(entry.future for entry in entries))
 
 
 def _state_record(partition: HostedPartition, image: bytes) -> bytes:

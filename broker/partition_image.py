@@ -6,7 +6,10 @@
      groups: [[name, fence, session, cursor, [[start, end], …]], …],
      lost: [[start, end, position], …], fences_lost,
      order_strategy, partitions_wanted, retention,
-     static]                                        msgpack; later fields come last; static only where it is true
+     static,
+     producers_before, producers_all]               msgpack; later fields come last; static only where it is true
+
+The last two are there in a part only: of a partition with many producers each STATE record has some of them.
 
 Invariants
     `partition_of(image_of(p))` is `p` as a restart would find it: without pull locks, which live in memory only.
@@ -14,7 +17,10 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +30,8 @@ from ..protocol.offsets import AckedOffsets
 from ..protocol.routing import OrderStrategy, Partition, PartitionState
 from .appends import ProducerState, StoredBatch
 from .partition import Group, HostedPartition, Lost
+
+_GroupImage = tuple[str, int, str, int, list[tuple[int, int]]]
 
 
 class _Image(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +47,7 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
     appended_at_ms: int
     sealed: bool
     producers: list[tuple[int, int, int, list[tuple[int, int, int]]]]
-    groups: list[tuple[str, int, str, int, list[tuple[int, int]]]]
+    groups: list[_GroupImage]
     lost: list[tuple[int, int, int]] = []
     fences_lost: bool = False
     order_strategy: OrderStrategy | None = None
@@ -53,17 +61,50 @@ class _StaticImage(_Image, frozen=True, array_like=True):
     static: bool = False
 
 
+class _PartImage(_StaticImage, frozen=True, array_like=True):
+    producers_before: int = 0
+    producers_all: int = 0
+
+
+class Part(NamedTuple):
+    """Which of a partition's producers an image has: those after the first `before`, of `total`."""
+
+    before: int
+    total: int
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_StaticImage).decode
+_decode = msgspec.msgpack.Decoder(_PartImage).decode
 _strings: dict[str, str] = {}
 """Subjects and groups, each once: a broker has many partitions of few of them."""
 STRINGS_MAX = 10_000
 
 
-def image_of(one: HostedPartition, *, groups: bool = True) -> bytes:
-    """The partition as bytes; without its consumer groups if not `groups`."""
+def image_of(one: HostedPartition) -> bytes:
+    """The partition as bytes."""
+    kind = partial(_StaticImage, static=True) if one.facts.static else _Image
+    producers = [(number, *state) for number, state in one.producers.items()]
+    return _image(one, kind, producers, [_group_image(group) for group in one.groups.values()])
+
+
+def images_of_parts(one: HostedPartition, *, together: int) -> Iterator[bytes]:
+    """The partition without its consumer groups, as images of at most `together` producers each, in their order."""
+    producers = ((number, *state) for number, state in one.producers.items())
+    count = len(one.producers)
+    for before in range(0, max(count, 1), together):
+        kind = partial(
+            _PartImage, static=one.facts.static, producers_before=before, producers_all=count
+        )
+        yield _image(one, kind, list(islice(producers, together)), [])
+
+
+def _image(
+    one: HostedPartition,
+    kind: Callable[..., _Image],
+    producers: list[tuple[int, int, int, tuple[StoredBatch, ...]]],
+    groups: list[_GroupImage],
+) -> bytes:
     facts, partition = one.facts, one.facts.partition
-    kind = partial(_StaticImage, static=True) if facts.static else _Image
     return _encode(
         kind(
             subject=facts.subject,
@@ -77,8 +118,8 @@ def image_of(one: HostedPartition, *, groups: bool = True) -> bytes:
             next_offset=one.next_offset,
             appended_at_ms=one.appended_at_ms,
             sealed=one.sealed,
-            producers=[(number, *state) for number, state in one.producers.items()],  # type: ignore[misc]
-            groups=[_group_image(group) for group in one.groups.values()] if groups else [],
+            producers=producers,
+            groups=groups,
             lost=list(one.lost),
             fences_lost=one.fences_lost,
             order_strategy=facts.order_strategy,
@@ -88,7 +129,7 @@ def image_of(one: HostedPartition, *, groups: bool = True) -> bytes:
     )
 
 
-def _group_image(group: Group) -> tuple[str, int, str, int, list[tuple[int, int]]]:
+def _group_image(group: Group) -> _GroupImage:
     lock, acked = group.lock, group.acked
     return group.name, lock.fence, lock.session, acked.cursor, acked.ranges
 
@@ -96,6 +137,16 @@ def _group_image(group: Group) -> tuple[str, int, str, int, list[tuple[int, int]
 def partition_of(partition_id: int, image: bytes | memoryview) -> HostedPartition:
     """
     The partition that `image` stands for.
+
+    Raises:
+        CorruptLogError: not an image.
+    """
+    return part_of(partition_id, image)[0]
+
+
+def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartition, Part]:
+    """
+    As `partition_of`, and which of its producers the image has.
 
     Raises:
         CorruptLogError: not an image.
@@ -139,7 +190,9 @@ def partition_of(partition_id: int, image: bytes | memoryview) -> HostedPartitio
         group.acked = AckedOffsets(cursor, ranges)
     partition.lost = tuple(Lost(*one) for one in found.lost)
     partition.fences_lost = found.fences_lost
-    return partition
+    return partition, Part(
+        found.producers_before, max(found.producers_all, len(partition.producers))
+    )
 
 
 def _shared(text: str) -> str:

@@ -15,9 +15,10 @@ Invariants
 from __future__ import annotations
 
 from ..protocol.errors import CorruptLogError, DataFolderError, KeylaneError
+from ..protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from ..protocol.record import Header, Kind
 from .partition import HostedPartition
-from .partition_image import partition_of
+from .partition_image import Part, part_of
 from .records import CursorBody, FenceBody, decode_body
 from .state import PROBLEMS_MAX, BrokerState
 from .storage.recovery import Hole
@@ -44,6 +45,8 @@ class Replay:
         """Partitions shown to be whole since then."""
         self._fenced: set[tuple[int, str]] = set()
         """Partitions and groups whose fence is known since then."""
+        self._partial: dict[int, tuple[int, int]] = {}
+        """Partitions known by some of their STATE records alone: how many producers came, of how many."""
 
     # ── records ───────────────────────────────────────────────────────────────────────────────────────
     def record(self, header: Header, body: memoryview) -> None:
@@ -93,8 +96,16 @@ class Replay:
     def _facts(self, header: Header, body: memoryview, known: HostedPartition | None) -> None:
         try:
             if header.kind == Kind.STATE:
-                found = partition_of(header.partition_id, body)
-                self._restore(header, found, known)
+                found, part = part_of(header.partition_id, body)
+                if known is not None:
+                    self._restore(header, found, known)
+                elif part.before:
+                    # The parts before it are lost, or were retained: then all of them come again.
+                    self._state.orphans.setdefault(header.partition_id, header.position)
+                else:
+                    self._add(header, found)
+                    self._partial[header.partition_id] = 0, part.total
+                self._count(header, part, len(found.producers))
                 return
             facts = decode_body(header, body)
             if known is None:
@@ -105,17 +116,27 @@ class Replay:
         except KeylaneError as error:
             self._misfit(header, error.message)
 
-    def _restore(
-        self, header: Header, found: HostedPartition, known: HostedPartition | None
-    ) -> None:
-        """A STATE record: all there is to know, up to its position."""
-        if known is None:
-            self._state.partitions.add(found)
-            if found.lost:
-                self._state.damaged.add(header.partition_id)
-            self._state.orphans.pop(header.partition_id, None)
-            self._whole.add(header.partition_id)
+    def _add(self, header: Header, found: HostedPartition) -> None:
+        """A STATE record, or the first of several: all there is to know, up to its position."""
+        self._state.partitions.add(found)
+        if found.lost:
+            self._state.damaged.add(header.partition_id)
+        self._state.orphans.pop(header.partition_id, None)
+        self._whole.add(header.partition_id)
+
+    def _count(self, header: Header, part: Part, count: int) -> None:
+        """So many producers came; of a partition that is known by its STATE records alone, all have to."""
+        so_far, _ = self._partial.get(header.partition_id, (-1, 0))
+        if so_far < 0 or part.before not in {0, so_far}:
             return
+        self._partial[header.partition_id] = part.before + count, part.total
+        if part.before + count >= part.total:
+            del self._partial[header.partition_id]
+
+    def _restore(self, header: Header, found: HostedPartition, known: HostedPartition) -> None:
+        """A STATE record of a partition that is known."""
+        if header.base_offset >= known.next_offset:
+            _take_producers(found, known, ordered=header.partition_id in self._partial)
         self._reach(known, header)
         for one in found.lost:
             self._state.lose(known, one.start, one.end, position=one.position)
@@ -204,6 +225,10 @@ class Replay:
         """The log has been read: stop what could not be shown to be whole."""
         for partition_id, position in self._state.orphans.items():
             self._problem(f"what partition {partition_id} is was lost (position {position})")
+        for partition_id in self._partial:
+            partition = self._state.partitions[partition_id]
+            self._lose(partition, partition.next_offset, -1, max(self._hole_position, 0))
+            self._problem(f"some of the producers of partition {partition_id} were lost")
         if self._unknown is None:
             return
         for partition_id, partition in self._state.partitions.items():
@@ -229,6 +254,21 @@ class Replay:
 
     def _problem(self, text: str) -> None:
         self._state.problem(text)
+
+
+def _take_producers(found: HostedPartition, known: HostedPartition, *, ordered: bool) -> None:
+    """
+    A STATE record that is not older than what is known says who its producers are, silent longest first.
+
+    An older one must not: the batches that made the difference are folded already and do not come again.
+    `ordered`: their order is not known yet either.
+    """
+    for number, state in found.producers.items():
+        if ordered or known.producers.get(number) != state:
+            known.producers.pop(number, None)
+            known.producers[number] = state
+    while len(known.producers) > PRODUCERS_PER_PARTITION_MAX:
+        del known.producers[next(iter(known.producers))]
 
 
 _KINDS = frozenset(Kind)

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 
 import crc32c
 
+from .errors import MessageTooLargeError
 from .limits import BATCH_BYTES_MAX
 
 MAGIC = 0x314C4B42
@@ -128,9 +129,19 @@ def encode_record(
     producer_epoch: int = 0,
     sequence: int = 0,
 ) -> bytes:
-    """Header and body as bytes, checksums filled in."""
+    """
+    Header and body as bytes, checksums filled in.
+
+    Raises:
+        MessageTooLargeError: longer than RECORD_BYTES_MAX, so that nobody could read it.
+    """
+    length = HEADER_BYTES + len(body)
+    if length > RECORD_BYTES_MAX:
+        raise MessageTooLargeError(
+            f"a record of {length} bytes", size_bytes=length, limit_bytes=RECORD_BYTES_MAX
+        )
     after = _AFTER_CRC.pack(
-        HEADER_BYTES + len(body),
+        length,
         VERSION,
         kind,
         codec,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.broker.partition import HostedPartition
-from keylane.broker.partition_image import image_of
+from keylane.broker.partition_image import image_of, images_of_parts
 from keylane.broker.pull_lock import check_holder
 from keylane.broker.records import CursorBody, FenceBody, encode_body
 from keylane.broker.replay import Replay
@@ -57,15 +57,17 @@ def at(record: bytes, position: int) -> Header:
     return Header(**(values | {"position": position}))
 
 
-def messages(partition_id: int, base: int, count: int = 2) -> bytes:
+def messages(
+    partition_id: int, base: int, count: int = 2, *, producer_id: int = 7, sequence: int = -1
+) -> bytes:
     return encode_record(
         bytes(20 * count),
         kind=Kind.MESSAGES,
         partition_id=partition_id,
         base_offset=base,
         count=count,
-        sequence=base,
-        producer_id=7,
+        sequence=base if sequence < 0 else sequence,
+        producer_id=producer_id,
     )
 
 
@@ -255,3 +257,88 @@ def test_a_state_record_stands_for_all_before_it():
     whole.tell(state)
     whole.batch(1, 10)
     assert image_of(whole.state.partition(1)) == image_of(found)
+
+
+def parts_of(partition: HostedPartition, *, together: int = 2) -> list[bytes]:
+    """The STATE records of a partition, with `together` producers each."""
+    return [
+        encode_record(part, kind=Kind.STATE, partition_id=1, base_offset=partition.next_offset)
+        for part in images_of_parts(partition, together=together)
+    ]
+
+
+def crowded(*, producers: int = 5) -> Told:
+    """A partition to which several producers sent, the first of them last."""
+    whole = Told(1)
+    for number in [*range(producers), 0]:
+        base = whole.state.partition(1).next_offset
+        whole.tell(messages(1, base, producer_id=number, sequence=2 if base >= 10 else 0))
+    return whole
+
+
+def test_a_state_in_parts_is_the_whole_one():
+    """Producers come from all the parts, silent longest first; told again, they change nothing."""
+    whole = crowded().state.partition(1)
+    told = Told()
+    for part in parts_of(whole) * 2:
+        told.tell(part)
+    told.replay.finish()
+    found = told.state.partition(1)
+    assert list(found.producers) == [1, 2, 3, 4, 0]
+    assert image_of(found) == image_of(whole)
+    assert not told.state.problems
+
+
+def test_a_state_that_was_begun_and_written_again():
+    """A crash left some of the parts; those that were written after it count, with what came in between."""
+    before = crowded()
+    begun = parts_of(before.state.partition(1))[:1]
+    told = Told()
+    for record in [*begun, messages(1, 12, producer_id=3, sequence=2)]:
+        told.tell(record)
+    before.tell(messages(1, 12, producer_id=3, sequence=2))
+    whole = before.state.partition(1)
+    for part in parts_of(whole):
+        told.tell(part)
+    for part in parts_of(whole)[:2]:  # and once more, cut short by a crash
+        told.tell(part)
+    told.replay.finish()
+    assert image_of(told.state.partition(1)) == image_of(whole)
+    assert not told.state.problems
+
+
+def test_an_older_state_puts_no_producer_back():
+    """A snapshot knows later batches than a STATE record, and they do not come again: its producers stay."""
+    whole = crowded()
+    older = parts_of(whole.state.partition(1))
+    whole.tell(messages(1, 12, producer_id=1, sequence=2))
+    image = image_of(whole.state.partition(1))
+    for part in older:
+        whole.tell(part)
+    assert image_of(whole.state.partition(1)) == image
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_lost_part_stops_its_partition(lost):
+    """Without some of its producers a partition could store a batch twice: it takes no messages."""
+    told = Told(2)
+    for number, part in enumerate(parts_of(crowded().state.partition(1))):
+        if number == lost:
+            told.hole(Hole(start=told.position, end=told.position + len(part), reason="no magic"))
+        else:
+            told.tell(part)
+    told.batch(1, 12)
+    told.replay.finish()
+    assert told.state.problems
+    with pytest.raises(CorruptLogError):
+        told.state.partition(1).check_whole()
+
+
+def test_a_state_never_makes_more_producers_than_are_remembered(monkeypatch):
+    """Those silent longest are forgotten."""
+    monkeypatch.setattr("keylane.broker.replay.PRODUCERS_PER_PARTITION_MAX", 3)
+    whole = crowded().state.partition(1)
+    told = Told(1)
+    for part in parts_of(whole):
+        told.tell(part)
+    assert list(told.state.partition(1).producers) == [3, 4, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 
 import pytest
 
@@ -13,10 +14,11 @@ from keylane.protocol.batch import (
     columns,
     encode_batch,
 )
-from keylane.protocol.errors import CorruptBatchError
+from keylane.protocol.errors import CorruptBatchError, MessageTooLargeError
 from keylane.protocol.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, MESSAGE_BYTES_MAX
 from keylane.protocol.record import (
     HEADER_BYTES,
+    RECORD_BYTES_MAX,
     Header,
     Kind,
     Short,
@@ -122,6 +124,14 @@ def test_the_largest_message_fits_a_batch():
     assert check_batch(batch(1, value=bytes(MESSAGE_BYTES_MAX - 2 - 5))).length <= BATCH_BYTES_MAX
 
 
+def too_long() -> bytes:
+    """The beginning of a record that says to be longer than any is."""
+    record = bytearray(encode_record(bytes(20), kind=Kind.MESSAGES, count=1))
+    struct.pack_into("<I", record, 8, RECORD_BYTES_MAX + 1)
+    stamp(record, base_offset=0, position=0, appended_at_ms=0)
+    return bytes(record)
+
+
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
@@ -135,7 +145,7 @@ def test_the_largest_message_fits_a_batch():
             encode_record(bytes(20 * 2**15 + 20), kind=Kind.MESSAGES, count=BATCH_COUNT_MAX + 1),
             "the count does not fit",
         ),
-        (encode_record(bytes(BATCH_BYTES_MAX), kind=Kind.MESSAGES, count=1), "length"),
+        (too_long(), "length"),
     ],
     ids=range(8),
 )
@@ -143,6 +153,16 @@ def test_a_whole_record_that_is_no_message_batch_is_refused(record, reason):
     """Right checksums do not make a batch: kind, codec, count and length have to fit as well."""
     with pytest.raises(CorruptBatchError, match=reason):
         check_batch(record)
+
+
+def test_a_record_that_nobody_could_read_is_not_made():
+    """The longest record reads back; one that is a byte longer is a typed error when it is made."""
+    body = bytes(RECORD_BYTES_MAX - HEADER_BYTES)
+    found = read_record(encode_record(body, kind=Kind.STATE))
+    assert isinstance(found, Header)
+    assert found.length == RECORD_BYTES_MAX
+    with pytest.raises(MessageTooLargeError):
+        encode_record(body + b"\0", kind=Kind.STATE)
 
 
 def test_lengths_that_do_not_add_up_are_refused():
