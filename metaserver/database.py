@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -24,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ..protocol.clock import Clock
 from ..protocol.errors import ConfigError, DataFolderError, DiskFullError, StorageError
-from .dialect import prepare_sqlite
+from .dialect import BUSY_MS, prepare_sqlite
 from .group_write import GroupWriter
 from .migrate import migrate
 from .sqlite_driver import open_connection
@@ -37,6 +38,7 @@ FILE = "meta.db"
 READERS = 2
 CONNECTIONS = 8
 TRIES = 3
+LOCKED_PAUSE_MS = 50
 _RETRY_STATES = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks to try again
 
 
@@ -209,13 +211,26 @@ async def open_database(
 def _embedded(folder: Path) -> URL:
     """The embedded database, which can be opened: the driver's thread outlives a failure, so it is tried here."""
     try:
-        sqlite3.connect(folder / FILE).close()
+        with closing(sqlite3.connect(folder / FILE, timeout=0)) as connection:
+            _keep_write_ahead(connection)
     except sqlite3.Error as error:
         raise DataFolderError(
             f"cannot use the database {folder / FILE}: {error}; give a folder this user may write",
             operation="open",
         ) from error
     return URL.create("sqlite+aiosqlite", database=str(folder / FILE))
+
+
+def _keep_write_ahead(connection: sqlite3.Connection) -> None:
+    """Of several metaservers that begin with a new file one changes its mode, and SQLite lets no other wait for that."""
+    for _ in range(BUSY_MS // LOCKED_PAUSE_MS):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                return  # whoever uses it says so
+        time.sleep(LOCKED_PAUSE_MS / 1000)
 
 
 def _engines(url: URL, clock: Clock) -> SqlDatabase:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -187,6 +188,24 @@ async def test_folder_in_place_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(DataFolderError, match="give a folder"):
         async with opened(tmp_path, BootClock(1)):
             raise AssertionError
+
+
+async def test_metaservers_that_begin_with_one_new_database(tmp_path: Path) -> None:
+    """Several that open the same new file at once all get it: SQLite refuses a change of its mode at once, not after a wait."""
+
+    def begin(folder: Path, ready: threading.Barrier) -> None:
+        async def work() -> None:
+            async with opened(folder, BootClock(1)) as database:
+                assert await database.read(now)
+
+        ready.wait()
+        asyncio.run(work())
+
+    for number in range(10):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        ready = threading.Barrier(4)
+        await asyncio.gather(*(asyncio.to_thread(begin, folder, ready) for _ in range(4)))
 
 
 async def test_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,10 +86,18 @@ async def test_all_sessions_work_on_one_partition(shared_cluster: Cluster):
     """Three consumers take messages of the same partition at once, and each message goes to one of them."""
     values = await fill(shared_cluster, "one-for-all", 600, partitions=1)
     handled: dict[str, list[Message]] = {"a": [], "b": [], "c": []}
+    patient = ConsumerSettings(
+        ttl_ms=TTL_MS, strategy="shared", in_flight_ms=600_000, in_flight_messages=20
+    )
+    busy: set[str] = set()
+    all_busy = asyncio.Event()
 
     def handler(name: str):
         async def handle(message: Message) -> None:
-            await asyncio.sleep(0.002)
+            busy.add(name)
+            if len(busy) == 3:
+                all_busy.set()
+            await all_busy.wait()
             handled[name].append(message)
 
         return handle
@@ -100,7 +108,7 @@ async def test_all_sessions_work_on_one_partition(shared_cluster: Cluster):
             subject="one-for-all",
             group="g",
             handler=handler(name),
-            settings=SHARED,
+            settings=patient,
         )
 
     async with consumer("a"), consumer("b"), consumer("c"):
