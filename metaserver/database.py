@@ -10,9 +10,9 @@ Losing a renewal with the machine is harmless: after a new boot every session ge
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from functools import partial
@@ -196,10 +196,13 @@ async def open_database(
         ConfigError, DataFolderError, StorageError
     """
     try:
-        database = _engines(_embedded(folder) if url is None else make_url(url), clock)
+        where = _embedded(folder) if url is None else make_url(url)
+        database = _engines(where, clock)
     except (ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"cannot use database_url: {error}") from error
     try:
+        if database.name == "sqlite":
+            await _keep_write_ahead(where.database or "")
         await database.write(migrate)
         if database.name == "sqlite":
             await database.write(adopt_boot, boot, broker_ttl_ms=broker_ttl_ms)
@@ -211,8 +214,7 @@ async def open_database(
 def _embedded(folder: Path) -> URL:
     """The embedded database, which can be opened: the driver's thread outlives a failure, so it is tried here."""
     try:
-        with closing(sqlite3.connect(folder / FILE, timeout=0)) as connection:
-            _keep_write_ahead(connection)
+        sqlite3.connect(folder / FILE).close()
     except sqlite3.Error as error:
         raise DataFolderError(
             f"cannot use the database {folder / FILE}: {error}; give a folder this user may write",
@@ -221,16 +223,17 @@ def _embedded(folder: Path) -> URL:
     return URL.create("sqlite+aiosqlite", database=str(folder / FILE))
 
 
-def _keep_write_ahead(connection: sqlite3.Connection) -> None:
+async def _keep_write_ahead(path: str) -> None:
     """Of several metaservers that begin with a new file one changes its mode, and SQLite lets no other wait for that."""
     for _ in range(BUSY_MS // LOCKED_PAUSE_MS):
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
+            with closing(sqlite3.connect(path, timeout=0)) as connection:
+                connection.execute("PRAGMA journal_mode=WAL")
             return
-        except sqlite3.OperationalError as error:
+        except sqlite3.Error as error:
             if "locked" not in str(error):
                 return  # whoever uses it says so
-        time.sleep(LOCKED_PAUSE_MS / 1000)
+        await asyncio.sleep(LOCKED_PAUSE_MS / 1000)
 
 
 def _engines(url: URL, clock: Clock) -> SqlDatabase:
