@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
+import tempfile
+from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from keylane.broker.storage.files import Files, RealFiles
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.errors import ProducerFencedError, SequenceGapError
 from sim.clock import ManualClock
@@ -34,7 +38,12 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
         self.run(self.desk.host())
 
     def start(self) -> None:
-        store = open_store(self.disk, clock=self.clock, segment_bytes=4096, cache_bytes=3000)
+        self.open(self.disk, index="file")
+
+    def open(self, files: Files, *, index: str) -> None:
+        store = open_store(
+            files, clock=self.clock, index=index, segment_bytes=4096, cache_bytes=3000
+        )
         self.desk = Desk(store, self.clock)
 
     def run(self, call):
@@ -118,5 +127,41 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
         assert self.desk.store.state.partition(1).readable_offset == len(self.stored)
 
 
+class AppendsWithRocksDB(AppendsAgainstAModel):
+    """The same over real files; an end without a goodbye leaves a folder as a killed process does."""
+
+    def __init__(self) -> None:
+        self.folders = tempfile.TemporaryDirectory()
+        self.root = Path(self.folders.name)
+        self.lives = 0
+        self.opened: list[RealFiles] = []
+        super().__init__()
+
+    def start(self) -> None:
+        files = RealFiles(self.root / str(self.lives))
+        files.make_folder("")
+        self.opened.append(files)
+        self.open(files, index="rocksdb")
+
+    @rule(seed=st.just(0))
+    def crash(self, seed: int) -> None:
+        """See the base; whatever RocksDB has not yet written is not in the copy."""
+        left = self.desk.store
+        before, after = self.root / str(self.lives), self.root / str(self.lives + 1)
+        shutil.copytree(before, after)
+        self.lives += 1
+        self.start()
+        self.run(left.close())
+
+    def teardown(self) -> None:
+        self.run(self.desk.store.close())
+        super().teardown()
+        for files in self.opened:
+            files.close()
+        self.folders.cleanup()
+
+
 TestAppends = AppendsAgainstAModel.TestCase
 TestAppends.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestAppendsWithRocksDB = AppendsWithRocksDB.TestCase
+TestAppendsWithRocksDB.settings = settings(max_examples=8, stateful_step_count=20, deadline=None)
