@@ -49,8 +49,8 @@ class BrokerControl:
         self._registration = registration
         self._retention = retention
         self._ids: list[int] = []
-        self._ids_version = -1
         """Of what is hosted, in order, as of the last listing."""
+        self._ids_version = -1
 
     def routes(self) -> list[ControlRoute]:
         """The table for the server."""

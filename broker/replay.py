@@ -45,8 +45,8 @@ class Replay:
         """Partitions shown to be whole since then."""
         self._fenced: set[tuple[int, str]] = set()
         """Partitions and groups whose fence is known since then."""
-        self._partial: dict[int, tuple[int, int]] = {}
-        """Partitions known by some of their STATE records alone: how many producers came, of how many."""
+        self._partial: dict[int, int] = {}
+        """Partitions known by some of their STATE records alone: how many producers came."""
 
     # ── records ───────────────────────────────────────────────────────────────────────────────────────
     def record(self, header: Header, body: memoryview) -> None:
@@ -104,7 +104,7 @@ class Replay:
                     self._state.orphans.setdefault(header.partition_id, header.position)
                 else:
                     self._add(header, found)
-                    self._partial[header.partition_id] = 0, part.total
+                    self._partial[header.partition_id] = 0
                 self._count(header, part, len(found.producers))
                 return
             facts = decode_body(header, body)
@@ -126,10 +126,10 @@ class Replay:
 
     def _count(self, header: Header, part: Part, count: int) -> None:
         """So many producers came; of a partition that is known by its STATE records alone, all have to."""
-        so_far, _ = self._partial.get(header.partition_id, (-1, 0))
-        if so_far < 0 or part.before not in {0, so_far}:
+        so_far = self._partial.get(header.partition_id)
+        if so_far is None or part.before not in {0, so_far}:
             return
-        self._partial[header.partition_id] = part.before + count, part.total
+        self._partial[header.partition_id] = part.before + count
         if part.before + count >= part.total:
             del self._partial[header.partition_id]
 

@@ -16,7 +16,7 @@ from ..protocol.ids import Subject
 from ..protocol.routing import Partition, PartitionState
 from .dialect import now_ms
 from .schema import brokers, drained, groups, leases, partition_parents, partitions, subjects
-from .store_partitions import Choice, some_partitions
+from .store_partitions import BY_ID, some_partitions
 
 _parent = partitions.alias("parent")
 _kept_parent = (
@@ -66,8 +66,7 @@ def expiry_candidates(
     )
     ends = {row.partition_id: row.end_offset for row in connection.execute(found)}
     return [
-        (one, ends[one.partition_id])
-        for one in some_partitions(connection, Choice(partitions.c.partition_id.in_(ends)))
+        (one, ends[one.partition_id]) for one in some_partitions(connection, BY_ID, ids=list(ends))
     ]
 
 

@@ -17,7 +17,7 @@ from ..protocol.operations import (
     SubjectHistory,
 )
 from .schema import brokers, operations, partition_parents, partitions, steps, subjects
-from .store_partitions import Choice, some_partitions
+from .store_partitions import BY_ID, Choice, some_partitions
 from .store_subjects import open_subject_row
 
 OPERATIONS_SHOWN_MAX = 100
@@ -55,7 +55,6 @@ _done = (
     .where(steps.c.operation_id == sa.bindparam("of_operation"))
     .order_by(steps.c.action, steps.c.partition_id)
 )
-_these = Choice(partitions.c.partition_id.in_(sa.bindparam("ids")))
 
 
 def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationView:
@@ -73,7 +72,7 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
         kind=OperationKind(row.kind),
         state=OperationState(row.state),
         sealed=tuple(one.partition_id for one in sealed),
-        children=some_partitions(connection, _these, ids=children),
+        children=some_partitions(connection, BY_ID, ids=children),
         steps=tuple(
             StepView(
                 action=StepAction(one.action),

@@ -32,6 +32,9 @@ class Choice:
         self.parents = _with_parents.where(condition)
 
 
+BY_ID = Choice(partitions.c.partition_id.in_(sa.bindparam("ids")))
+
+
 def some_partitions(connection: Connection, choice: Choice, **values: Any) -> tuple[Partition, ...]:
     """The chosen partitions, by age; `values` are those of the condition's parameters."""
     rows = connection.execute(choice.partitions, values).all()
@@ -71,16 +74,13 @@ def select_granted(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
     )
 
 
-_parents = _with_parents.where(partitions.c.partition_id.in_(sa.bindparam("ids")))
-
-
 def granted_partitions(
     connection: Connection, granted: sa.Select[Any], **values: Any
 ) -> list[tuple[Partition, int]]:
     """The partitions that `granted` selects with these parameters, with their tokens, by id."""
     rows = connection.execute(granted, values).all()
     ids = [row.partition_id for row in rows]
-    known = _read_parents(connection, _parents, {"ids": ids}) if ids else {}
+    known = _read_parents(connection, BY_ID.parents, {"ids": ids}) if ids else {}
     found = _complete(rows, known)
     return [(one, row.token) for one, row in zip(found, rows, strict=True)]
 

@@ -35,8 +35,9 @@ def check_origins(origins: Iterable[str], host: str, port: int) -> None:
 
 def _is_own(origin: str, host: str, port: int) -> bool:
     try:
-        parts = urlsplit(origin)
-        said = parts.hostname, HTTP_PORT if parts.port is None else parts.port
+        said = urlsplit(origin)
+        said_port = HTTP_PORT if said.port is None else said.port
     except ValueError:
         return False
-    return parts.scheme == "http" and said in {(one, port) for one in {host, *_LOOPBACK_NAMES}}
+    names = {host, *_LOOPBACK_NAMES}
+    return said.scheme == "http" and said.hostname in names and said_port == port

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,6 +15,13 @@ from keylane.protocol.control import Heartbeat, Join, Suspend
 from keylane.protocol.errors import ClosedError, LeaseLostError, SessionUnknownError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+
+
+@pytest.fixture
+async def meta(shared_cluster: Cluster) -> AsyncIterator[MetaClient]:
+    network = HttpNetwork()
+    yield MetaClient(network, [shared_cluster.meta])
+    await network.close()
 
 
 async def test_suspended_and_resumed(shared_cluster: Cluster):
@@ -153,66 +161,53 @@ async def test_a_partition_goes_over_after_the_acks_while_an_iteration_goes_on(
             }
 
 
-async def test_a_session_may_begin_suspended(shared_cluster: Cluster):
+async def test_a_session_may_begin_suspended(shared_cluster: Cluster, meta: MetaClient):
     """A session that replaces a suspended one is granted nothing either, until it says so."""
     await shared_cluster.create("quietly", partitions=2)
     session = "5" * 16
-    network = HttpNetwork()
-    meta = MetaClient(network, [shared_cluster.meta])
-    try:
-        await meta.join(Join(subject="quietly", group="g", session=session, suspended=True))
-        assert not (await meta.heartbeat(Heartbeat(session=session))).grants
-        await meta.suspend(Suspend(session=session, suspended=False))
-        assert len((await meta.heartbeat(Heartbeat(session=session))).grants) == 2
-        with pytest.raises(SessionUnknownError):
-            await meta.suspend(Suspend(session="6" * 16))
-    finally:
-        await network.close()
+    await meta.join(Join(subject="quietly", group="g", session=session, suspended=True))
+    assert not (await meta.heartbeat(Heartbeat(session=session))).grants
+    await meta.suspend(Suspend(session=session, suspended=False))
+    assert len((await meta.heartbeat(Heartbeat(session=session))).grants) == 2
+    with pytest.raises(SessionUnknownError):
+        await meta.suspend(Suspend(session="6" * 16))
 
 
-async def test_a_call_to_suspend_that_comes_late(shared_cluster: Cluster):
+async def test_a_call_to_suspend_that_comes_late(shared_cluster: Cluster, meta: MetaClient):
     """What a consumer asked for before the last thing it asked for does not stay, should that call come late or twice."""
     await shared_cluster.create("late", partitions=2)
-    network = HttpNetwork()
-    meta = MetaClient(network, [shared_cluster.meta])
     settings = ConsumerSettings(ttl_ms=6_000)
-    try:
-        async with Consumer(
-            shared_cluster.meta, subject="late", group="g", handler=print, settings=settings
-        ) as consumer:
-            await eventually(lambda: len(consumer.assignment) == 2)
-            assert consumer._membership is not None
-            session = consumer._membership.session
-            await consumer.suspend()
-            await consumer.resume()
-            await meta.suspend(Suspend(session=session, suspended=True))
-            await eventually(lambda: not consumer.assignment)
-            await eventually(lambda: len(consumer.assignment) == 2)
-            await consumer.suspend()
-            await meta.suspend(Suspend(session=session, suspended=False))
-            await asyncio.sleep(0.2)
-            await eventually(lambda: not consumer.assignment)
-            assert consumer._membership.session == session
-            await consumer.resume()
-            await eventually(lambda: len(consumer.assignment) == 2)
-    finally:
-        await network.close()
+    async with Consumer(
+        shared_cluster.meta, subject="late", group="g", handler=print, settings=settings
+    ) as consumer:
+        await eventually(lambda: len(consumer.assignment) == 2)
+        assert consumer._membership is not None
+        session = consumer._membership.session
+        await consumer.suspend()
+        await consumer.resume()
+        await meta.suspend(Suspend(session=session, suspended=True))
+        await eventually(lambda: not consumer.assignment)
+        await eventually(lambda: len(consumer.assignment) == 2)
+        await consumer.suspend()
+        await meta.suspend(Suspend(session=session, suspended=False))
+        await asyncio.sleep(0.2)
+        await eventually(lambda: not consumer.assignment)
+        assert consumer._membership.session == session
+        await consumer.resume()
+        await eventually(lambda: len(consumer.assignment) == 2)
 
 
-async def test_a_heartbeat_that_comes_late_suspends_nobody(shared_cluster: Cluster):
+async def test_a_heartbeat_that_comes_late_suspends_nobody(
+    shared_cluster: Cluster, meta: MetaClient
+):
     """Only who knows of the newest grants says whether it takes part: an older heartbeat changes nothing."""
     await shared_cluster.create("stale", partitions=2)
     session = "7" * 16
-    network = HttpNetwork()
-    meta = MetaClient(network, [shared_cluster.meta])
-    try:
-        await meta.join(Join(subject="stale", group="g", session=session, suspended=True))
-        first = await meta.heartbeat(Heartbeat(session=session))
-        await meta.suspend(Suspend(session=session))
-        late = Heartbeat(session=session, known_version=first.version, suspended=False)
-        second = await meta.heartbeat(late)
-        assert not second.grants
-        newest = Heartbeat(session=session, known_version=second.version, suspended=False)
-        assert len((await meta.heartbeat(newest)).grants) == 2
-    finally:
-        await network.close()
+    await meta.join(Join(subject="stale", group="g", session=session, suspended=True))
+    first = await meta.heartbeat(Heartbeat(session=session))
+    await meta.suspend(Suspend(session=session))
+    late = Heartbeat(session=session, known_version=first.version, suspended=False)
+    second = await meta.heartbeat(late)
+    assert not second.grants
+    newest = Heartbeat(session=session, known_version=second.version, suspended=False)
+    assert len((await meta.heartbeat(newest)).grants) == 2

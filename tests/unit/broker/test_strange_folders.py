@@ -15,6 +15,12 @@ from sim.disk import SimDisk
 from sim.store import Desk, batch, facts, open_store
 
 
+def control_of(desk: Desk) -> BrokerControl:
+    return BrokerControl(
+        desk.store, broker_group="g1", broker_id="x", clock=desk.clock, registration=lambda: ""
+    )
+
+
 async def filled(disk: SimDisk) -> SimDisk:
     clock = ManualClock()
     desk = Desk(open_store(disk, clock=clock), clock)
@@ -95,9 +101,7 @@ async def test_a_snapshot_that_fails_is_told_in_health():
     disk, clock = SimDisk(), ManualClock()
     desk = Desk(open_store(disk, clock=clock), clock)
     await desk.host()
-    control = BrokerControl(
-        desk.store, broker_group="g1", broker_id="x", clock=clock, registration=lambda: ""
-    )
+    control = control_of(desk)
 
     def refuse(_position: int) -> None:
         raise StorageError("a block is lost")
@@ -154,9 +158,7 @@ async def test_the_list_of_partitions_is_right_after_one_was_taken_back():
     disk, clock = SimDisk(), ManualClock()
     desk = Desk(open_store(disk, clock=clock), clock)
     await desk.host()
-    control = BrokerControl(
-        desk.store, broker_group="g1", broker_id="x", clock=clock, registration=lambda: ""
-    )
+    control = control_of(desk)
 
     async def listed() -> list[int]:
         return [one.partition_id for one in (await control.list(None, {})).partitions]
