@@ -1,4 +1,4 @@
-"""The `keylane` command line: every command, its options and help.
+"""The `keylane` command line: its parts, and the commands that have no part.
 
 What a command needs is imported when it runs, so that `keylane --help` answers at once.
 """
@@ -10,11 +10,9 @@ from typing import Annotated
 
 import typer
 
-from ..protocol.control import CreateSubject, Retention
-from ..protocol.limits import PARTITIONS_MAX, TTL_MS_MAX, TTL_MS_MIN
-from ..protocol.routing import ConsumeStrategy, OrderStrategy
-from . import queue, reset, reshape
+from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .broker import broker_app
+from .group_app import group_app
 from .meta import meta_app
 from .options import (
     BROKERS_MAX,
@@ -26,6 +24,8 @@ from .options import (
     OutputOption,
     SubjectArgument,
 )
+from .queue import queue_app
+from .subject_app import subject_app
 from .usage import run_command_line
 
 app = typer.Typer(
@@ -58,16 +58,9 @@ def _keylane(
     """Messages of one order key keep their order: a cluster, its subjects, groups and messages."""
 
 
-subject_app = typer.Typer(no_args_is_help=True, help="Create, list and describe subjects.")
-group_app = typer.Typer(
-    no_args_is_help=True, help="Look at consumer groups, and set their progress."
-)
-reshape.register(subject_app)
-queue.register(subject_app)
-reset.register(group_app)
 app.add_typer(subject_app, name="subject")
 app.add_typer(group_app, name="group")
-app.add_typer(queue.queue_app, name="queue")
+app.add_typer(queue_app, name="queue")
 app.add_typer(broker_app, name="broker")
 app.add_typer(meta_app, name="meta")
 
@@ -124,134 +117,6 @@ def demo(
     from .demo import run_demo
 
     raise typer.Exit(run_demo(output, rows=rows, keep=keep, data=data))
-
-
-@subject_app.command("create")
-def subject_create(
-    subject: SubjectArgument,
-    partitions: Annotated[
-        int, typer.Option(min=1, max=PARTITIONS_MAX, help="Physical partitions.")
-    ] = 2,
-    *,
-    static: Annotated[
-        bool, typer.Option("--static", help="Logic queues, whose number never changes.")
-    ] = False,
-    queues: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=PARTITIONS_MAX, help="How many logic queues, with --static.  [default: 2]"
-        ),
-    ] = None,
-    strategy: Annotated[
-        OrderStrategy,
-        typer.Option(
-            help="strict: wait for the partition, whatever it takes. "
-            "best_tried: after some tries go elsewhere, and say so.",
-        ),
-    ] = OrderStrategy.BEST_TRIED,
-    retention: Annotated[
-        Retention,
-        typer.Option(
-            help="What an old message waits for. acked: every group has handled it. "
-            "time: its age alone counts.",
-        ),
-    ] = Retention.ACKED,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
-) -> None:
-    """Create a subject; again with the same settings changes nothing."""
-    from .screen import run
-    from .subject import create_subject
-
-    if queues is not None and not static:
-        raise typer.BadParameter("goes with --static", param_hint="--queues")
-
-    run(
-        output,
-        create_subject(
-            meta,
-            output,
-            CreateSubject(
-                subject=subject,
-                partitions=partitions if queues is None else queues,
-                order_strategy=strategy,
-                static=static,
-                retention=retention,
-            ),
-        ),
-    )
-
-
-@subject_app.command("list")
-def subject_list(
-    meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFormat.TABLE
-) -> None:
-    """List all subjects."""
-    from .screen import run
-    from .subject import list_subjects
-
-    run(output, list_subjects(meta, output))
-
-
-@subject_app.command("describe")
-def subject_describe(
-    subject: SubjectArgument,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
-) -> None:
-    """Show a subject's partitions: range, broker, state, offsets."""
-    from .screen import run
-    from .subject import describe_subject
-
-    run(output, describe_subject(meta, output, subject=subject))
-
-
-@group_app.command("describe")
-def group_describe(
-    subject: SubjectArgument,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")],
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
-) -> None:
-    """Show who handles which partition, how far, and how far behind."""
-    from .group import describe_group
-    from .screen import run
-
-    run(output, describe_group(meta, output, subject=subject, group=group))
-
-
-@group_app.command("list")
-def group_list(
-    subject: SubjectArgument,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
-) -> None:
-    """List the consumer groups of a subject, and how they consume."""
-    from .group import list_groups
-    from .screen import run
-
-    run(output, list_groups(meta, output, subject=subject))
-
-
-@group_app.command("switch")
-def group_switch(
-    subject: SubjectArgument,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")],
-    strategy: Annotated[
-        ConsumeStrategy,
-        typer.Argument(
-            help="exclusive: each partition is one consumer's, in order. "
-            "shared: every consumer takes of every partition, without order."
-        ),
-    ],
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
-) -> None:
-    """Have a group consume in another way.  Its consumers end; those started for the new way take over."""
-    from .group import switch_group
-    from .screen import run
-
-    run(output, switch_group(meta, output, subject=subject, group=group, strategy=strategy))
 
 
 @app.command()

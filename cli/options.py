@@ -38,6 +38,9 @@ OutputOption = Annotated[
 ]
 
 SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
+ConsumerGroupArgument = Annotated[
+    str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")
+]
 
 
 def parse_addresses(text: str) -> list[str]:

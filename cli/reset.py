@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+from .options import (
+    META_DEFAULT,
+    ConsumerGroupArgument,
+    MetaOption,
+    OutputFormat,
+    OutputOption,
+    SubjectArgument,
+)
 
 if TYPE_CHECKING:
     from ..protocol.progress import ResetGroup
@@ -18,8 +25,8 @@ def register(group_app: typer.Typer) -> None:
 
 
 def reset(
-    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")],
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")],
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
     *,
     to: Annotated[
         str,

@@ -38,6 +38,7 @@ FILE = "meta.db"
 READERS = 2
 CONNECTIONS = 8
 TRIES = 3
+CLOSE_S = 2.0
 LOCKED_PAUSE_MS = 50
 _RETRY_STATES = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks to try again
 
@@ -64,6 +65,44 @@ class Database(Protocol):
         ...
 
 
+class UnderWay:
+    """
+    The works under way.  None is broken off because its caller gave up: its connection would be lost with it.
+
+    What the event loop still does for nobody is waited for at the end, so that every connection is closed.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._closed = False
+
+    async def run(
+        self,
+        engine: AsyncEngine,
+        work: Callable[Concatenate[Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """What `work` answers in a transaction of its own.  Raises what it raises, and StorageError."""
+        if self._closed:
+            raise StorageError("the metaserver is ending; ask another, or again", operation="query")
+        task = asyncio.create_task(_run(engine, work, *args, **kwargs))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Take no more; wait for what is under way, break off what takes too long."""
+        self._closed = True
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=CLOSE_S)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+
+
 class PostgresDatabase:
     """PostgreSQL: every work has a connection of its own.  See `Database` for the contract."""
 
@@ -71,12 +110,13 @@ class PostgresDatabase:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self._under_way = UnderWay()
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write`."""
-        return await _run(self._engine, work, *args, **kwargs)
+        return await self._under_way.run(self._engine, work, *args, **kwargs)
 
     renew = write
     """Nothing is saved here: after a crash of the server its clock goes on, and a lost renewal would count."""
@@ -85,10 +125,11 @@ class PostgresDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.read`."""
-        return await _run(self._engine, work, *args, **kwargs)
+        return await self._under_way.run(self._engine, work, *args, **kwargs)
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, after what is under way."""
+        await self._under_way.close()
         await self._engine.dispose()
 
 
@@ -101,10 +142,11 @@ class SqliteDatabase:
         self._write = write
         self._renew = renew
         self._read = read
+        self._under_way = UnderWay()
         self._writer = GroupWriter(self._run_one)
 
     async def _run_one(self, work: Callable[[Connection], T], durable: bool) -> T:
-        return await _run(self._write if durable else self._renew, work)
+        return await self._under_way.run(self._write if durable else self._renew, work)
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -128,11 +170,12 @@ class SqliteDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.read`."""
-        return await _run(self._read, work, *args, **kwargs)
+        return await self._under_way.run(self._read, work, *args, **kwargs)
 
     async def close(self) -> None:
         """Close every connection, after what is under way."""
         await self._writer.close()
+        await self._under_way.close()
         for engine in (self._write, self._renew, self._read):
             await engine.dispose()
 
