@@ -142,6 +142,7 @@ def spoiled(files: Found, dice: random.Random) -> Found:
 
 
 # ── the claims ────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("trail", [True, False])
 async def test_truncated_at_every_byte_of_the_last_records(trail):
     """Cut anywhere in the last 64 records, all before is served; the rest is missed loudly if a trail proves it."""

@@ -189,7 +189,6 @@ class ConsumerHost(Host):
         )
         self.calm = False
         """True once handlers are quick and never fail."""
-        self.leaving = False
         self.consumer: Consumer | None = None
 
     def start(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from keylane.protocol.operations import OperationKind, Reshape
 from sim.clients import SUBJECT, ProducerHost
 from sim.disk import Crashed
 from sim.hosts import BrokerHost, Host, MetaHost
+from sim.network_faults import NetworkFaults
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -19,19 +19,12 @@ STORIES = ("resize", "move", "split", "merge", "evacuate", "lost_lease", "ghosts
 """Drawn more often than each fault: every one of them is a story of its own."""
 
 
-class Faults:
+class Faults(NetworkFaults):
     """Brings faults upon a world and heals it; `done` counts them."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
-        self._dice: random.Random = world.dice
-        self._loop = world.loop
+        super().__init__(world)
         self.done = 0
-        self.healed = False
-        weather = world.internet.weather
-        self._usual = {
-            name: getattr(weather, name) for name in ("loss_chance", "late_chance", "twice_chance")
-        }
         self._kinds: dict[str, Callable[[], None]] = {
             name: getattr(self, f"_{name}")
             for name in sorted(world.swarm.faults)
@@ -49,16 +42,11 @@ class Faults:
             self._kinds[name]()
 
     # ── processes ─────────────────────────────────────────────────────────────────────────────────────
-    def _some(self, hosts: list[Host]) -> Host | None:
-        running = [host for host in hosts if host.running]
-        return self._dice.choice(running) if running else None
-
-    def _later(self, seconds: float, action: Callable[..., None], *args: object) -> None:
-        self._loop.after(seconds, action, *args)
-
     def restart(self, host: Host) -> None:
         """Start what is down; a broker that dies while starting is started again."""
         if host.running:
+            if self.healed and host.leaving:  # it was stopped in its goodbye
+                self._later(0.5, self.restart, host)
             return
         try:
             if host in self._world.producers:
@@ -253,129 +241,6 @@ class Faults:
 
     def _cordon(self) -> None:
         self._world.cordon(self._dice.choice(("g0", "g1")), 2 * self._dice.random())
-
-    # ── network and clocks ────────────────────────────────────────────────────────────────────────────
-    def _cut(self, left: list[Host], right: list[Host]) -> None:
-        net = self._world.internet
-        one, other = self._dice.choice(left).name, self._dice.choice(right).name
-        links = [(one, other), (other, one)]
-        if "one_way" in self._world.swarm.faults and self._dice.random() < 0.5:
-            links = [self._dice.choice(links)]
-        seconds = self._dice.choice((0.5, 2.0, 6.0)) * self._dice.random()
-        for link in links:
-            net.cut_link(*link)
-            self._later(seconds, net.heal_link, *link)
-
-    def _cut_consumer_meta(self) -> None:
-        self._cut(list(self._world.consumers), list(self._world.metas))
-
-    def _lost_lease(self) -> None:
-        """
-        A consumer falls silent in the middle of its work, to the metaservers alone or altogether, until others have
-        what it held; or until its time is over by its own reckoning, and by the database's not quite.
-        """
-        world, dice = self._world, self._dice
-        host = self._some(list(world.consumers))
-        if host is None or host.process.paused:
-            return
-        ttl_s = world.swarm.ttl_ms / 1000
-        for producer in world.producers:
-            for share in (0.0, 0.0, 0.9, 1.1):
-                self._later(ttl_s * share, self._burst, producer)
-        silent_s = ttl_s * (1.2 + 2 * dice.random())
-        if dice.random() < 0.4:
-            silent_s = ttl_s * (0.45 + 0.55 * dice.random())
-        elif "broker_power" in world.swarm.faults:
-            # The brokers' machines stop while the new owners come, and the old one wakes up when they are back.
-            down_s = ttl_s * (0.9 + 0.7 * dice.random())
-            silent_s = down_s + 0.8 * dice.random()
-            for broker in world.brokers:
-                if "broker_stall" in world.swarm.faults:
-                    broker.stalled_until = self._loop.now + down_s
-                self._later(down_s, self._cut_power, broker, broker.starts)
-        if "wall_jump" in world.swarm.faults:
-            self._later(ttl_s * dice.random(), self._jump, host)
-        self._later(0.1 * dice.random(), self._fall_silent, host, silent_s)
-
-    def _fall_silent(self, host: Host, silent_s: float) -> None:
-        world, dice = self._world, self._dice
-        if "consumer_pause" in world.swarm.faults and dice.random() < 0.5:
-            host.process.paused = True
-            self._later(silent_s, self._loop.resume, host.process)
-            return
-        only_there = "one_way" in world.swarm.faults and dice.random() < 0.5
-        deaf_to: list[tuple[Host, float]] = [(meta, silent_s) for meta in world.metas]
-        if "cut_consumer_broker" in world.swarm.faults and dice.random() < 0.7:
-            # And to the brokers for longer: what it hands over late it cannot flush.
-            deaf_to += [(broker, silent_s + 1.5 * dice.random()) for broker in world.brokers]
-        for other, seconds in deaf_to:
-            links = ((host.name, other.name), (other.name, host.name))
-            for link in links[: 1 if only_there else 2]:
-                world.internet.cut_link(*link)
-                self._later(seconds, world.internet.heal_link, *link)
-
-    def _burst(self, producer: ProducerHost) -> None:
-        if not self.healed:
-            producer.burst()
-
-    def _cut_consumer_broker(self) -> None:
-        self._cut(list(self._world.consumers), list(self._world.brokers))
-
-    def _cut_broker_meta(self) -> None:
-        self._cut(list(self._world.brokers), list(self._world.metas))
-
-    def _cut_producer(self) -> None:
-        self._cut(list(self._world.producers), list(self._world.brokers + self._world.metas))
-
-    def _reset(self) -> None:
-        net = self._world.internet
-        alive = [one for one in net.connections if not one.broken]
-        if alive:
-            self._dice.choice(alive).break_off()
-
-    def _wall_jump(self) -> None:
-        hosts = [*self._world.metas, *self._world.consumers, self._dice.choice(self._world.hosts)]
-        self._jump(self._dice.choice(hosts))
-
-    def _jump(self, host: Host) -> None:
-        jump_ms = self._dice.choice((-3_600_000, -5_000, 5_000, 3_600_000))
-        host.machine.wall_jump_ms += jump_ms
-
-    def _loss(self) -> None:
-        self._for_a_while("loss_chance", 0.3 * self._dice.random())
-
-    def _late(self) -> None:
-        self._for_a_while("late_chance", 0.3 * self._dice.random())
-
-    def _twice(self) -> None:
-        self._for_a_while("twice_chance", 0.5 * self._dice.random())
-
-    def _ghosts(self) -> None:
-        """
-        What a producer sends to a broker is stuck until its connection breaks; on the next one it goes on, and what was
-        stuck comes late, to nobody's knowledge.
-        """
-        world, dice = self._world, self._dice
-        producer = dice.choice(world.producers)
-        alive = [one for one in world.internet.connections if not one.broken]
-        brokers = {one.server.process.name for one in alive if one.client is producer.process}
-        if not brokers:
-            return
-        link = (producer.name, dice.choice(sorted(brokers)))
-        stuck_s = 0.3 + 1.7 * dice.random()
-        world.internet.cut_link(*link)
-        self._later(stuck_s, world.internet.break_link, *link)
-        for after_s in (0.0, stuck_s, stuck_s + 0.2, stuck_s + 0.5):
-            self._later(after_s, self._burst, producer)
-
-    def _for_a_while(self, name: str, value: float) -> None:
-        weather = self._world.internet.weather
-        setattr(weather, name, value)
-        self._later(3 * self._dice.random(), self._calm, name)
-
-    def _calm(self, name: str) -> None:
-        """The weather is again what it mostly is in this seed."""
-        setattr(self._world.internet.weather, name, 0.0 if self.healed else self._usual[name])
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────
     def heal(self) -> None:

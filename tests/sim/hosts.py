@@ -58,6 +58,9 @@ TORN_BYTES = 64
 class Host:
     """A machine with one program on it, of which one process runs at a time."""
 
+    leaving = False
+    """True while the program closes in good manners."""
+
     def __init__(
         self, internet: Internet, machine: Machine, name: str, dice: random.Random
     ) -> None:
