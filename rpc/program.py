@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -12,6 +14,8 @@ from collections.abc import Awaitable, Callable
 import uvloop
 
 from ..protocol.errors import KeylaneError
+
+OPEN_FILES = 65_536
 
 
 def run_program(
@@ -23,6 +27,7 @@ def run_program(
     Returns:
         The exit status: 0, or 1 after a KeylaneError, whose text goes to standard error.
     """
+    allow_open_files()
     logging.basicConfig(
         level=log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
@@ -41,6 +46,19 @@ def run_program(
         print(f"keylane: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def allow_open_files() -> None:
+    """
+    Let this process have `OPEN_FILES` files and connections open, or as many as it may.
+
+    The usual limit of 1,024 is less than the consumers that a server has; it is a default, not what the machine bears.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # a machine that bears less
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def say_ready(program: str, address: str) -> None:

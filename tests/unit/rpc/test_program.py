@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -50,6 +52,21 @@ def test_an_error_of_ours_is_a_sentence_and_status_one(capfd):
         "keylane: cannot listen on 127.0.0.1:80 [AddressError 1400]\n"
         "  Choose another port, or 0 for any free one.\n"
     )
+
+
+@pytest.mark.parametrize(("hard", "expected"), [(4_096, 4_096), (256, 256)])
+def test_a_program_may_have_many_connections(hard, expected):
+    """A server begun with few files allowed takes as many as its user may have."""
+    code = f"""
+import resource
+from keylane.rpc.program import run_program
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, {hard}))
+async def main(stop):
+    print(resource.getrlimit(resource.RLIMIT_NOFILE))
+raise SystemExit(run_program(main))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"({expected}, {hard})\n"
 
 
 def test_ready_is_one_line_of_json(capfd):
