@@ -1,4 +1,4 @@
-"""What SQLite and PostgreSQL say differently: the time, an insert that may lose, how a connection is set up.
+"""What SQLite and PostgreSQL say differently: the time, one moment, an insert that may lose, how a connection is set up.
 
 Invariants
     `now_ms()` is the database's own clock.  On PostgreSQL that is `clock_timestamp()`, which moves on within
@@ -44,6 +44,16 @@ def _sqlite_now(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
 @compiles(now_ms, "postgresql")
 def _postgresql_now(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+def at_one_moment(connection: Connection) -> None:
+    """
+    Have every statement of a transaction that only reads see the same moment; the first thing it does.
+
+    SQLite's see it anyhow; PostgreSQL's see one each, unless they are told.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
 
 Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]

@@ -12,7 +12,7 @@ from ..protocol.control import GroupList, GroupSummary, GroupView, OwnerView
 from ..protocol.errors import GroupUnknownError
 from ..protocol.ids import ConsumerGroup, SessionId, check_name
 from ..protocol.routing import ConsumeStrategy
-from .dialect import now_ms
+from .dialect import at_one_moment, now_ms
 from .schema import groups, leases, sessions, subjects
 from .store_partitions import subject_partitions
 from .store_subjects import SERVED, open_subject_row
@@ -93,6 +93,7 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
     Raises:
         InvalidNameError, SubjectUnknownError, GroupUnknownError
     """
+    at_one_moment(connection)
     row = open_subject_row(connection, subject)
     group_id, strategy = find_group(connection, row.subject_id, subject, group)
     left = (sessions.c.expires_at - now_ms()).label("left_ms")

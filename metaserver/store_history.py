@@ -16,6 +16,7 @@ from ..protocol.operations import (
     StepView,
     SubjectHistory,
 )
+from .dialect import at_one_moment
 from .schema import brokers, operations, partition_parents, partitions, steps, subjects
 from .store_partitions import BY_ID, Choice, some_partitions
 from .store_subjects import open_subject_row
@@ -103,6 +104,7 @@ def _cordoned_source(connection: Connection, children: Collection[int]) -> str:
 
 def subject_history(connection: Connection, name: str) -> SubjectHistory:
     """Every partition a subject ever had, but not what canceled operations had planned.  Raises SubjectUnknownError."""
+    at_one_moment(connection)
     row = open_subject_row(connection, name)
     canceled = (
         sa.select(steps.c.partition_id)

@@ -243,6 +243,7 @@ def note_drained(connection: Connection, session: str, ids: Collection[int]) -> 
     """
     group_id = live_session(connection, session).group_id
     lock_group(connection, group_id)
+    live_session(connection, session)  # the group may have been set back meanwhile
     which = {"of_group": group_id, "of_session": session, "ids": possible_ids(ids)}
     found = connection.execute(_newly_drained, which).scalars()
     news = [{"group_id": group_id, "partition_id": one} for one in found]
@@ -309,8 +310,9 @@ _partition_facts = (
 def _readable(
     connection: Connection, group: LockedGroup, begun: Collection[PartitionId]
 ) -> list[Readable]:
+    rows = connection.execute(_partition_facts, {"of_subject": group.subject_id}).all()
+    # Then the lineage: that of a partition is there before it is, and never changes.
     parents = subject_parents(connection, group.subject_id)
-    rows = connection.execute(_partition_facts, {"of_subject": group.subject_id})
     facts = [
         Readable(
             partition_id=PartitionId(row.partition_id),

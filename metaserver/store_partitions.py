@@ -1,4 +1,8 @@
-"""Rows of partitions as clients see them, with parents and the address of their broker.  SQL, synchronous."""
+"""Rows of partitions as clients see them, with parents and the address of their broker.  SQL, synchronous.
+
+Invariants
+    Partitions are read before their parents: what comes between two statements adds partitions, never parents to one.
+"""
 
 from __future__ import annotations
 

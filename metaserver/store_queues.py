@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 from ..protocol.errors import SubjectNotStaticError
 from ..protocol.queues import QueueList, QueueView, SegmentView
 from ..protocol.routing import Partition
+from .dialect import at_one_moment
 from .schema import partition_parents, partitions
 from .store_partitions import subject_partitions
 from .store_subjects import SERVED, open_subject_row
@@ -44,6 +45,7 @@ def read_queues(connection: Connection, name: str) -> QueueList:
     Raises:
         InvalidNameError, SubjectUnknownError, SubjectNotStaticError
     """
+    at_one_moment(connection)
     row = open_subject_row(connection, name)
     if not row.static:
         raise SubjectNotStaticError(subject=name)

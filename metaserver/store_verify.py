@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 from ..protocol.control import Retention
 from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import OrderStrategy
-from .dialect import now_ms
+from .dialect import at_one_moment, now_ms
 from .schema import (
     brokers,
     drained,
@@ -35,8 +35,7 @@ from .verify_views import (
 
 def read_sql_view(connection: Connection) -> SqlView:
     """Everything, as it is at one moment.  The first thing its transaction does."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    at_one_moment(connection)
     return SqlView(
         subjects=_subjects(connection),
         partitions=_partitions(connection),

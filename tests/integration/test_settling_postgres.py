@@ -1,0 +1,122 @@
+"""Two metaservers on PostgreSQL, one of them slow: whatever the other does between two statements, order is kept."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.util import await_only
+
+from keylane.metaserver.database import SqlDatabase, open_database
+from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_history import subject_history
+from keylane.metaserver.store_leases import read_grants, settle_group
+from keylane.metaserver.store_operations import advance_operation, claim_operation, note_steps
+from keylane.metaserver.store_plans import begin_operations
+from keylane.metaserver.store_sessions import join_group
+from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.protocol.routing import PartitionState
+from postgres import Postgres
+
+TTL_MS = 600_000
+STATEMENTS_MAX = 40
+
+
+class Slow:
+    """A metaserver that is paused before one statement of a transaction, and another that resizes a subject then."""
+
+    def __init__(self, engine: AsyncEngine, database: SqlDatabase) -> None:
+        self._engine = engine
+        self.database = database
+
+    async def create(self, subject: str) -> None:
+        """With one partition."""
+        ask = CreateSubject(subject=subject, partitions=1)
+        await self.database.write(plan_subject, ask, subjects_max=100)
+        await self.database.write(open_subject, subject)
+
+    async def resize(self, subject: str) -> None:
+        """To two, with brokers that answer at once; the parent ends at 100."""
+        ask = Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=2)
+        ((one, _),) = await self.database.write(begin_operations, ask, driver="d", lease_ms=TTL_MS)
+        while operation := await self.database.write(
+            claim_operation, one, driver="d", lease_ms=TTL_MS
+        ):
+            end = None if operation.state is OperationState.PLAN else 100
+            done = {int(todo.partition_id): end for todo in operation.todo}
+            await self.database.write(note_steps, one, done, "")
+            await self.database.write(advance_operation, one)
+
+    async def run(
+        self, subject: str, pause: int, work: Callable[..., Any], *args: Any
+    ) -> tuple[Any, bool]:
+        """What `work` answers if the subject is resized before its statement `pause`; and whether it has as many."""
+        seen = 0
+        async with self._engine.connect() as connection:
+
+            def paused(*_statement: Any) -> None:
+                nonlocal seen
+                seen += 1
+                if seen == pause:
+                    await_only(self.resize(subject))
+
+            async with connection.begin():
+                sa.event.listen(connection.sync_connection, "before_cursor_execute", paused)
+                answer = await connection.run_sync(work, *args)
+        return answer, seen >= pause
+
+
+@pytest.fixture
+async def slow(postgres: Postgres, tmp_path: Path) -> AsyncIterator[Slow]:
+    """With two broker groups."""
+    url = postgres.url()
+    options = {"clock": SystemClock(), "boot": "", "broker_ttl_ms": TTL_MS}
+    engine = create_async_engine(url)
+    async with open_database(folder=tmp_path, url=url, **options) as database:
+        for group in ("g1", "g2"):
+            report = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
+            await database.write(report_broker, report, ttl_ms=TTL_MS)
+        try:
+            yield Slow(engine, database)
+        finally:
+            await engine.dispose()
+
+
+async def test_a_child_opened_while_a_group_is_settled_waits_for_its_parent(slow: Slow):
+    """Before whichever statement of the settling the subject is resized: only the parent is granted, which the group
+    has not drained."""
+    for pause in range(1, STATEMENTS_MAX):
+        subject, session = f"s{pause}", f"{pause:016x}"
+        await slow.create(subject)
+        ask = Join(subject=subject, group="g", session=session, ttl_ms=TTL_MS)
+        row = await slow.database.write(join_group, ask, sessions_max=10)
+        _, paused = await slow.run(subject, pause, settle_group, row.group_id)
+        grants = (await slow.database.read(read_grants, session)).grants
+        assert len(grants) == 1, f"before statement {pause}: {grants}"
+        assert not grants[0].partition.parents
+        if not paused:
+            break
+    assert 8 <= pause < STATEMENTS_MAX
+
+
+@pytest.mark.parametrize("read", [read_route, subject_history])
+async def test_what_is_read_while_partitions_change_hangs_together(slow: Slow, read: Any):
+    """Before whichever statement the subject is resized: no partition is shown without what it continues."""
+    for pause in range(1, STATEMENTS_MAX):
+        subject = f"s{pause}"
+        await slow.create(subject)
+        answer, paused = await slow.run(subject, pause, read, subject)
+        shown = [getattr(one, "partition", one) for one in answer.partitions]
+        roots = [one for one in shown if not one.parents]
+        assert len(roots) == 1, f"before statement {pause}: {shown}"
+        assert all(one.state is PartitionState.OPEN for one in shown if one.parents)
+        if not paused:
+            break
+    assert 2 <= pause < STATEMENTS_MAX
