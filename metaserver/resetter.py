@@ -1,7 +1,8 @@
 """Sets a group's progress on an operator's word: asks the brokers, plans, takes tokens, tells the brokers.  Shell.
 
     scope, statuses ─▶ cursors to be ─▶ SQL: group held, tokens, drained forgotten ─▶ brokers, children first
-                                                                                    ─▶ SQL: drained, group free
+      ▲                                   │                                         ─▶ SQL: drained, group free
+      └───── there are other partitions ──┘
 
 Invariants
     Up to the tokens nothing is changed; from then on a failure says UNKNOWN, and the same call again finishes it.
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..protocol.control import PartitionStatus, TimeBound
 from ..protocol.errors import (
+    GroupBusyError,
     KeylaneError,
     NotSentError,
     OverloadedError,
@@ -34,6 +36,8 @@ from .store_resets import ResetScope, begin_reset, end_reset, reset_scope
 
 log = logging.getLogger("keylane.metaserver")
 CALL_TIMEOUT_MS = 2_000
+PLANS_MAX = 5
+"""Of one reset, whose partitions change again and again while it is planned."""
 OVERLOADED_PAUSES_MS = (20, 50, 100, 200, 400, 800, 800, 800)
 """Between the tries at a broker that is full; a flush takes milliseconds."""
 
@@ -74,21 +78,11 @@ class Resetter:
             NotSentError: a broker does not answer; nothing was changed.
             ResetUnfinishedError: some brokers know, others may not.
         """
-        scope = await self._database.read(reset_scope, subject, group, ask)
-        found = await asyncio.gather(*(self._find(one, group, ask) for one in scope.partitions))
-        cursors = new_cursors(ask, found, static=scope.static)
         self._resets += 1
         holder = (
             f"{self._holder}.{self._resets}"  # two resets of one process keep each other off, too
         )
-        tokens = await self._database.write(
-            begin_reset,
-            scope.group_id,
-            sorted(cursors),
-            holder=holder,
-            lease_ms=self._settings.operation_lease_ms,
-            fence=max((one.fence for one in found), default=0),
-        )
+        scope, cursors, tokens = await self._begin(subject, group, ask, holder)
         self._after_step("reset-begun")
         done: dict[int, int] = {}
         try:
@@ -102,6 +96,25 @@ class Resetter:
         await self._database.write(end_reset, scope.group_id, tokens, done, holder=holder)
         log.info("group %s of %s was set to %s", group, subject, ask.to)
         return _answer(subject, group, scope.partitions, done, tokens)
+
+    async def _begin(
+        self, subject: str, group: str, ask: ResetGroup, holder: str
+    ) -> tuple[ResetScope, dict[int, int], dict[int, int]]:
+        """What is set, to which cursors, under which tokens.  Raises what `reset` raises while nothing is changed."""
+        for _ in range(PLANS_MAX):
+            scope = await self._database.read(reset_scope, subject, group, ask)
+            found = await asyncio.gather(*(self._find(one, group, ask) for one in scope.partitions))
+            cursors = new_cursors(ask, found, static=scope.static)
+            tokens = await self._database.write(
+                begin_reset,
+                scope,
+                holder=holder,
+                lease_ms=self._settings.operation_lease_ms,
+                fence=max((one.fence for one in found), default=0),
+            )
+            if tokens is not None:
+                return scope, cursors, tokens
+        raise GroupBusyError("the partitions of its subject change again and again; reset it later")
 
     async def _find(self, one: Partition, group: str, ask: ResetGroup) -> Found:
         """The partition as its broker has it.  Raises NotSentError: it does not say."""

@@ -2,6 +2,7 @@
 
 Invariants
     A group with a live session is left alone; while a reset holds it, no session begins.
+    What is set is all that the group could have read when it was taken hold of.
     What is drained is forgotten before any cursor falls, and noted again after it was set to the end.
     An empty partition is at its end wherever it is set, and drained only behind all that it continues: else whatever
     continues it would be read too early.
@@ -40,8 +41,15 @@ class ResetScope:
     """What a reset is about."""
 
     group_id: int
+    subject_id: int
     static: bool
+    ask: ResetGroup
     partitions: tuple[Partition, ...]
+
+    @property
+    def ids(self) -> list[int]:
+        """Of the partitions."""
+        return sorted(int(one.partition_id) for one in self.partitions)
 
 
 def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGroup) -> ResetScope:
@@ -61,30 +69,39 @@ def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGrou
     group_id = connection.execute(sa.select(groups.c.group_id).where(here)).scalar_one_or_none()
     if group_id is None:
         raise GroupUnknownError(subject=subject, group=group)
-    found = subject_partitions(connection, row.subject_id, SERVED)
-    if ask.queue is not None:
-        found = tuple(one for one in found if one.queue == ask.queue)
-        if not found:
-            raise QueueUnknownError(subject=subject, queue=ask.queue)
-    if ask.partition_id is not None:
-        found = tuple(one for one in found if one.partition_id == ask.partition_id)
-        if not found:
-            raise PartitionUnknownError(
-                f"partition {ask.partition_id} is not one of {subject!r} that has data",
-                partition_id=ask.partition_id,
-            )
-    return ResetScope(group_id=group_id, static=row.static, partitions=found)
+    found = _meant(connection, row.subject_id, ask)
+    if not found and ask.queue is not None:
+        raise QueueUnknownError(subject=subject, queue=ask.queue)
+    if not found and ask.partition_id is not None:
+        raise PartitionUnknownError(
+            f"partition {ask.partition_id} is not one of {subject!r} that has data",
+            partition_id=ask.partition_id,
+        )
+    return ResetScope(
+        group_id=group_id,
+        subject_id=row.subject_id,
+        static=row.static,
+        ask=ask,
+        partitions=found,
+    )
+
+
+def _meant(connection: Connection, subject_id: int, ask: ResetGroup) -> tuple[Partition, ...]:
+    return tuple(
+        one
+        for one in subject_partitions(connection, subject_id, SERVED)
+        if ask.queue in {None, one.queue} and ask.partition_id in {None, one.partition_id}
+    )
 
 
 def begin_reset(
     connection: Connection,
-    group_id: int,
-    ids: Sequence[int],
+    scope: ResetScope,
     *,
     holder: str,
     lease_ms: int,
     fence: int = 0,
-) -> dict[int, int]:
+) -> dict[int, int] | None:
     """
     Keep sessions off the group for `lease_ms`, and give each partition a token above all that were granted.
 
@@ -92,11 +109,12 @@ def begin_reset(
         fence: the highest that the brokers have seen: above ours where the database was restored from a copy.
 
     Returns:
-        Partition id → token.
+        Partition id → token; None if other partitions are meant than when the scope was read: plan again.
 
     Raises:
         GroupBusyError: it has live sessions, or another reset holds it.
     """
+    group_id, ids = scope.group_id, scope.ids
     here = groups.c.group_id == group_id
     last = connection.execute(sa.select(groups.c.last_token).where(here).with_for_update())
     last_token: int = last.scalar_one()
@@ -105,11 +123,14 @@ def begin_reset(
     live = connection.execute(count).scalar_one()
     if live:
         raise GroupBusyError(f"the consumer group has {live} live consumers", sessions=live)
+    now = _meant(connection, scope.subject_id, scope.ask)
+    if {one.partition_id for one in now} != set(ids):
+        return None
     if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):
         raise GroupBusyError("another reset of this consumer group is under way")
     if fence <= last_token + TOKEN_STEP_MAX:
         last_token = max(last_token, fence)
-    tokens = {one: last_token + number for number, one in enumerate(sorted(ids), 1)}
+    tokens = {one: last_token + number for number, one in enumerate(ids, 1)}
     rows = [
         {
             "group_id": group_id,

@@ -34,10 +34,10 @@ def reset_leaves_one_out(patches: Patches) -> None:
 def reset_keeps_what_was_drained(patches: Patches) -> None:
     """Children are read again while their parents are."""
 
-    def begin(connection: Any, group_id: int, ids: Any, **kwargs: Any) -> Any:
+    def begin(connection: Any, scope: Any, **kwargs: Any) -> Any:
         found = sa.select(drained.c.group_id, drained.c.partition_id)
-        rows = connection.execute(found.where(drained.c.group_id == group_id)).all()
-        tokens = real(connection, group_id, ids, **kwargs)
+        rows = connection.execute(found.where(drained.c.group_id == scope.group_id)).all()
+        tokens = real(connection, scope, **kwargs)
         insert_new(connection, drained, [dict(row._mapping) for row in rows])
         return tokens
 

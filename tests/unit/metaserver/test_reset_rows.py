@@ -18,7 +18,7 @@ from keylane.metaserver.store_duties import (
     take_duty,
 )
 from keylane.metaserver.store_leases import read_grants, settle_group
-from keylane.metaserver.store_resets import begin_reset, end_reset, reset_scope
+from keylane.metaserver.store_resets import ResetScope, begin_reset, end_reset, reset_scope
 from keylane.metaserver.store_sessions import join_group, leave_group
 from keylane.metaserver.store_subjects import open_subject, plan_subject
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
@@ -63,8 +63,15 @@ class Rows:
         self.run(join_group, ask, sessions_max=9)
         self.run(settle_group, 1)
 
-    def begin(self, holder: str = "one") -> dict[int, int]:
-        return self.run(begin_reset, 1, [1, 2], holder=holder, lease_ms=2_000)
+    def begin(self, holder: str = "one", **ask: Any) -> dict[int, int]:
+        """Of all partitions, unless `ask` says else."""
+        scope = self.scope(**ask)
+        return self.run(begin_reset, scope, holder=holder, lease_ms=2_000)
+
+    def scope(self, **ask: Any) -> ResetScope:
+        asked = ResetGroup(to=ResetTo.EARLIEST, **ask)
+        scope: ResetScope = self.run(reset_scope, "s", "g", asked)
+        return scope
 
     def end(self, tokens: dict[int, int], cursors: dict[int, int], holder: str = "one") -> None:
         self.run(end_reset, 1, tokens, cursors, holder=holder)
@@ -86,10 +93,10 @@ def rows() -> Rows:
 
 def test_the_scope_is_what_has_data(rows: Rows):
     """Sealed and open partitions; not those that are planned or gone."""
-    scope = rows.run(reset_scope, "s", "g", ResetGroup(to=ResetTo.EARLIEST))
+    scope = rows.scope()
     assert [one.partition_id for one in scope.partitions] == [1, 2]
     rows.say(sa.update(partitions).where(partitions.c.partition_id == 1).values(state="expired"))
-    scope = rows.run(reset_scope, "s", "g", ResetGroup(to=ResetTo.EARLIEST))
+    scope = rows.scope()
     assert [one.partition_id for one in scope.partitions] == [2]
 
 
@@ -108,8 +115,21 @@ def test_tokens_are_above_all_that_were_granted(rows: Rows):
 def test_tokens_count_on_from_what_a_broker_has_seen(rows: Rows):
     """A database restored from a copy does not give tokens that every broker would refuse."""
     seen = rows.last_token() + 1_000
-    tokens = rows.run(begin_reset, 1, [1, 2], holder="one", lease_ms=1_000, fence=seen)
+    tokens = rows.run(begin_reset, rows.scope(), holder="one", lease_ms=1_000, fence=seen)
     assert min(tokens.values()) == seen + 1
+
+
+def test_partitions_opened_since_it_was_planned_are_set_too(rows: Rows):
+    """What was planned before they were there is refused, with nothing changed: a consumer may have read them.  One
+    partition by itself is set whatever becomes of the others."""
+    all_of_them, alone = rows.scope(), rows.scope(partition_id=2)
+    child = {"subject_id": 1, "name": "s.p2", "queue": 2, "range_start": 0, "range_end": 512}
+    rows.say(sa.insert(partitions).values(**child, broker_group="g1", state="open"))
+    before = rows.last_token()
+    assert rows.run(begin_reset, all_of_them, holder="one", lease_ms=2_000) is None
+    assert (rows.last_token(), rows.drained()) == (before, [1])
+    assert set(rows.begin()) == {1, 2, 3}
+    assert set(rows.run(begin_reset, alone, holder="one", lease_ms=2_000)) == {2}
 
 
 def test_a_live_session_and_another_reset_keep_it_off(rows: Rows):
@@ -160,12 +180,12 @@ def test_an_empty_partition_is_drained_behind_what_it_continues(rows: Rows):
     assert rows.drained() == []
     rows.end(rows.begin(), {1: 10, 2: 0})
     assert rows.drained() == [1, 2]
-    tokens = rows.run(begin_reset, 1, [2], holder="one", lease_ms=2_000)
+    tokens = rows.begin(partition_id=2)
     rows.end(tokens, {2: 0})
     assert rows.drained() == [1, 2], "the parent was drained before"
     rows.say(sa.delete(drained))
     rows.say(sa.update(partitions).where(partitions.c.partition_id == 1).values(state="expired"))
-    tokens = rows.run(begin_reset, 1, [2], holder="one", lease_ms=2_000)
+    tokens = rows.begin(partition_id=2)
     rows.end(tokens, {2: 0})
     assert rows.drained() == [2], "of the parent nothing is left"
 

@@ -11,6 +11,7 @@ from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.store_resets import ResetScope
 from keylane.protocol.control import GroupStatus, PartitionStatus
 from keylane.protocol.errors import OverloadedError, ResetUnfinishedError
+from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import Partition, PartitionState
 
 
@@ -41,7 +42,8 @@ async def tell(broker: BusyBroker) -> dict[int, int]:
         partition_id=1, name="p1", queue=0, range_start=0, range_end=1024, broker_group="g1",
         state=PartitionState.OPEN, address="127.0.0.1:1",
     )  # fmt: skip
-    scope = ResetScope(group_id=1, static=False, partitions=(one,))
+    ask = ResetGroup(to=ResetTo.EARLIEST)
+    scope = ResetScope(group_id=1, subject_id=1, static=False, ask=ask, partitions=(one,))
     settings = MetaserverSettings(data=Path("meta"))
     resetter = Resetter(None, broker, settings, holder="m")  # type: ignore[arg-type]
     done: dict[int, int] = {}
