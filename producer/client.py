@@ -146,8 +146,8 @@ class Producer:
         executor = sender.table[place]
         if executor is None:
             return sender.hold(key, value, packed, self._now_ns())
-        if sender.diverted and executor is not sender.home(place) and not executor.open.reordered:
-            executor.roll(reordered=True)
+        if sender.diverted:
+            sender.declare(executor, place)
         if size > self._large_bytes:
             executor.roll(reordered=executor.open.reordered)
         # `Parcel.add`, written out: this is where a producer's time goes.

@@ -73,6 +73,8 @@ class Executor:
         """False from a failure until the broker answers again; BEST_TRIED sends elsewhere meanwhile."""
         self.sealed = False
         """True once the broker said so: nothing more is stored there."""
+        self.refused = False
+        """True from a refusal that asks for a newer route until the next try; its messages wait in the hold."""
         self.leaving = False
         """True once the route has no such open partition; what is here is still answered before newer messages go."""
         self.waiting_for = ""
@@ -165,8 +167,10 @@ class Executor:
             await self._wake.wait()
 
     def _set_available(self, available: bool) -> None:
-        if self.available != available:
+        """A try has ended."""
+        if self.available != available or self.refused:
             self.available = available
+            self.refused = False
             self._on_available()
 
     async def _stream(self, channel: Channel) -> None:
@@ -302,6 +306,7 @@ class Executor:
             self._tell_if_empty()
             return True
         self.sealed = self.sealed or isinstance(error, StaleRouteError)
+        self.refused = step is Step.NEW_ROUTE
         self._new_epoch()
         self.roll()
         leaving = [*self._in_flight, *self._queue]

@@ -4,6 +4,7 @@ Invariants
     The messages of one key reach one executor at a time, in the order they were sent; when their partition is
     left, the older ones go first and newer ones wait in the hold: until the newer route is here, and until the
     partition that is left has answered, or refused, all it was sent.
+    What is held has no executor in the table: whatever fills the table hands over the hold, oldest first.
 
     send() ─▶ table[logical partition] ─▶ executor          hold: a parcel of messages without a partition yet
 """
@@ -84,9 +85,10 @@ class SubjectSender:
         self._account.enter(1, parcel.size - size)
         return Ticket(parcel, index)
 
-    def home(self, place: int) -> Executor | None:
-        """The executor of the partition that logical partition `place` belongs to."""
-        return self._home[place]
+    def declare(self, executor: Executor, place: int) -> None:
+        """A message of logical partition `place` is next: where that is not `executor`'s, its receipt says so."""
+        if executor is not self._home[place] and not executor.open.reordered:
+            executor.roll(reordered=True)
 
     @property
     def executors(self) -> list[Executor]:
@@ -163,8 +165,7 @@ class SubjectSender:
                 executor.leaving = True
                 if executor.idle:
                     self._retire(executor)
-        self._fill_table()
-        self._drain_hold()
+        self._refill()
 
     def _follow_brokers(self, route: Route) -> None:
         """Executors go where their broker groups are now; also those of partitions that are open no more."""
@@ -182,8 +183,7 @@ class SubjectSender:
     def _emptied(self, executor: Executor) -> None:
         """A partition that is open no more has answered everything: newer messages of its range may go."""
         self._retire(executor)
-        self._fill_table()
-        self._drain_hold()
+        self._refill()
 
     def _new_executor(self, partition: Partition, route: Route) -> Executor:
         assert partition.address is not None
@@ -207,26 +207,30 @@ class SubjectSender:
     # ── leaving a partition ──────────────────────────────────────────────────────────────────────────
     def _availability_changed(self) -> None:
         self._refresh.set()
+        self._refill()
+
+    def _refill(self) -> None:
         self._fill_table()
+        self._drain_hold()
 
     def _fill_table(self) -> None:
         """
-        Where each message goes now.  None, into the hold: its partition is sealed and the newer route not here,
-        or the partition before it still has messages.  Under BEST_TRIED, ranges of partitions that do not answer
-        go to one that does.
+        Where each message goes now.  None, into the hold: its partition is sealed or has refused it, and the newer
+        route is not here, or the partition before it still has messages.  Under BEST_TRIED, ranges of partitions
+        that do not answer go to one that does.
         """
         route = self._route
         if route is None:
             return
         usable = {key: one for key, one in self._executors.items() if not one.sealed}
         self._home = [usable.get(partition_id) for partition_id in self._places]
-        self.table = list(self._home)
+        self.table = [None if one is None or one.refused else one for one in self._home]
         spare = self._spare()
-        lost = {id(one): one for one in self._home if one is not None and not one.available}
+        lost = {id(one): one for one in self.table if one is not None and not one.available}
         self.diverted = bool(lost and spare and route.order_strategy is OrderStrategy.BEST_TRIED)
         if self.diverted:
             instead = {key: self._dice.choice(spare) for key in lost}
-            self.table = [instead.get(id(home), home) for home in self._home]
+            self.table = [instead.get(id(home), home) for home in self.table]
         for executor in self._executors.values():
             if executor.leaving:
                 left = executor.partition
@@ -249,8 +253,7 @@ class SubjectSender:
             return
         # Newer messages of its range wait behind these until a newer route is here.
         self._hold = [*parcels, *self._hold]
-        self._fill_table()
-        self.table = [None if one is executor else one for one in self.table]
+        self._refill()
         self._refresh.set()
 
     def _drain_hold(self) -> None:
@@ -270,6 +273,7 @@ class SubjectSender:
                 if id(executor) not in adopting or self._full(executor.open, size):
                     adopting[id(executor)] = executor
                     executor.roll()
+                self.declare(executor, place)
                 executor.open.adopt(parcel, index)
                 executor.open.tries = max(executor.open.tries, parcel.tries)
         for executor in adopting.values():
@@ -282,6 +286,7 @@ class SubjectSender:
             self._hold.insert(len(self._hold) - 1, last)
         size = last.size
         last.adopt(parcel, index)
+        last.tries = max(last.tries, parcel.tries)
         self._account.enter(1, last.size - size)
         return last
 

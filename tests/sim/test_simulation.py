@@ -9,6 +9,8 @@ from sim.mutants.catches import CATCHES
 from sim.run import MUTANT_SEEDS_MAX, hunts, outcomes, pool, run_one
 
 SEEDS = 300
+FOUND = (424,)
+"""Later seeds that found a fault once."""
 WORKERS = os.cpu_count() or 1
 
 
@@ -21,6 +23,15 @@ def _told(outcome) -> str:
 def test_seeds_end_without_an_anomaly():
     """Whatever fails and comes back, order, durability and exclusivity hold, and everything drains."""
     bad = [_told(one) for one in outcomes(0, SEEDS, WORKERS) if one["violations"]]
+    assert not bad, "\n\n".join(bad)
+
+
+@pytest.mark.timeout(600)
+def test_seeds_that_found_a_fault_stay_clean():
+    """What a seed showed and was mended does not come back."""
+    bad = [
+        _told(one) for seed in FOUND for one in outcomes(seed, 1, workers=1) if one["violations"]
+    ]
     assert not bad, "\n\n".join(bad)
 
 

@@ -35,6 +35,7 @@ CATCHES: dict[str, int] = {
     "full_disk_undoes_nothing": 58,
     "given_up_told_as_not_done": 18,
     "granted_before_it_is_free": 0,
+    "held_detour_not_declared": 424,
     "key_hashed_anew": 0,
     "lanes_ignore_keys": 1,
     "lanes_run_backwards": 1,

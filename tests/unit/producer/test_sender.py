@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 
 import pytest
 
@@ -11,104 +10,8 @@ from cluster import eventually
 from keylane import Producer
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.batch import check_batch, columns
-from keylane.protocol.control import Health
-from keylane.protocol.errors import KeylaneError, NotSentError, OverloadedError, StaleRouteError
-from keylane.protocol.frames import Appended
-from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
-
-
-class ScriptedNetwork:
-    """One subject, one logic queue; `route` is what the metaserver says, `answers` what brokers do next."""
-
-    def __init__(self) -> None:
-        self.stored: dict[int, list[bytes]] = {}
-        self.sealed: set[int] = set()
-        self.unreachable: set[str] = set()
-        self.late: asyncio.Event | None = None
-        """Refusals wait for it."""
-        self.narrow = False
-        """Of the batches that come at once it takes the first only."""
-        self.busy = False
-        self.asked = 0
-        """Batches that came to a sealed partition."""
-        self.route = self.route_to(1, version=1)
-
-    def route_to(self, partition_id: int, *, version: int) -> Route:
-        partition = Partition(
-            partition_id=partition_id,
-            name=f"p{partition_id}",
-            queue=0,
-            range_start=0,
-            range_end=1024,
-            broker_group="g",
-            state=PartitionState.OPEN,
-            address=f"broker-{partition_id}",
-        )
-        return Route(
-            subject="s",
-            version=version,
-            order_strategy=OrderStrategy.STRICT,
-            partitions=(partition,),
-        )
-
-    async def open_channel(self, address: str, *, timeout_ms: int):
-        if address in self.unreachable:
-            raise NotSentError
-        return ScriptedChannel(self, address)
-
-    async def control(self, method, address, path, answer, *, body=None, query=None, timeout_ms):
-        if answer is Health:
-            return Health(program="metaserver", ready=True)
-        known = int(query["known_version"])
-        for _ in range(int(query["wait_ms"]) // 5):
-            if self.route.version > known:
-                break
-            await asyncio.sleep(0.005)
-        return self.route
-
-    async def close(self) -> None:
-        pass
-
-
-class ScriptedChannel:
-    def __init__(self, network: ScriptedNetwork, address: str) -> None:
-        self.network = network
-        self.address = address
-        self.next_id = itertools.count(1).__next__
-
-    @property
-    def closed(self) -> bool:
-        return self.address in self.network.unreachable
-
-    async def call(self, request, payload=b"", *, timeout_ms):
-        if self.closed:
-            raise NotSentError
-        if self.network.narrow:
-            if self.network.busy:
-                raise OverloadedError
-            self.network.busy = True
-            await asyncio.sleep(0.001)
-            self.network.busy = False
-        if request.partition_id in self.network.sealed:
-            self.network.asked += 1
-            if self.network.late is not None:
-                await self.network.late.wait()
-            raise StaleRouteError
-        header = check_batch(payload)
-        cut = columns(payload, header)
-        stored = self.network.stored.setdefault(request.partition_id, [])
-        base = len(stored)
-        edges = cut.value_edges
-        stored += [cut.blob[low:high] for low, high in itertools.pairwise(edges)]
-        await asyncio.sleep(0)
-        return Appended(request.correlation_id, base, "fsync", False), memoryview(b"")
-
-    async def close(self) -> None:
-        pass
-
-
-QUICK = ProducerSettings(backoff=Backoff(first_ms=1, max_ms=5))
+from keylane.protocol.errors import KeylaneError
+from scripted_network import QUICK, ScriptedNetwork
 
 
 async def test_older_messages_go_first_after_a_route_change():

@@ -1,0 +1,128 @@
+"""A network that does what a test scripts: one metaserver with one subject, and brokers that keep what they are sent."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from keylane.producer import ProducerSettings
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.batch import check_batch, columns
+from keylane.protocol.control import Health
+from keylane.protocol.errors import (
+    NotSentError,
+    OverloadedError,
+    PartitionUnknownError,
+    StaleRouteError,
+)
+from keylane.protocol.frames import Appended
+from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
+
+
+def route_over(
+    ranges: dict[int, tuple[int, int]], *, version: int, strategy: OrderStrategy, group: str = ""
+) -> Route:
+    """A route to open partitions (id → logical partitions): all of `group`, or each of a broker group of its own."""
+    partitions = tuple(
+        Partition(
+            partition_id=partition_id,
+            name=f"p{partition_id}",
+            queue=0,
+            range_start=start,
+            range_end=end,
+            broker_group=group or f"g{partition_id}",
+            state=PartitionState.OPEN,
+            address=f"broker-{partition_id}",
+        )
+        for partition_id, (start, end) in ranges.items()
+    )
+    return Route(subject="s", version=version, order_strategy=strategy, partitions=partitions)
+
+
+class ScriptedNetwork:
+    """One subject; `route` is what the metaserver says, the other fields what brokers do next."""
+
+    def __init__(self) -> None:
+        self.stored: dict[int, list[bytes]] = {}
+        self.sealed: set[int] = set()
+        self.unknown: set[int] = set()
+        """Partitions that their brokers say they do not have."""
+        self.unreachable: set[str] = set()
+        self.late: asyncio.Event | None = None
+        """Refusals wait for it."""
+        self.narrow = False
+        """Of the batches that come at once it takes the first only."""
+        self.busy = False
+        self.asked = 0
+        """Batches that came to a sealed partition, or to an unknown one."""
+        self.route_asks = 0
+        self.route = self.route_to(1, version=1)
+
+    def route_to(self, partition_id: int, *, version: int) -> Route:
+        """A STRICT route to one partition of the only broker group."""
+        whole = {partition_id: (0, 1024)}
+        return route_over(whole, version=version, strategy=OrderStrategy.STRICT, group="g")
+
+    async def open_channel(self, address: str, *, timeout_ms: int):
+        if address in self.unreachable:
+            raise NotSentError
+        return ScriptedChannel(self, address)
+
+    async def control(self, method, address, path, answer, *, body=None, query=None, timeout_ms):
+        if answer is Health:
+            return Health(program="metaserver", ready=True)
+        self.route_asks += 1
+        if address in self.unreachable:
+            raise NotSentError
+        known = int(query["known_version"])
+        for _ in range(int(query["wait_ms"]) // 5):
+            if self.route.version != known:
+                break
+            await asyncio.sleep(0.005)
+        return self.route
+
+    async def close(self) -> None:
+        pass
+
+
+class ScriptedChannel:
+    def __init__(self, network: ScriptedNetwork, address: str) -> None:
+        self.network = network
+        self.address = address
+        self.next_id = itertools.count(1).__next__
+
+    @property
+    def closed(self) -> bool:
+        return self.address in self.network.unreachable
+
+    async def call(self, request, payload=b"", *, timeout_ms):
+        if self.closed:
+            raise NotSentError
+        if self.network.narrow:
+            if self.network.busy:
+                raise OverloadedError
+            self.network.busy = True
+            await asyncio.sleep(0.001)
+            self.network.busy = False
+        if request.partition_id in self.network.unknown:
+            self.network.asked += 1
+            raise PartitionUnknownError(partition_id=request.partition_id)
+        if request.partition_id in self.network.sealed:
+            self.network.asked += 1
+            if self.network.late is not None:
+                await self.network.late.wait()
+            raise StaleRouteError
+        header = check_batch(payload)
+        cut = columns(payload, header)
+        stored = self.network.stored.setdefault(request.partition_id, [])
+        base = len(stored)
+        edges = cut.value_edges
+        stored += [cut.blob[low:high] for low, high in itertools.pairwise(edges)]
+        await asyncio.sleep(0)
+        return Appended(request.correlation_id, base, "fsync", False), memoryview(b"")
+
+    async def close(self) -> None:
+        pass
+
+
+QUICK = ProducerSettings(backoff=Backoff(first_ms=1, max_ms=5))
