@@ -258,14 +258,14 @@ class Catalogue:
         order_strategy: OrderStrategy | None = None,
     ) -> Route:
         """
-        The route, as soon as its version differs from `known_version`, or after `wait_ms`.
+        The route, as soon as it is newer than `known_version`, or after `wait_ms`.
 
         Raises:
             InvalidNameError, SubjectUnknownError, StrategyMismatchError
         """
         with self._wakeups.listen(Subject(name)) as ring:
             route = await self._database.read(read_route, name, order_strategy=order_strategy)
-            if route.version != known_version or not wait_ms:
+            if route.version > known_version or not wait_ms:
                 return route
             if self._versions.setdefault(name, route.version) <= route.version:
                 await ring.wait(wait_ms)

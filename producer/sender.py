@@ -65,6 +65,8 @@ class SubjectSender:
         self._on_dead = on_dead
         self._loop = asyncio.get_running_loop()
         self._route: Route | None = None
+        self._outdated: int | None = None
+        """The version of the route that was followed when the metaserver had only older ones; told once."""
         self._executors: dict[int, Executor] = {}
         self._hold: list[Parcel] = [Parcel(self._loop.create_future())]
         self._open: set[int] = set()
@@ -105,15 +107,16 @@ class SubjectSender:
         attempt = 0
         while True:
             try:
-                self._apply(await self._ask())
-                attempt = 0
+                if self._apply(await self._ask()):
+                    attempt = 0
+                    continue
             except KeylaneError as error:
-                attempt += 1
                 if error.retry is Retry.NEVER and self._route is None:
                     self._die(error)
                     return
                 log.info("route of %s: %s", self.subject, error.message)
-                await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._dice) / 1000)
+            attempt += 1
+            await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._dice) / 1000)
 
     async def _ask(self) -> Route:
         """A newer route when there is one; the same after a while, a short one when something is amiss."""
@@ -150,9 +153,11 @@ class SubjectSender:
                 parcel.settle(error)
                 self._account.settled(parcel, error)
 
-    def _apply(self, route: Route) -> None:
+    def _apply(self, route: Route) -> bool:
+        """Follow a route; False if it is older than the one followed, which changes nothing."""
         if self._route is not None and route.version < self._route.version:
-            return
+            self._tell_of_older(route)
+            return False
         self._route = route
         self._open = {one.partition_id for one in route.open_partitions()}
         self._places = [one.partition_id for one in route_table(route)]
@@ -166,6 +171,19 @@ class SubjectSender:
                 if executor.idle:
                     self._retire(executor)
         self._refill()
+        return True
+
+    def _tell_of_older(self, route: Route) -> None:
+        assert self._route is not None
+        known = self._route.version
+        if self._outdated != known:
+            self._outdated = known
+            log.warning(
+                "route of %s: the metaserver's is version %d, older than %d, which is followed here: its database "
+                "was restored from a copy, or rebuilt. Until it has a newer one nothing of it is followed; a producer "
+                "that is started again takes what the metaserver has",
+                self.subject, route.version, known,
+            )  # fmt: skip
 
     def _follow_brokers(self, route: Route) -> None:
         """Executors go where their broker groups are now; also those of partitions that are open no more."""

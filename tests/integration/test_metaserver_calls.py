@@ -283,6 +283,9 @@ async def test_route_long_poll(house: House) -> None:
     assert time.monotonic() - start < 1.0
     same = await house.meta.route("s", known_version=route.version, wait_ms=50)
     assert same == route
+    start = time.monotonic()
+    assert await house.meta.route("s", known_version=route.version + 3, wait_ms=50) == route
+    assert time.monotonic() - start >= 0.05  # who knows a newer one does not ask without a pause
 
 
 async def test_silent_broker_has_no_address(tmp_path: Path, database: dict[str, str]) -> None:

@@ -126,12 +126,13 @@ def newer_go_before_older(patches: Patches) -> None:
 def older_route_accepted(patches: Patches) -> None:
     """An answer that was overtaken on its way is followed, though a newer route is known."""
 
-    def apply(self: Any, route: Any) -> None:
+    def apply(self: Any, route: Any) -> bool:
         before = self._route
-        real(self, route)
+        followed = real(self, route)
         if before is not None and before.version < route.version:
             self._route = None
             real(self, before)
+        return followed
 
     real = patches.set(SubjectSender, "_apply", apply)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 
 import pytest
 
@@ -119,6 +121,34 @@ async def test_an_older_route_is_not_taken():
         await producer.send("s", b"1", key=b"k")
 
     assert network.stored == {2: [b"0", b"1"]}
+
+
+async def test_a_metaserver_with_older_routes_is_asked_with_pauses(caplog):
+    """One whose database was restored has only older routes: that is said once, and its next newer one is followed."""
+    network = ScriptedNetwork()
+    network.route = network.route_to(2, version=9)
+    pauses = Backoff(first_ms=20, max_ms=20)
+    with caplog.at_level(logging.WARNING, "keylane.producer"):
+        async with Producer(
+            "meta", network=network, settings=ProducerSettings(backoff=pauses)
+        ) as producer:
+            await producer.send("s", b"0", key=b"k")
+            network.route = network.route_to(1, version=5)  # told at once, as it differs
+            producer._senders["s"]._refresh.set()
+            asked, began = network.route_asks, time.monotonic()
+            await eventually(lambda: network.route_asks >= asked + 10)
+            assert time.monotonic() - began > 0.08  # nine pauses, each of 10 ms at least
+            await producer.send("s", b"1", key=b"k")
+            network.route = network.route_to(3, version=10)
+            await eventually(
+                lambda: (
+                    3 in [one.partition.partition_id for one in producer._senders["s"].executors]
+                )
+            )
+            await producer.send("s", b"2", key=b"k")
+
+    assert network.stored == {2: [b"0", b"1"], 3: [b"2"]}
+    assert sum("older than 9" in message for message in caplog.messages) == 1
 
 
 async def test_a_message_sent_before_the_route_is_known_keeps_its_place():
