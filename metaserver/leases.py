@@ -91,6 +91,24 @@ def readable_partitions(
     ]
 
 
+def drained_through(
+    at_end: Collection[int], parents: Mapping[int, Collection[int]]
+) -> frozenset[int]:
+    """
+    Of the partitions that a group is at the end of, those of which it has also drained all that they continue.
+
+    An empty partition is at its end wherever its parents are: drained before them, it would let the group past them.
+
+    Args:
+        parents: of each partition those that are not known to hold nobody up.
+    """
+    through: set[int] = set()
+    for partition_id in sorted(at_end):  # parents have lower ids
+        if through.issuperset(parents.get(partition_id, ())):
+            through.add(partition_id)
+    return frozenset(through)
+
+
 def settle_leases(
     leases: Mapping[PartitionId, Lease],
     sessions: Sequence[SessionId],

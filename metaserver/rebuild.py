@@ -5,6 +5,7 @@
 Invariants
     Nothing is guessed that order rests on: a parent on no broker that was asked, a hole in a route, two folders of
     one broker group are refused.
+    A group counts as through with a partition only where it is through with all that this one continues.
     Every token to come is above every fence, and above what was granted and never reached a broker.
     Where an operation was cut short before the first seal, it is canceled, so that its children are sealed at their
     brokers; after it, it goes on.
@@ -31,6 +32,7 @@ from ..protocol.routing import (
     route_table,
     split_ranges,
 )
+from .leases import drained_through
 
 TOKENS_BETWEEN = 1_000_000
 """Tokens left out: more than a group is ever granted between two that reach a broker."""
@@ -222,6 +224,8 @@ def _facts(one: PartitionStatus) -> HostPartition:
 
 
 def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
+    """A group is through with what it was granted and is at the end of, behind all that this continues."""
+    parents = {one.partition_id: _facts(one).partition.parents for one in found}
     groups: dict[str, RebuiltGroup] = {}
     for one in found:
         for at_broker in one.groups:
@@ -230,8 +234,11 @@ def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
                 group.strategy = at_broker.strategy
             group.tokens[one.partition_id] = at_broker.token
             group.last_token = max(group.last_token, at_broker.token + TOKENS_BETWEEN)
-            if one.state is PartitionState.SEALED and at_broker.cursor >= one.next_offset:
+            sealed = one.state is PartitionState.SEALED
+            if at_broker.token and sealed and at_broker.cursor >= one.next_offset:
                 group.drained.add(one.partition_id)
+    for group in groups.values():
+        group.drained = set(drained_through(group.drained, parents))
     return [group for _, group in sorted(groups.items())]
 
 

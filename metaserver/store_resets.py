@@ -28,6 +28,7 @@ from ..protocol.limits import TOKEN_STEP_MAX
 from ..protocol.progress import ResetGroup
 from ..protocol.routing import Partition, PartitionState
 from .dialect import insert_new, insert_or_replace
+from .leases import drained_through
 from .resets import check_ask
 from .schema import drained, groups, leases, partition_parents, partitions, sessions
 from .store_duties import leave_duty, reset_duty, take_duty
@@ -208,8 +209,4 @@ def _through(connection: Connection, group_id: int, at_end: Sequence[int]) -> li
     waits: dict[int, set[int]] = {}
     for row in found:
         waits.setdefault(row.partition_id, set()).add(row.parent_id)
-    through: list[int] = []
-    for partition_id in sorted(at_end):  # parents have lower ids
-        if waits.get(partition_id, set()).issubset(through):
-            through.append(partition_id)
-    return through
+    return sorted(drained_through(at_end, waits))

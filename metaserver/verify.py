@@ -15,6 +15,7 @@ from ..protocol.limits import LOGICAL_PARTITIONS
 from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import Partition, PartitionState
 from ..protocol.verification import CheckView, Verification
+from .verify_drained import drained_too_early
 from .verify_queues import broken_chain
 from .verify_views import GroupRow, PartitionView, SqlView, SubjectView, Views
 
@@ -309,6 +310,7 @@ def _drained_to_the_end(index: Index) -> Iterator[str]:
             cursor = max([status.first_offset, *cursors])
             if cursor < end:
                 yield f"{where}: drained, with its cursor at {cursor} of {end}"
+        yield from drained_too_early(index.before, group)
 
 
 def _versions_rise(index: Index) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from keylane.metaserver.rebuild import RebuiltSubject, Source, plan_rebuild
 from keylane.protocol.control import (
     GroupStatus,
@@ -62,6 +64,12 @@ def status(
             static=static,
         ),
     )
+
+
+def heard(one: PartitionStatus) -> PartitionStatus:
+    """The same, and its broker was told of group `g`, which has yet to come there."""
+    group = GroupStatus(group="g", token=0, cursor=0, acked_above=0, lag=one.next_offset)
+    return msgspec.structs.replace(one, groups=(group,))
 
 
 def source(*found: PartitionStatus, group: str = "g1", broker_id: str = "") -> Source:

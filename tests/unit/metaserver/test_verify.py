@@ -240,12 +240,28 @@ def open_and_sealed(world: World) -> None:
     world.status(2, state=SEALED)
 
 
+def drained_before_its_parent(world: World) -> None:
+    """Partition 3, empty, is sealed as well, and the group is through with it alone."""
+    world.row(3, state=SEALED, end_offset=0)
+    world.status(3, state=SEALED, next_offset=0)
+    world.at_group(3, cursor=0, acked_above=0)
+    world.rows[5] = PartitionView(subject_id=1, partition=AFTER)
+    facts = HostPartition(subject="s", partition=msgspec.structs.replace(AFTER, address=None))
+    after = msgspec.structs.replace(
+        world.hosted["g1"][1], partition_id=5, name=AFTER.name, state=OPEN, groups=(), facts=facts
+    )
+    world.hosted["g1"].append(after)
+    world.subject = replace(world.subject, partitions_named=5)
+    world.group = replace(world.group, drained={3})
+
+
 def planned_by_nobody(world: World) -> None:
     world.subject = replace(world.subject, partitions_named=5)
     world.rows[5] = PartitionView(subject_id=1, partition=PLANNED)
 
 
 PLANNED = part(5, 0, 10, "g1", state=PartitionState.PLANNED)
+AFTER = part(5, 0, 256, "g1", parents=(3,))
 SPOILT = [
     ("route-covers-once", hole),
     ("route-covers-once", overlap),
@@ -277,6 +293,7 @@ SPOILT = [
         "drained-to-the-end",
         lambda world: setattr(world, "group", replace(world.group, drained={1, 2})),
     ),
+    ("drained-to-the-end", drained_before_its_parent),
     (
         "versions-rise",
         lambda world: setattr(world, "group", replace(world.group, route_version=4)),
@@ -349,6 +366,21 @@ def test_forsaken_parent_is_no_fault() -> None:
     world.status(1, state=OPEN)
     world.group = replace(world.group, drained=())
     assert broken(world) == {}
+
+
+def test_a_parent_that_holds_nobody_up_is_no_fault() -> None:
+    """Drained before a parent that was forsaken, has expired, or was set back alone by an operator since."""
+    for how in ("forsaken", "expired", "set"):
+        world = World()
+        drained_before_its_parent(world)
+        if how == "forsaken":
+            world.row(1, forsaken=True)
+        elif how == "expired":
+            world.row(1, state=PartitionState.EXPIRED)
+        else:
+            tokens = dict(world.group.tokens) | {1: 8}
+            world.group = replace(world.group, tokens=tokens, last_token=8)
+        assert broken(world) == {}, how
 
 
 def test_many_violations_are_cut() -> None:

@@ -1,0 +1,54 @@
+"""After a rebuild a group is let past a partition only if it is through with all that is before it."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from kept_by_brokers import heard, rebuilt, source, status
+from keylane.metaserver.rebuild import plan_rebuild
+from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_leases import note_drained, read_grants, settle_group
+from keylane.metaserver.store_rebuild import store_rebuilt
+from keylane.metaserver.store_sessions import join_group
+from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
+
+SESSION = "a" * 16
+
+
+def chain(cursor: int, middle: PartitionStatus) -> tuple[PartitionStatus, ...]:
+    """Ten messages of which the group has handled `cursor`, what continues them, and ten more."""
+    return (
+        status(1, 0, 1024, sealed=True, token=1, cursor=cursor),
+        middle,
+        heard(status(3, 0, 1024, parents=(2,), messages=10)),
+    )
+
+
+EMPTY = status(2, 0, 1024, parents=(1,), sealed=True, messages=0)
+
+
+def test_an_empty_partition_in_the_middle_lets_nobody_past_its_parent(engine: sa.Engine) -> None:
+    """The group is granted the first partition, then the empty one, then the last: one at a time, in order."""
+    granted = []
+    with engine.begin() as connection:
+        cluster = plan_rebuild([source(*chain(5, heard(EMPTY)))])
+        store_rebuilt(connection, cluster, route_version=1_000_000)
+        report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
+        report_broker(connection, report, ttl_ms=60_000)
+        ask = Join(subject="s", group="g", session=SESSION)
+        group_id = join_group(connection, ask, sessions_max=10).group_id
+        for _ in range(3):
+            settle_group(connection, group_id)
+            grants = read_grants(connection, SESSION).grants
+            ids = [int(one.partition.partition_id) for one in grants]
+            granted.append(ids)
+            note_drained(connection, SESSION, ids)
+    assert granted == [[1], [2], [3]]
+
+
+def test_drained_is_what_was_granted_and_is_behind_nothing_undrained() -> None:
+    """At its end with a token of its own, as after a reset, it still waits for its parent; with the parent it counts."""
+    brought = status(2, 0, 1024, parents=(1,), sealed=True, messages=0, token=12)
+    assert rebuilt(*chain(5, brought)).groups[0].drained == set()
+    assert rebuilt(*chain(10, brought)).groups[0].drained == {1, 2}
+    assert rebuilt(*chain(10, heard(EMPTY))).groups[0].drained == {1}
