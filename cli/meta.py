@@ -102,7 +102,9 @@ async def rebuild(
             "order_strategy": one.order_strategy,
             "partitions": len(one.partitions),
             "groups": [{"group": each.name, "last_token": each.last_token} for each in one.groups],
-            "operation": None if one.operation is None else one.operation.state,
+            "operation": next(
+                (each.state for each in (one.operation, *one.fences) if each is not None), None
+            ),
         }
         for one in cluster.subjects
     ]

@@ -16,92 +16,31 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
-from ..protocol.control import HostPartition, PartitionStatus, PartitionStatusList, Retention
+from ..protocol.control import HostPartition, PartitionStatus, Retention
 from ..protocol.errors import InvalidRequestError
-from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import (
-    ConsumeStrategy,
-    OrderStrategy,
-    Partition,
     PartitionState,
     Route,
     route_table,
     split_ranges,
 )
 from .leases import drained_through
+from .rebuild_operations import canceled, forget_canceled, operations
+from .rebuild_rows import (
+    RebuiltCluster,
+    RebuiltGroup,
+    RebuiltPartition,
+    RebuiltSubject,
+    Source,
+)
 
 TOKENS_BETWEEN = 1_000_000
 """Tokens left out: more than a group is ever granted between two that reach a broker."""
 PROBLEMS_SHOWN_MAX = 20
 _NUMBER = re.compile(r"\.p([0-9]{1,9})$")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A broker that was asked."""
-
-    address: str
-    hosted: PartitionStatusList
-
-
-@dataclass(slots=True, kw_only=True)
-class RebuiltPartition:
-    """A partition's row."""
-
-    partition: Partition
-    end_offset: int | None = None
-    forsaken: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RebuiltOperation:
-    """An operation that goes on; steps by partition id, with whether they are done."""
-
-    state: OperationState
-    steps: dict[int, tuple[StepAction, bool]]
-
-
-@dataclass(slots=True, kw_only=True)
-class RebuiltGroup:
-    """A consumer group's row; tokens by partition id."""
-
-    name: str
-    last_token: int = 0
-    tokens: dict[int, int] = field(default_factory=dict)
-    drained: set[int] = field(default_factory=set)
-    strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """As which its highest token was brought to a broker."""
-
-
-@dataclass(slots=True, kw_only=True)
-class RebuiltSubject:
-    """A subject's row and all that hangs on it."""
-
-    name: str
-    order_strategy: OrderStrategy
-    partitions_wanted: int
-    partitions_named: int
-    partitions: list[RebuiltPartition]
-    groups: list[RebuiltGroup]
-    retention: Retention = Retention.ACKED
-    operation: RebuiltOperation | None = None
-    canceled: RebuiltOperation | None = None
-    """All that is never opened, to be sealed where that has not been done."""
-    static: bool = False
-    opened: bool = True
-    """False: its creation was cut short before anybody could send, and goes on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RebuiltCluster:
-    """Everything."""
-
-    sources: Sequence[Source]
-    subjects: Sequence[RebuiltSubject]
 
 
 def plan_rebuild(sources: Sequence[Source], *, complete: bool = False) -> RebuiltCluster:
@@ -206,9 +145,9 @@ def _subject(name: str, found: Sequence[PartitionStatus], *, complete: bool) -> 
         for one in found
     }
     subject.partitions = list(rows.values())
-    _forget_canceled(found, rows)
-    subject.operation = _operation(found, rows)
-    subject.canceled = _canceled(rows)
+    forget_canceled(found, rows)
+    subject.fences, subject.operation = operations(found, rows)
+    subject.canceled = canceled(rows)
     if subject.static:
         _chain(rows)
     if not _covered(subject) and not (complete and _creation_goes_on(subject, found)):
@@ -242,74 +181,6 @@ def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     return [group for _, group in sorted(groups.items())]
 
 
-def _forget_canceled(found: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]) -> None:
-    """
-    Leave out the children of canceled operations: those that were never opened.
-
-    Such a child is sealed, empty, and nothing continues it: for whatever is sealed to be continued has children,
-    hosted before.  Or it is unused, and a younger one continues the same parent in its range: one operation runs at a
-    time, and none begins on a parent whose children were opened.
-    """
-    continued = {one for row in rows.values() for one in row.partition.parents}
-    used = {one.partition_id for one in found if one.next_offset or one.groups}
-    by_parent: dict[int, list[Partition]] = defaultdict(list)
-    for partition_id, row in sorted(rows.items(), reverse=True):
-        one = row.partition
-        younger = (other for parent in one.parents for other in by_parent[parent])
-        replaced = any(
-            other.range_start < one.range_end and one.range_start < other.range_end
-            for other in younger
-        )
-        for parent in one.parents:
-            by_parent[parent].append(one)
-        if not one.parents or partition_id in continued or partition_id in used:
-            continue
-        if row.end_offset == 0 or replaced:
-            _set(rows, partition_id, PartitionState.EXPIRED)
-
-
-def _canceled(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | None:
-    """What is left out has to be sealed: a producer that knows it from a route of before could store messages there."""
-    steps = {
-        partition_id: (StepAction.SEAL, row.end_offset is not None)
-        for partition_id, row in sorted(rows.items())
-        if row.partition.state is PartitionState.EXPIRED
-    }
-    return RebuiltOperation(state=OperationState.CANCELED, steps=steps) if steps else None
-
-
-def _operation(
-    found: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]
-) -> RebuiltOperation | None:
-    """What was under way: its partitions are set to the states they had, and its steps answered."""
-    statuses = {one.partition_id: one for one in found}
-    steps: dict[int, tuple[StepAction, bool]] = {}
-    state: OperationState | None = None
-    for parents, children in _generations(rows):
-        sealed = {one for one in parents if statuses[one].state is PartitionState.SEALED}
-        if sealed == parents:
-            continue
-        if any(statuses[one].next_offset or statuses[one].groups for one in children):
-            # The children were opened without the silent parents: these are still to be told.
-            for one in parents - sealed:
-                _set(rows, one, PartitionState.SEALED)
-                rows[one].forsaken = True
-            state = state or OperationState.FENCE
-        elif sealed:
-            for one in parents:
-                _set(rows, one, PartitionState.OPEN)
-            for one in children:
-                _set(rows, one, PartitionState.PLANNED)
-            state = OperationState.SEAL
-        else:
-            for one in children:
-                _set(rows, one, PartitionState.EXPIRED)
-            continue
-        steps |= dict.fromkeys(children, (StepAction.HOST, True))
-        steps |= {one: (StepAction.SEAL, one in sealed) for one in parents}
-    return None if state is None else RebuiltOperation(state=state, steps=steps)
-
-
 def _chain(rows: dict[int, RebuiltPartition]) -> None:
     """Let the partitions of a static subject begin where their parents end; a parent has a lower id."""
     for _, row in sorted(rows.items()):
@@ -318,30 +189,6 @@ def _chain(rows: dict[int, RebuiltPartition]) -> None:
             if parent.end_offset is not None:
                 start = parent.partition.logic_start + parent.end_offset
                 row.partition = msgspec.structs.replace(row.partition, logic_start=start)
-
-
-def _set(rows: dict[int, RebuiltPartition], partition_id: int, state: PartitionState) -> None:
-    row = rows[partition_id]
-    row.partition = msgspec.structs.replace(row.partition, state=state)
-
-
-def _generations(rows: dict[int, RebuiltPartition]) -> list[tuple[set[int], set[int]]]:
-    """Parents and children that hang together, so that they are sealed and opened together."""
-    found: list[tuple[set[int], set[int]]] = []
-    for child, row in sorted(rows.items()):
-        if not row.partition.parents or row.partition.state is PartitionState.EXPIRED:
-            continue
-        parents: set[int] = set(row.partition.parents)
-        children = {child}
-        apart = []
-        for other in found:
-            if other[0] & parents:
-                parents |= other[0]
-                children |= other[1]
-            else:
-                apart.append(other)
-        found = [*apart, (parents, children)]
-    return found
 
 
 def _covered(subject: RebuiltSubject) -> bool:

@@ -10,7 +10,8 @@ from ..protocol.errors import InvalidRequestError
 from ..rpc.client import BrokerClient
 from ..rpc.network import Network
 from .database import open_database
-from .rebuild import RebuiltCluster, Source, plan_rebuild
+from .rebuild import plan_rebuild
+from .rebuild_rows import RebuiltCluster, Source
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .store_rebuild import check_empty, store_rebuilt
 

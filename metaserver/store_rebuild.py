@@ -16,7 +16,7 @@ from ..protocol.errors import ConfigError
 from ..protocol.operations import OperationKind, OperationState
 from ..protocol.routing import PartitionState
 from .dialect import insert_or_replace
-from .rebuild import RebuiltCluster, RebuiltGroup, RebuiltOperation, RebuiltSubject
+from .rebuild_rows import RebuiltCluster, RebuiltGroup, RebuiltOperation, RebuiltSubject
 from .schema import (
     brokers,
     drained,
@@ -60,8 +60,8 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
     for subject in cluster.subjects:
         for group in subject.groups:
             _store_group(connection, ids[subject.name], group)
-        # The canceled first, as it was begun first: what goes on is the subject's latest operation.
-        for operation in (subject.canceled, subject.operation):
+        # In the order in which they were begun: what goes on is the subject's latest operation.
+        for operation in (subject.canceled, *subject.fences, subject.operation):
             if operation is not None:
                 _store_operation(connection, ids[subject.name], operation)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from keylane.metaserver.rebuild import RebuiltSubject, Source, plan_rebuild
+from keylane.metaserver.rebuild import plan_rebuild
+from keylane.metaserver.rebuild_rows import RebuiltSubject, Source
 from keylane.protocol.control import (
     GroupStatus,
     HostPartition,

@@ -148,8 +148,9 @@ def test_source_that_was_given_up_is_still_fenced() -> None:
     subject = rebuilt(status(1, 0, 1024), status(2, 0, 1024, parents=(1,)))
     assert states(subject) == {1: SEALED, 2: OPEN}
     assert subject.partitions[0].forsaken
-    assert subject.operation is not None
-    assert subject.operation.state is OperationState.FENCE
+    assert subject.operation is None
+    (fence,) = subject.fences
+    assert fence.state is OperationState.FENCE
 
 
 def test_creation_that_was_cut_short_goes_on() -> None:

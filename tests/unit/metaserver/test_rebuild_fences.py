@@ -1,0 +1,92 @@
+"""A source that was given up, and whatever was begun later, are operations of their own after a rebuild."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from kept_by_brokers import EXPIRED, OPEN, PLANNED, SEALED, rebuilt, source, states, status
+from keylane.metaserver.rebuild import plan_rebuild
+from keylane.metaserver.schema import operations
+from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_operations import (
+    advance_operation,
+    claim_operation,
+    idle_operations,
+    note_steps,
+)
+from keylane.metaserver.store_rebuild import store_rebuilt
+from keylane.metaserver.store_subjects import read_route
+from keylane.protocol.control import BrokerHeartbeat, PartitionStatus
+from keylane.protocol.operations import OperationState
+from keylane.protocol.routing import OrderStrategy
+
+BEST = OrderStrategy.BEST_TRIED
+
+
+def part(
+    number: int, start: int, end: int, *parents: int, sealed: bool = False, messages: int = 10
+) -> PartitionStatus:
+    return status(
+        number, start, end, parents=parents, sealed=sealed, messages=messages, strategy=BEST
+    )
+
+
+GIVEN_UP = (part(1, 0, 512), part(2, 512, 1024))
+"""Partition 1 is continued by 3 without having been sealed."""
+MERGED = (*GIVEN_UP, part(3, 0, 512, 1, sealed=True), part(4, 0, 1024, 2, 3, messages=0))
+MOVED_AND_MERGED = (
+    *GIVEN_UP,
+    part(3, 0, 512, 1, sealed=True),
+    part(5, 0, 512, 3, sealed=True),
+    part(6, 0, 1024, 2, 5, messages=0),
+)
+
+
+@pytest.mark.parametrize("found", [MERGED, MOVED_AND_MERGED])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_fence_and_a_merge_that_runs_both_come_to_their_end(
+    engine: sa.Engine, found: tuple[PartitionStatus, ...], first: int
+) -> None:
+    """Whichever is driven first: the merge opens its own child alone, the fence opens nothing."""
+    with engine.begin() as connection:
+        store_rebuilt(connection, plan_rebuild([source(*found)]), route_version=1_000_000)
+        report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
+        report_broker(connection, report, ttl_ms=60_000)
+        idle = idle_operations(connection)
+        assert len(idle) == 2
+        for operation_id in (idle[first], idle[1 - first]):
+            claimed = claim_operation(connection, operation_id, driver="d", lease_ms=1_000)
+            assert claimed is not None
+            ends = {int(one.partition_id): 10 for one in claimed.todo}
+            assert len(ends) == 1
+            note_steps(connection, operation_id, ends, "")
+            for _ in range(2):
+                advance_operation(connection, operation_id)
+        route = read_route(connection, "s")
+        left = connection.execute(sa.select(operations.c.state)).scalars().all()
+    assert set(left) == {OperationState.DONE}
+    opened = [int(one.partition_id) for one in route.partitions if one.state is OPEN]
+    assert opened == [found[-1].partition_id]
+
+
+def test_what_is_continued_was_opened() -> None:
+    """The child of a source that was given up got no message before it was moved on: it stays what it was."""
+    subject = rebuilt(
+        part(1, 0, 1024), part(2, 0, 1024, 1, sealed=True, messages=0), part(3, 0, 1024, 2)
+    )
+    assert states(subject) == {1: SEALED, 2: SEALED, 3: OPEN}
+    assert [one.state for one in subject.fences] == [OperationState.FENCE]
+    assert subject.operation is None
+    canceled = rebuilt(*GIVEN_UP, part(3, 0, 512, 1, messages=0))
+    assert (states(canceled), canceled.fences) == ({1: OPEN, 2: OPEN, 3: EXPIRED}, [])
+
+
+def test_of_a_given_up_source_only_what_runs_is_planned() -> None:
+    """The merge's child is planned and its parents are open; the source stays sealed and forsaken."""
+    subject = rebuilt(*MOVED_AND_MERGED)
+    assert states(subject) == {1: SEALED, 2: OPEN, 3: SEALED, 5: OPEN, 6: PLANNED}
+    assert subject.operation is not None
+    assert subject.operation.steps.keys() == {2, 5, 6}
+    (fence,) = subject.fences
+    assert fence.steps.keys() == {1, 3}
