@@ -34,6 +34,11 @@ class _Fate(NamedTuple):
 _UNSETTLED = _Fate("", 0, -1, reordered=False)
 
 
+def _promised(one: _Sending, fate: _Fate) -> bool:
+    """True if the order of a message was promised: by its subject, or by its receipt."""
+    return one.strict or (fate.outcome == "stored" and not fate.reordered)
+
+
 class Log:
     """
     Compares the log with what was sent.
@@ -90,7 +95,7 @@ class Log:
             )
             return
         fate = self._fates.get(value, _UNSETTLED)
-        promised = one.strict or (fate.outcome == "stored" and not fate.reordered)
+        promised = _promised(one, fate)
         first = self._first_place.setdefault(value, place)
         if first != place:
             self._more_places[value].append(place)
@@ -153,11 +158,11 @@ class Log:
         self._join_partitions()
 
     def _join_partitions(self) -> None:
-        """The order of STRICT keys from one partition to the next: that of their producer."""
+        """The promised order of keys from one partition to the next: that of their producer."""
         lanes: defaultdict[tuple[str, bytes], list[tuple[int, Place]]] = defaultdict(list)
         for value, place in self._first_place.items():
             one = self.sendings[value]
-            if one.strict and one.key in self._strays:
+            if one.key in self._strays and _promised(one, self._fates.get(value, _UNSETTLED)):
                 lanes[one.producer, one.key].append((one.number, place))
         for lane in lanes.values():
             lane.sort()

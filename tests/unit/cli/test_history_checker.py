@@ -194,6 +194,30 @@ def test_its_finer_rules(what, anomaly, events):
     assert anomaly in _kinds([*base, *events, *log]), what
 
 
+def _child_first(*, strict, reordered=False):
+    """The parent, partition 1, has message 0 and the child, partition 2, message 1, which is handled first."""
+    return [
+        *(sent(number, strict=strict) for number in (0, 1)),
+        settled(0, reordered=reordered),
+        settled(1, 0, partition=2),
+        stored(0),
+        stored(1, 0, partition=2),
+        *(started(1, offset=0, partition=2), ended(1, offset=0, partition=2)),
+        *handled(0),
+    ]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_order_is_kept_from_one_partition_to_the_next(strict):
+    """Whatever the strategy: a promised message in a child waits for the promised one in its parent."""
+    assert _kinds(_child_first(strict=strict)) == {"skip"}
+
+
+def test_what_a_receipt_calls_reordered_is_waited_for_by_nobody():
+    """A best_tried message that was declared may be handled after a later one elsewhere."""
+    assert not _kinds(_child_first(strict=False, reordered=True))
+
+
 def test_a_million_events_are_one_pass():
     """A long history is judged whole, within seconds: the one fault at its end is found."""
     count = 200_000
