@@ -5,8 +5,9 @@
     duplicate       stored twice, though no reordering was declared; a batch taken twice
     inversion       two messages of one key and producer stored in another order than they were sent, or one where
                     its key does not belong, though no reordering was declared
-    skip            a handler began before the message before it of its key was handled, a cursor passed one, or the
-                    log has a batch and not the one that its producer sent before
+    skip            a handler began before the message before it of its key was handled (in the partition, or in one
+                    before it if the order of both was promised), a cursor passed one, or the log has a batch and
+                    not the one that its producer sent before
     nonmonotonic    an owner went back over what it had handled; a fence, a cursor or an ack that was durable is
                     forgotten; a producer went back to an older route, or two routes have one version
     stale effect    a broker served a token below one that it had served before, a fenced owner's ack counted, or a
@@ -37,6 +38,7 @@ from .events import (
     Ended,
     Event,
     Expired,
+    Forsaken,
     Granted,
     Holds,
     LetGo,
@@ -72,6 +74,7 @@ def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
         {Sent: log.sent},
         {Settled: log.settled},
         {Ranged: log.ranged},
+        {Forsaken: log.forsaken},
         {Stored: log.stored},
         {Batched: judge.sequences.batched},
         {Routed: judge.routes.routed},

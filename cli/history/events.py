@@ -51,6 +51,12 @@ class Ranged(NamedTuple):
     range_end: int
 
 
+class Forsaken(NamedTuple):
+    """An operator let what continues a partition go on without it, and was told that this reorders its messages."""
+
+    partition_id: int
+
+
 class Batched(NamedTuple):
     """The log at the end holds this batch here; each partition's in order."""
 
@@ -193,6 +199,7 @@ Event = (
     | Settled
     | Stored
     | Ranged
+    | Forsaken
     | Batched
     | Routed
     | Started

@@ -64,10 +64,15 @@ class Log:
         self._before: dict[Place, Place] = {}
         self._elsewhere: dict[Place, Place] = {}
         self._ranges: dict[int, range] = {}
+        self._forsaken: set[int] = set()
 
     def ranged(self, partition_id: int, range_start: int, range_end: int) -> None:
         """See `events.Ranged`."""
         self._ranges[partition_id] = range(range_start, range_end)
+
+    def forsaken(self, partition_id: int) -> None:
+        """See `events.Forsaken`."""
+        self._forsaken.add(partition_id)
 
     def sent(self, value: Value, key: bytes, producer: str, number: int, strict: bool) -> None:
         """See `events.Sent`."""
@@ -159,16 +164,23 @@ class Log:
 
     def _join_partitions(self) -> None:
         """The promised order of keys from one partition to the next: that of their producer."""
-        lanes: defaultdict[tuple[str, bytes], list[tuple[int, Place]]] = defaultdict(list)
+        lanes: defaultdict[tuple[str, bytes, bool], list[tuple[int, Place]]] = defaultdict(list)
         for value, place in self._first_place.items():
             one = self.sendings[value]
             if one.key in self._strays and _promised(one, self._fates.get(value, _UNSETTLED)):
-                lanes[one.producer, one.key].append((one.number, place))
-        for lane in lanes.values():
+                lanes[one.producer, one.key, one.strict].append((one.number, place))
+        for (_, key, strict), lane in lanes.items():
             lane.sort()
             for (_, earlier), (_, later) in pairwise(lane):
-                if earlier[0] != later[0]:
+                if earlier[0] != later[0] and (strict or not self._cut(key, earlier[0], later[0])):
                     self._elsewhere[later] = earlier
+
+    def _cut(self, key: bytes, earlier_id: int, later_id: int) -> bool:
+        """True if a partition of a key, from an earlier one up to a later one, was forsaken; their ids rise."""
+        return any(
+            earlier_id <= one < later_id and logical_partition(key) in self._ranges.get(one, ())
+            for one in self._forsaken
+        )
 
     def before(self, place: Place) -> tuple[Place, ...]:
         """What has to be handled before the message at `place`."""

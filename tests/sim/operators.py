@@ -145,7 +145,8 @@ class Operator:
                 answer = await self._meta.reset_group(SUBJECT, group, ask)
             except KeylaneError as error:
                 world.trace(f"not set: {error!r}")
-                if begun and error.fate is Fate.NOT_DONE and error.retry is Retry.NEVER:
+                gone = error.retry in {Retry.NEVER, Retry.AFTER_NEW_ROUTE}
+                if begun and error.fate is Fate.NOT_DONE and gone:
                     ask = ResetGroup(to=ResetTo.EARLIEST)  # what was asked for is gone
                 elif error.retry is Retry.NEVER:
                     break

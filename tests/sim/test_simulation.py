@@ -72,6 +72,7 @@ SAMPLE = (
     "sealed_takes_appends",
     "reset_keeps_what_was_drained",
     "strict_is_given_up_too",
+    "held_detour_not_declared",
     "retention_passes_the_slowest_group",
 )
 MORE_SEEDS = 60

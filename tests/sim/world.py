@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from keylane.broker.partition import HostedPartition
 from keylane.broker.store import Store
 from keylane.cli.history.checker import check_history
-from keylane.cli.history.events import Event, Ranged, Stored
+from keylane.cli.history.events import Event, Forsaken, Ranged, Stored
 from keylane.cli.history.findings import Findings
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import KeylaneError
@@ -268,6 +268,12 @@ class World:
         ended = {OperationState.DONE, OperationState.CANCELED}
         return all(one.state in ended for one in running)
 
+    async def _tell_forsaken(self) -> None:
+        """Of which partitions operators were told that what was left in them is reordered."""
+        for one in (await self._operator_meta.operations(SUBJECT)).operations:
+            for partition_id in one.reordered:
+                self.record(Forsaken(partition_id))
+
     async def live(self) -> float:
         """The whole story; how much virtual time draining took, or -1 if it did not end."""
         for meta in self.metas:
@@ -306,6 +312,7 @@ class World:
                 await self._in_operator(self._verify())
                 verified = True
         drained_s = self.loop.now - healed_at
+        await self._in_operator(self._tell_forsaken())
         for broker in self.brokers:
             if self.dice.random() < 0.5:
                 work = broker.close_store()

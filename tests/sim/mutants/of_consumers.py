@@ -11,7 +11,6 @@ from keylane.consumer.composite import CompositePullClient
 from keylane.consumer.lanes import Lanes
 from keylane.consumer.membership import Membership
 from keylane.consumer.pull_client import PullClient
-from keylane.consumer.settings import ConsumerSettings
 from keylane.consumer.workers import Workers
 from sim.mutants.mutant import Breaks, Patches
 
@@ -38,7 +37,16 @@ def deadline_from_the_answer(patches: Patches) -> None:
 
 
 def margin_on_the_wrong_side(patches: Patches) -> None:
-    patches.set(ConsumerSettings, "margin_ms", property(lambda self: -self.ttl_ms))
+    """The margin is added to the lease's end, not taken off it."""
+
+    def init(self: Any, **kwargs: Any) -> None:
+        told, settings = kwargs["on_grants"], kwargs["settings"]
+        kwargs["on_grants"] = lambda grants, deadline_ms: told(
+            grants, deadline_ms + 2 * settings.margin_ms
+        )
+        real(self, **kwargs)
+
+    real = patches.set(Membership, "__init__", init)
 
 
 class _Calendar:

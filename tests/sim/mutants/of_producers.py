@@ -103,16 +103,6 @@ def held_detour_not_declared(patches: Patches) -> None:
     real = patches.set(SubjectSender, "_drain_hold", drain)
 
 
-def newer_pass_the_hold(patches: Patches) -> None:
-    """When a partition that refused answers again, newer messages go, and the hold waits for the metaserver."""
-
-    def changed(self: Any) -> None:
-        self._refresh.set()
-        self._fill_table()
-
-    patches.set(SubjectSender, "_availability_changed", changed)
-
-
 def newer_go_before_older(patches: Patches) -> None:
     """What had to leave a sealed partition goes behind what was sent since."""
 
@@ -160,7 +150,6 @@ BREAKS: tuple[Breaks, ...] = (
     key_hashed_anew,
     detour_not_declared,
     held_detour_not_declared,
-    newer_pass_the_hold,
     newer_go_before_older,
     older_route_accepted,
     refused_batch_stays_out,

@@ -9,6 +9,7 @@ from keylane.cli.history.events import (
     Batched,
     Dropped,
     Ended,
+    Forsaken,
     Granted,
     Holds,
     LetGo,
@@ -216,6 +217,13 @@ def test_order_is_kept_from_one_partition_to_the_next(strict):
 def test_what_a_receipt_calls_reordered_is_waited_for_by_nobody():
     """A best_tried message that was declared may be handled after a later one elsewhere."""
     assert not _kinds(_child_first(strict=False, reordered=True))
+
+
+def test_what_was_forsaken_is_waited_for_by_nobody():
+    """What continues a forsaken partition goes on without it, where that was declared: under best_tried alone."""
+    declared = [Ranged(1, 0, 1024), Forsaken(1)]
+    assert not _kinds([*declared, *_child_first(strict=False)])
+    assert _kinds([*declared, *_child_first(strict=True)]) == {"skip"}
 
 
 def test_a_million_events_are_one_pass():
