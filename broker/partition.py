@@ -276,6 +276,7 @@ class HostedPartition:
                 - sum(end - start for start, end in one.acked.ranges),
                 holder=one.lock.holder(now_ms),
                 strategy=ConsumeStrategy.SHARED if one.lock.shared else ConsumeStrategy.EXCLUSIVE,
+                by_operator=one.lock.by_operator,
             )
             for name, one in sorted(self.groups.items())
             if group is None or name == group

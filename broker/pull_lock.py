@@ -24,6 +24,8 @@ from ..protocol.ids import MAX_I64
 from ..protocol.limits import TOKEN_STEP_MAX, TTL_MS_DEFAULT, TTL_MS_MAX
 
 SESSION_CHARS_MAX = 64
+RESET = "=reset"
+"""In the place of a session: an operator set the cursor; no consumer has such a name."""
 SHARED = "*"
 """In the place of a session: the token is that of every session of the group."""
 
@@ -51,6 +53,11 @@ class PullLock:
     def shared(self) -> bool:
         """The token is that of every session of the group."""
         return self.session == SHARED
+
+    @property
+    def by_operator(self) -> bool:
+        """The token was brought to set the cursor."""
+        return self.session == RESET
 
 
 def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> bool:

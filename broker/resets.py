@@ -16,12 +16,9 @@ from ..protocol.offsets import AckedOffsets
 from ..protocol.progress import SetCursor
 from .group_commit import Entry
 from .partition import Group, HostedPartition
-from .pull_lock import decide_acquire
+from .pull_lock import RESET, decide_acquire
 from .records import encode_body
 from .store import OWN_RECORD_BYTES, Store
-
-SESSION = "=reset"
-"""Stands in the fence for a session; no consumer has such a name."""
 
 
 def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyncio.Future[None]:
@@ -36,7 +33,7 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     partition.check_owners()
     store.firsts.rise(partition.partition_id)
     group = partition.group_for_acquire(ask.group)
-    rises = decide_acquire(group.lock, token=ask.token, session=SESSION, ttl_ms=1)
+    rises = decide_acquire(group.lock, token=ask.token, session=RESET, ttl_ms=1)
     if ask.cursor > partition.readable_offset:
         raise OffsetOutOfRangeError(
             offset=ask.cursor,
@@ -49,7 +46,7 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     # Room for both before either is decided.
     store.commit.check_room(2 * OWN_RECORD_BYTES, though_held=True)
     if rises:
-        store.raise_fence(partition, group, token=ask.token, session=SESSION)
+        store.raise_fence(partition, group, token=ask.token, session=RESET)
     return _submit(store, partition, group, cursor)
 
 

@@ -41,6 +41,7 @@ def meta_verify(meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFo
 
 @meta_app.command("rebuild")
 def meta_rebuild(
+    *,
     broker: Annotated[
         list[str], typer.Option(metavar="HOST:PORT", help="A broker; repeat it for every one.")
     ],
@@ -54,10 +55,25 @@ def meta_rebuild(
             "partitions are on none, and which nobody has used.",
         ),
     ] = False,
+    gone: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GROUP", help="A broker group that exists no more; repeat it for every one."
+        ),
+    ] = None,
+    lose_unread: Annotated[
+        bool,
+        typer.Option(
+            "--lose-unread",
+            help="Give up what consumer groups may not have read on broker groups that are gone.",
+        ),
+    ] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Fill an empty database with what the brokers keep: routes, groups, tokens.  Then start the metaserver."""
-    run(output, rebuild(_settings(data, database_url), output, brokers=broker, complete=complete))
+    given = _settings(data, database_url)
+    word = {"complete": complete, "gone": gone or [], "lose_unread": lose_unread}
+    run(output, rebuild(given, output, brokers=broker, word=word))
 
 
 @meta_app.command("migrate")
@@ -84,16 +100,17 @@ def _checked(given: dict[str, Any]) -> MetaserverSettings:
 
 
 async def rebuild(
-    given: dict[str, Any], form: OutputFormat, *, brokers: list[str], complete: bool
+    given: dict[str, Any], form: OutputFormat, *, brokers: list[str], word: dict[str, Any]
 ) -> None:
-    """Rebuild a database and show what is in it now.  Raises KeylaneError."""
+    """Rebuild a database and show what is in it now, and what is not.  Raises KeylaneError."""
+    from ..metaserver.rebuild_rows import Word
     from ..metaserver.rebuilder import rebuild_database
     from ..rpc.http_network import HttpNetwork
 
     addresses = [one for text in brokers for one in parse_addresses(text)]
     network = HttpNetwork()
     try:
-        cluster = await rebuild_database(_checked(given), network, addresses, complete=complete)
+        cluster = await rebuild_database(_checked(given), network, addresses, word=Word(**word))
     finally:
         await network.close()
     found: list[dict[str, Any]] = [
@@ -105,9 +122,21 @@ async def rebuild(
             "operation": next(
                 (each.state for each in (one.operation, *one.fences) if each is not None), None
             ),
+            "gone": [
+                {"partition_id": each.partition.partition_id, "unread_by": list(each.unread_by)}
+                for each in one.gone
+            ],
         }
         for one in cluster.subjects
     ]
+    for one in found:
+        for gone in one["gone"]:
+            unread = ", ".join(gone["unread_by"])
+            print(
+                f"partition {gone['partition_id']} of {one['subject']!r} is gone, with whatever was in it"
+                + (f"; perhaps not read by {unread}" if unread else ""),
+                file=sys.stderr,
+            )
     cordons = "cordons are not kept by brokers: keylane broker cordon GROUP"
     if form is OutputFormat.JSON:
         show_json(found)

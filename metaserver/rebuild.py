@@ -21,6 +21,7 @@ import msgspec
 
 from ..protocol.control import HostPartition, PartitionStatus, Retention
 from ..protocol.errors import InvalidRequestError
+from ..protocol.ids import check_name
 from ..protocol.routing import (
     PartitionState,
     Route,
@@ -28,6 +29,7 @@ from ..protocol.routing import (
     split_ranges,
 )
 from .leases import drained_through
+from .rebuild_gone import fill_gone
 from .rebuild_operations import canceled, forget_canceled, operations
 from .rebuild_rows import (
     RebuiltCluster,
@@ -35,26 +37,32 @@ from .rebuild_rows import (
     RebuiltPartition,
     RebuiltSubject,
     Source,
+    Word,
 )
 
+NO_WORD = Word()
 TOKENS_BETWEEN = 1_000_000
 """Tokens left out: more than a group is ever granted between two that reach a broker."""
 PROBLEMS_SHOWN_MAX = 20
 _NUMBER = re.compile(r"\.p([0-9]{1,9})$")
 
 
-def plan_rebuild(sources: Sequence[Source], *, complete: bool = False) -> RebuiltCluster:
+def plan_rebuild(sources: Sequence[Source], word: Word = NO_WORD) -> RebuiltCluster:
     """
     The rows of a database that fits these brokers.
 
-    Args:
-        complete: these are all brokers there are; so the creation of a subject that nobody has used, and that
-            has partitions on no broker, was cut short, and goes on.
-
     Raises:
+        InvalidNameError: of a broker group that is gone.
         InvalidRequestError: what they say contradicts itself, or brokers are missing; all problems at once.
     """
+    for name in word.gone:
+        check_name("broker group", name)
     problems = list(_contradictions(sources))
+    problems += [
+        f"{one.address} is broker group {one.hosted.broker_group!r}, which is said to be gone"
+        for one in sources
+        if one.hosted.broker_group in word.gone
+    ]
     statuses: dict[int, PartitionStatus] = {
         one.partition_id: one for source in sources for one in source.hosted.partitions
     }
@@ -63,12 +71,13 @@ def plan_rebuild(sources: Sequence[Source], *, complete: bool = False) -> Rebuil
         of_subject[one.subject].append(one)
         facts = one.facts
         parents = () if facts is None else facts.partition.parents
-        problems += [_missing(one, parent) for parent in parents if parent not in statuses]
+        if not word.gone:
+            problems += [_missing(one, parent) for parent in parents if parent not in statuses]
     subjects = []
     if not problems:
         for name, found in sorted(of_subject.items()):
             try:
-                subjects.append(_subject(name, found, complete=complete))
+                subjects.append(_subject(name, found, word))
             except InvalidRequestError as error:
                 problems.append(f"subject {name!r}: {error.message}")
     if problems:
@@ -82,7 +91,7 @@ def plan_rebuild(sources: Sequence[Source], *, complete: bool = False) -> Rebuil
 def _missing(one: PartitionStatus, parent: int) -> str:
     return (
         f"partition {one.partition_id} continues partition {parent}, which none of these brokers "
-        "has: name every broker"
+        "has: name every broker, and with --gone the broker groups that exist no more"
     )
 
 
@@ -113,7 +122,7 @@ def _contradictions(sources: Sequence[Source]) -> Iterable[str]:
             homes[one.partition_id] = source.address
 
 
-def _subject(name: str, found: Sequence[PartitionStatus], *, complete: bool) -> RebuiltSubject:
+def _subject(name: str, found: Sequence[PartitionStatus], word: Word) -> RebuiltSubject:
     facts = {one.partition_id: _facts(one) for one in found}
     strategies = {one.order_strategy for one in facts.values()} - {None}
     if len(strategies) != 1:
@@ -148,9 +157,12 @@ def _subject(name: str, found: Sequence[PartitionStatus], *, complete: bool) -> 
     forget_canceled(found, rows)
     subject.fences, subject.operation = operations(found, rows)
     subject.canceled = canceled(rows)
+    problems = list(fill_gone(subject, found, rows, word))
+    if problems:
+        raise InvalidRequestError("; ".join(problems))
     if subject.static:
         _chain(rows)
-    if not _covered(subject) and not (complete and _creation_goes_on(subject, found)):
+    if not _covered(subject) and not (word.complete and _creation_goes_on(subject, found)):
         raise InvalidRequestError(
             "its open partitions do not cover every logical partition once: name every broker"
         )
@@ -164,7 +176,8 @@ def _facts(one: PartitionStatus) -> HostPartition:
 
 def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     """A group is through with what it was granted and is at the end of, behind all that this continues."""
-    parents = {one.partition_id: _facts(one).partition.parents for one in found}
+    here = {one.partition_id for one in found}
+    parents = {one.partition_id: here.intersection(_facts(one).partition.parents) for one in found}
     groups: dict[str, RebuiltGroup] = {}
     for one in found:
         for at_broker in one.groups:

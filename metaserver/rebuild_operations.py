@@ -21,6 +21,8 @@ from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import Partition, PartitionState
 from .rebuild_rows import RebuiltOperation, RebuiltPartition
 
+SEALED = PartitionState.SEALED
+
 
 def forget_canceled(found: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]) -> None:
     """
@@ -75,7 +77,8 @@ def operations(
     fences: list[RebuiltOperation] = []
     running: dict[int, tuple[StepAction, bool]] = {}
     for parents, children in _generations(rows):
-        sealed = {one for one in parents if statuses[one].state is PartitionState.SEALED}
+        sealed = {one for one in parents if one not in statuses}  # gone
+        sealed |= {one for one in parents & statuses.keys() if statuses[one].state is SEALED}
         if sealed == parents:
             continue
         steps = dict.fromkeys(children, (StepAction.HOST, True))
@@ -83,11 +86,11 @@ def operations(
         if not children.isdisjoint(opened):
             # The children were opened without the silent parents: these are still to be told.
             for one in parents - sealed:
-                set_state(rows, one, PartitionState.SEALED)
+                set_state(rows, one, SEALED)
                 rows[one].forsaken = True
             fences.append(RebuiltOperation(state=OperationState.FENCE, steps=steps))
         elif sealed:
-            for one in parents:
+            for one in parents & rows.keys():
                 set_state(rows, one, PartitionState.OPEN)
             for one in children:
                 set_state(rows, one, PartitionState.PLANNED)

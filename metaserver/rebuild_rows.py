@@ -18,6 +18,19 @@ class Source:
     hosted: PartitionStatusList
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What the operator says of brokers that are not asked."""
+
+    complete: bool = False
+    """There are none; so the creation of a subject that nobody has used, and that has partitions on no broker, was
+    cut short, and goes on."""
+    gone: Sequence[str] = ()
+    """Broker groups that exist no more."""
+    lose_unread: bool = False
+    """What groups may have left unread there is given up."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RebuiltPartition:
     """A partition's row."""
@@ -47,6 +60,15 @@ class RebuiltGroup:
     """As which its highest token was brought to a broker."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GonePartition:
+    """A partition that was on a broker group that exists no more."""
+
+    partition: Partition
+    unread_by: tuple[str, ...]
+    """The consumer groups that may not have been through with it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RebuiltSubject:
     """A subject's row and all that hangs on it."""
@@ -64,6 +86,7 @@ class RebuiltSubject:
     """Those that have their route, and a forsaken source to be sealed when it is back."""
     canceled: RebuiltOperation | None = None
     """All that is never opened, to be sealed where that has not been done."""
+    gone: list[GonePartition] = field(default_factory=list)
     static: bool = False
     opened: bool = True
     """False: its creation was cut short before anybody could send, and goes on."""

@@ -10,8 +10,8 @@ from ..protocol.errors import InvalidRequestError
 from ..rpc.client import BrokerClient
 from ..rpc.network import Network
 from .database import open_database
-from .rebuild import plan_rebuild
-from .rebuild_rows import RebuiltCluster, Source
+from .rebuild import NO_WORD, plan_rebuild
+from .rebuild_rows import RebuiltCluster, Source, Word
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .store_rebuild import check_empty, store_rebuilt
 
@@ -21,7 +21,7 @@ async def rebuild_database(
     network: Network,
     brokers: Sequence[str],
     *,
-    complete: bool = False,
+    word: Word = NO_WORD,
 ) -> RebuiltCluster:
     """
     Fill an empty database with what these brokers keep.
@@ -32,10 +32,11 @@ async def rebuild_database(
 
     Args:
         brokers: the address of every one, host:port.
-        complete: see `plan_rebuild`.
+        word: what the operator says of those that are not named.
 
     Raises:
         ConfigError: the database is not empty.
+        InvalidNameError: of a broker group that is gone.
         InvalidRequestError: the brokers contradict each other, or some are missing.
         UnreachableError: one of them does not answer.
         DataFolderError, StorageError
@@ -57,6 +58,6 @@ async def rebuild_database(
             Source(address=address, hosted=hosted)
             for address, hosted in zip(wanted, answers, strict=True)
         ]
-        cluster = plan_rebuild(sources, complete=complete)
+        cluster = plan_rebuild(sources, word)
         await database.write(store_rebuilt, cluster, route_version=clock.wall_ms())
         return cluster

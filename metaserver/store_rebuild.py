@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from ..protocol.errors import ConfigError
 from ..protocol.operations import OperationKind, OperationState
 from ..protocol.routing import PartitionState
-from .dialect import insert_or_replace
+from .dialect import insert_new, insert_or_replace
 from .rebuild_rows import RebuiltCluster, RebuiltGroup, RebuiltOperation, RebuiltSubject
 from .schema import (
     brokers,
@@ -55,6 +55,11 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
         for source in cluster.sources
     ]
     insert_or_replace(connection, brokers, rows)
+    # Told as silent, as it was before; if it was never to come back, nothing waits for it.
+    places = {one.partition.broker_group for each in cluster.subjects for one in each.gone}
+    for name in sorted(places):
+        nobody = {"broker_group": name, "broker_id": "", "address": "", "cordoned": True}
+        insert_new(connection, brokers, nobody | unheard)
     ids = {one.name: _store_subject(connection, one, route_version) for one in cluster.subjects}
     _store_partitions(connection, cluster, ids)
     for subject in cluster.subjects:

@@ -319,6 +319,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     """Session that has the pull lock."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """As which the token was brought."""
+    by_operator: bool = False
+    """The token was brought to set the cursor, by no consumer."""
 
 
 class PartitionStatus(Struct, frozen=True, kw_only=True):

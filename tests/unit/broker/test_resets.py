@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.broker.known_groups import know_groups
-from keylane.broker.resets import SESSION as RESET
+from keylane.broker.pull_lock import RESET
 from keylane.broker.resets import set_cursor
 from keylane.protocol.errors import (
     DiskFullError,

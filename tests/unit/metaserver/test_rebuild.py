@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from kept_by_brokers import EXPIRED, HALVES, OPEN, PLANNED, SEALED, rebuilt, source, states, status
 from keylane.metaserver.rebuild import TOKENS_BETWEEN, plan_rebuild
+from keylane.metaserver.rebuild_rows import Word
 from keylane.metaserver.schema import groups
 from keylane.metaserver.store_brokers import broker_views, cordon_broker, report_broker
 from keylane.metaserver.store_groups import read_group
@@ -157,9 +158,9 @@ def test_creation_that_was_cut_short_goes_on() -> None:
     """A subject of which only a part was hosted, and which nobody used, is planned again,
     if these are all brokers."""
     with pytest.raises(InvalidRequestError):
-        plan_rebuild([source(status(1, 0, 512))], complete=True)
+        plan_rebuild([source(status(1, 0, 512))], Word(complete=True))
     origin = source(status(1, 0, 512, messages=0))
-    (subject,) = plan_rebuild([origin], complete=True).subjects
+    (subject,) = plan_rebuild([origin], Word(complete=True)).subjects
     assert not subject.opened
     assert [
         (one.partition.partition_id, one.partition.state, one.partition.range_start)
@@ -255,7 +256,7 @@ def test_operation_is_stored_as_its_driver_needs_it(engine: sa.Engine) -> None:
 def test_planned_creation_is_found_again(engine: sa.Engine) -> None:
     """The creation that was cut short is one that a metaserver goes on with."""
     with engine.begin() as connection:
-        cluster = plan_rebuild([source(status(1, 0, 512, messages=0))], complete=True)
+        cluster = plan_rebuild([source(status(1, 0, 512, messages=0))], Word(complete=True))
         store_rebuilt(connection, cluster, route_version=VERSION)
         assert [one.name for one in planned_subjects(connection)] == ["s"]
 

@@ -1,0 +1,147 @@
+"""A rebuild without a broker group that exists no more: nothing overtakes, and nothing is lost without a word."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from kept_by_brokers import EXPIRED, OPEN, SEALED, heard, source, states, status
+from keylane.metaserver.rebuild import plan_rebuild
+from keylane.metaserver.rebuild_rows import RebuiltSubject, Word
+from keylane.metaserver.store_brokers import broker_views, report_broker
+from keylane.metaserver.store_leases import read_grants, settle_group
+from keylane.metaserver.store_rebuild import store_rebuilt
+from keylane.metaserver.store_sessions import join_group
+from keylane.metaserver.store_verify import read_sql_view
+from keylane.metaserver.verify import verify
+from keylane.metaserver.verify_views import BrokerAnswer, Views
+from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
+from keylane.protocol.errors import InvalidNameError, InvalidRequestError
+
+GONE = Word(gone=("g1",))
+LOSE = Word(gone=("g1",), lose_unread=True)
+SESSION = "a" * 16
+
+
+def rebuilt(*found: PartitionStatus, word: Word = GONE) -> RebuiltSubject:
+    (subject,) = plan_rebuild([source(*found, group="g2")], word).subjects
+    return subject
+
+
+def part(number: int, *parents: int, **more) -> PartitionStatus:
+    """A partition of the whole range on broker group g2."""
+    return status(number, 0, 1024, parents=parents, group="g2", **more)
+
+
+def emptied(one: PartitionStatus) -> PartitionStatus:
+    """The same after retention has removed every message."""
+    return msgspec.structs.replace(one, first_offset=one.next_offset)
+
+
+def brought_by_operator(one: PartitionStatus) -> PartitionStatus:
+    groups = tuple(msgspec.structs.replace(each, by_operator=True) for each in one.groups)
+    return msgspec.structs.replace(one, groups=groups)
+
+
+def test_a_broker_that_was_evacuated_and_taken_away(engine: sa.Engine) -> None:
+    """What continues its partition is granted, the partition is expired, and every check holds."""
+    found = source(part(2, 1, token=5), group="g2")
+    with pytest.raises(InvalidRequestError, match="--gone"):
+        plan_rebuild([found], Word(complete=True))
+    cluster = plan_rebuild([found], GONE)
+    (subject,) = cluster.subjects
+    assert states(subject) == {1: EXPIRED, 2: OPEN}
+    (gone,) = subject.gone
+    assert (gone.partition.partition_id, gone.unread_by) == (1, ())
+    assert subject.canceled is None
+    assert subject.operation is None
+    with engine.begin() as connection:
+        store_rebuilt(connection, cluster, route_version=1_000_000)
+        view = read_sql_view(connection)
+        assert {one.broker_group: one.cordoned for one in broker_views(connection)} == {
+            "g1": True,
+            "g2": False,
+        }
+        report = BrokerHeartbeat(broker_group="g2", broker_id="id-g2", address="g2:1")
+        report_broker(connection, report, ttl_ms=60_000)
+        ask = Join(subject="s", group="g", session=SESSION)
+        settle_group(connection, join_group(connection, ask, sessions_max=10).group_id)
+        grants = read_grants(connection, SESSION).grants
+    assert [one.partition.partition_id for one in grants] == [2]
+    answers = [
+        BrokerAnswer(broker_group="g2", address="g2:1", hosted=found.hosted),
+        BrokerAnswer(broker_group="g1", address="", hosted=None, problem="silent"),
+    ]
+    verified = verify(Views(before=view, answers=answers, after=view))
+    assert [one.violations for one in verified.checks if one.violations] == []
+
+
+@pytest.mark.parametrize(
+    "child", [heard(part(2, 1)), brought_by_operator(part(2, 1, token=5)), part(2, 1)]
+)
+def test_what_may_be_unread_is_given_up_only_by_name(child: PartitionStatus) -> None:
+    """A group that has yet to come behind it, was only set there, or is known elsewhere alone, is named."""
+    left, right = (
+        msgspec.structs.replace(
+            child,
+            facts=msgspec.structs.replace(
+                child.facts,
+                partition=msgspec.structs.replace(child.facts.partition, range_end=512),
+            ),
+        ),
+        status(3, 512, 1024, group="g2", token=4),
+    )
+    with pytest.raises(InvalidRequestError, match=r"partition 1 is gone, and g may"):
+        rebuilt(left, right)
+    subject = rebuilt(left, right, word=LOSE)
+    assert states(subject) == {1: EXPIRED, 2: OPEN, 3: OPEN}
+    assert [one.unread_by for one in subject.gone] == [("g",)]
+
+
+def test_a_group_further_on_was_through() -> None:
+    """It was granted what continues a child of the missing partition: so it was through with that too."""
+    subject = rebuilt(part(2, 1, sealed=True), part(3, 2, token=7))
+    assert [one.unread_by for one in subject.gone] == [()]
+    assert states(subject) == {1: EXPIRED, 2: SEALED, 3: OPEN}
+
+
+def test_what_is_left_before_it_is_not_overtaken() -> None:
+    """Messages before the missing partition would be read beside those behind it, by a group that begins later."""
+    before = part(1, sealed=True, token=1, cursor=10)
+    after = part(3, 2, token=2)
+    for word in (GONE, LOSE):
+        with pytest.raises(InvalidRequestError, match="partition 1 has messages left"):
+            rebuilt(before, after, word=word)
+    assert states(rebuilt(emptied(before), after)) == {1: SEALED, 2: EXPIRED, 3: OPEN}
+    middle = emptied(part(2, 1, sealed=True))
+    with pytest.raises(InvalidRequestError, match="partition 1 has messages left"):
+        rebuilt(before, middle, part(4, 3, token=2))
+    half = status(2, 512, 1024, parents=(1,), group="g2", token=3)
+    other = status(4, 0, 512, parents=(3,), group="g2", token=4)
+    with pytest.raises(InvalidRequestError, match="partition 1 has messages left"):
+        rebuilt(before, half, other)
+    assert states(rebuilt(emptied(before), half, other))[3] is EXPIRED
+
+
+def test_what_was_open_there_is_not_made_up() -> None:
+    """A range that nobody has any more, or a broker that answers though it is gone, is refused."""
+    with pytest.raises(InvalidRequestError, match="do not cover"):
+        rebuilt(status(2, 512, 1024, group="g2"), word=LOSE)
+    merge = status(3, 0, 1024, parents=(1, 2), group="g2", messages=0)
+    with pytest.raises(InvalidRequestError, match="do not cover"):
+        rebuilt(status(2, 512, 1024, group="g2"), merge, word=LOSE)
+    with pytest.raises(InvalidRequestError, match="said to be gone"):
+        plan_rebuild([source(part(2), group="g2")], Word(gone=("g2",)))
+    with pytest.raises(InvalidNameError):
+        rebuilt(part(2), word=Word(gone=("",)))
+    with pytest.raises(InvalidRequestError, match="at which offset"):
+        rebuilt(part(2, 1, static=True, queue=0), word=LOSE)
+
+
+def test_a_name_that_nobody_misses_changes_nothing(engine: sa.Engine) -> None:
+    """A group that is said to be gone, and had nothing, gets no row."""
+    with engine.begin() as connection:
+        cluster = plan_rebuild([source(part(2), group="g2")], GONE)
+        store_rebuilt(connection, cluster, route_version=1_000_000)
+        assert [one.broker_group for one in broker_views(connection)] == ["g2"]
