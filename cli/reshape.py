@@ -281,13 +281,16 @@ async def _watch(client: MetaClient, view: OperationView, output: OutputFormat) 
 def _show_views(views: list[OperationView], *, planned: bool) -> None:
     from .screen import make_table, show_table
 
-    if not views or not any(one.children for one in views):
+    if not any(one.sealed for one in views):
         print("nothing to do")
         return
     for view in views:
-        if not view.children:
+        if not view.sealed:
             continue
         what = "would be" if planned else view.state.value
+        if not view.children:
+            print(f"{view.kind} of {view.subject}: {what}, waits no longer for {_ids(view.sealed)}")
+            continue
         title = f"{view.kind} of {view.subject}: {what}, seals {_ids(view.sealed)}"
         rows = [
             (

@@ -10,7 +10,8 @@ Invariants
     A held or withdrawn lease is granted to nobody else before it is free.
     A withdrawn lease never becomes held again: the same session gets it back only with a higher token.
     Every grant takes a token above all before it.
-    A partition is granted only when the group has drained all its parents, forsaken ones aside.
+    A partition is granted only when the group has drained all its parents; in the place of a forsaken one stand those
+    which that continues.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Readable:
     state: PartitionState
     parents: tuple[PartitionId, ...] = ()
     forsaken: bool = False
-    """Its children were opened although its end was not known; declared by whoever ordered it."""
+    """Its broker was left behind, and its children go on although its end is not known; declared by whoever ordered it."""
     ended: bool = False
     """Of a forsaken one: its broker came back and has sealed it, so that its end is known."""
     begun: bool = False
@@ -74,20 +75,26 @@ def readable_partitions(
     The partitions a group may read now: there is data or may come some, the group is not through with it,
     and is through with all it continues.
 
-    A parent whose data is gone holds nobody up; nor does one that was forsaken, until its end is known.  From then on
-    a group that has not begun with the child reads the parent first; one that has is left at it.
+    A parent whose data is gone holds nobody up; nor does one that was forsaken, until its end is known, but for what it
+    continues itself.  From then on a group that has not begun with the child reads the parent first; one that has is
+    left at it.
     """
-    known = list(partitions)
-    gone = {one.partition_id for one in known if one.state is PartitionState.EXPIRED}
+    known = {one.partition_id: one for one in partitions}
+    gone = {one.partition_id for one in known.values() if one.state is PartitionState.EXPIRED}
     passed = gone | set(drained)
-    forsaken = {one.partition_id for one in known if one.forsaken}
-    ended = {one.partition_id for one in known if one.ended}
+
+    def lets_by(parent: PartitionId, begun: bool) -> bool:
+        one = known.get(parent)
+        if parent in passed or one is None or not one.forsaken or (one.ended and not begun):
+            return parent in passed
+        return all(lets_by(each, begun) for each in one.parents)
+
     return [
         one
-        for one in known
+        for one in known.values()
         if one.state in {PartitionState.OPEN, PartitionState.SEALED}
         and one.partition_id not in passed
-        and (passed | forsaken - (set() if one.begun else ended)).issuperset(one.parents)
+        and all(lets_by(parent, one.begun) for parent in one.parents)
     ]
 
 

@@ -52,6 +52,7 @@ class Plan:
     """What changes; empty if nothing has to."""
 
     sealed: tuple[PartitionId, ...] = ()
+    """Also those that are sealed already and are now forsaken: they have children."""
     children: tuple[Child, ...] = ()
 
 

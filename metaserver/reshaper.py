@@ -141,9 +141,12 @@ class Reshaper:
         """What `begin` would answer."""
         plans = await self._database.read(plan_operations, ask)
         freed = await self._database.read(operation_views, [one.freed for one in plans])
-        idle = [one.view(ask) for one in plans if not (one.freed or one.busy)]
+        shown = [one for one in plans if not one.freed and (one.plan.sealed or not one.busy)]
         return OperationList(
-            operations=[*(replace(one, without_source=True) for one in freed), *idle],
+            operations=[
+                *(replace(one, without_source=True) for one in freed),
+                *(one.view(ask) for one in shown),
+            ],
             busy=[one.busy for one in plans if one.busy],
         )
 

@@ -2,26 +2,29 @@
 
     the broker group answers     any subject on which something runs refuses the whole evacuation: again later
     it is silent, and left       each subject by itself: planned; or what runs there and waits for the group is let
-    behind (without_source)      go on without it; or told as busy, with what it waits for
+    behind (without_source)      go on without it; or told as busy, with what it waits for.  What is sealed there
+                                 holds whoever has not read it: that is planned to be forsaken as well
 
 Invariants
-    Nothing that is open there, or planned to be, is passed over without a word.
+    Nothing that is open there, or planned to be, is passed over without a word; nor, where the group is left behind,
+    what a consumer group waits for there.
     An operation goes on without its source only where the subject allows messages to be reordered.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol.errors import CreationRunningError, InvalidRequestError, OperationRunningError
-from ..protocol.ids import BrokerGroup, check_name
+from ..protocol.ids import BrokerGroup, PartitionId, check_name
 from ..protocol.operations import BusySubject, Reshape, StepAction
 from ..protocol.routing import OrderStrategy, PartitionState
 from .reshape import NOTHING, plan_evacuation
-from .schema import operations, partitions, steps, subjects
+from .schema import drained, groups, operations, partitions, steps, subjects
 from .store_brokers import broker_alive, writable_groups
 from .store_planned import (
     PlannedOperation,
@@ -33,6 +36,23 @@ from .store_subjects import SubjectRow, find_subject
 
 _COMING = (PartitionState.PLANNED, PartitionState.OPEN)
 """What has to leave: a planned partition is opened there, whether its broker group is cordoned or not."""
+_through = sa.select(sa.literal(1)).where(
+    drained.c.group_id == groups.c.group_id, drained.c.partition_id == partitions.c.partition_id
+)
+_behind = sa.select(sa.literal(1)).where(
+    groups.c.subject_id == partitions.c.subject_id,
+    sa.not_(sa.exists(_through.correlate(groups, partitions))),
+)
+_holding = sa.and_(
+    partitions.c.state == PartitionState.SEALED,
+    partitions.c.end_offset.is_not(None),
+    sa.or_(
+        sa.and_(subjects.c.order_strategy == OrderStrategy.BEST_TRIED, sa.not_(subjects.c.static)),
+        sa.exists(_behind.correlate(partitions)),
+    ),
+)
+"""What is sealed and holds up whoever has not read it to its end: groups to come, where that can be helped, else those
+there are."""
 
 
 def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
@@ -50,10 +70,11 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
         raise InvalidRequestError(
             f"broker group {source!r} answers: evacuate it with its help, which loses no order"
         )
+    coming, left = partitions.c.state.in_(_COMING), ask.without_source
     found = (
         sa.select(subjects.c.name)
         .join(partitions, partitions.c.subject_id == subjects.c.subject_id)
-        .where(partitions.c.broker_group == source, partitions.c.state.in_(_COMING))
+        .where(partitions.c.broker_group == source, sa.or_(coming, _holding) if left else coming)
         .distinct()
         .order_by(subjects.c.name)
     )
@@ -68,8 +89,31 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
             continue
         plan = plan_evacuation(open_partitions(connection, subject), source, load)
         load.update(child.broker_group for child in plan.children)
-        plans.append(planned_operation(connection, subject, plan))
+        holding = _holding_there(connection, subject, source) if left else ()
+        busy = None
+        if holding and _reorders(subject):
+            plan = replace(plan, sealed=plan.sealed + holding)
+        elif holding:
+            problem = "it is strict or static; what continues what is sealed there is held until the broker group is back"
+            busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
+        plans.append(replace(planned_operation(connection, subject, plan), busy=busy))
     return plans
+
+
+def _reorders(subject: SubjectRow) -> bool:
+    """Does the subject allow messages to be reordered, if that is declared."""
+    return subject.order_strategy is OrderStrategy.BEST_TRIED and not subject.static
+
+
+def _holding_there(
+    connection: Connection, subject: SubjectRow, source: BrokerGroup
+) -> tuple[PartitionId, ...]:
+    """The sealed partitions of a subject on a broker group that hold up consumer groups."""
+    there = sa.and_(
+        partitions.c.subject_id == subject.subject_id, partitions.c.broker_group == source
+    )
+    found = sa.select(partitions.c.partition_id).join(subjects).where(there, _holding)
+    return tuple(connection.execute(found.order_by(partitions.c.partition_id)).scalars())
 
 
 def let_go_on(connection: Connection, operation_id: int) -> None:
@@ -96,19 +140,19 @@ def _not_free(
     leaving = sum(one.action == StepAction.SEAL for one in todo)
     hosts = [one.done for one in todo if one.action == StepAction.HOST]
     waits = any(one.action == StepAction.SEAL and not one.done for one in todo)
-    reorders = subject.order_strategy is OrderStrategy.BEST_TRIED and not subject.static
     freed = 0
     problem = "another operation runs on it; evacuate again when that is done"
     if not running:
         problem = "it is still being created, with partitions there"
     elif not all(hosts):
         problem = "its operation waits to open partitions there; cancel it, then evacuate again"
-    elif waits and not reorders:
+    elif waits and not _reorders(subject):
         problem = "it is strict or static; its operation is held until the broker group is back"
     elif waits:
         freed = running
         problem = ""
-        if hosts or leaving < there:
+        holding = _holding_there(connection, subject, BrokerGroup(ask.broker_group))
+        if hosts or leaving < there or holding:
             problem = "its operation goes on, and leaves some there; then evacuate again"
     busy = BusySubject(subject=subject.name, operation_id=running, problem=problem)
     return PlannedOperation(

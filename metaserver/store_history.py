@@ -66,7 +66,7 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
         sealed, children = [], [one.partition_id for one in done]
     cordoned = ""
     if row.kind == OperationKind.EVACUATE:
-        cordoned = _cordoned_source(connection, children)
+        cordoned = _cordoned_source(connection, children, [one.partition_id for one in sealed])
     return OperationView(
         operation_id=row.operation_id,
         subject=row.name,
@@ -91,13 +91,18 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
     )
 
 
-def _cordoned_source(connection: Connection, children: Collection[int]) -> str:
-    """The broker group that these continue, if it is cordoned, else ""."""
+def _cordoned_source(
+    connection: Connection, children: Collection[int], sealed: Collection[int]
+) -> str:
+    """The broker group of the sealed ones, or of what these children were to continue, if it is cordoned, else ""."""
+    parents = sa.select(partition_parents.c.parent_id).where(
+        partition_parents.c.partition_id.in_(children)
+    )
+    left = sa.or_(partitions.c.partition_id.in_(sealed), partitions.c.partition_id.in_(parents))
     found = (
         sa.select(brokers.c.broker_group)
         .join(partitions, partitions.c.broker_group == brokers.c.broker_group)
-        .join(partition_parents, partition_parents.c.parent_id == partitions.c.partition_id)
-        .where(partition_parents.c.partition_id.in_(children), brokers.c.cordoned)
+        .where(left, brokers.c.cordoned)
     )
     return connection.execute(found.limit(1)).scalar_one_or_none() or ""
 

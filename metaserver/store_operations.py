@@ -282,7 +282,9 @@ def _open(connection: Connection, operation: Operation) -> OperationState:
     forsaken = [row.partition_id for row in rows if row.partition_id in sealed and not row.done]
     children = [row.partition_id for row in rows if row.action == StepAction.HOST]
     connection.execute(_set_partitions, {"ids": sealed, "state": PartitionState.SEALED})
-    connection.execute(_set_partitions, {"ids": forsaken, "forsaken": True})
+    # Their ends are not known until their brokers are back and say them, not even if they had said them before.
+    left = {"forsaken": True, "end_offset": None}
+    connection.execute(_set_partitions, {"ids": forsaken, **left})
     connection.execute(_set_partitions, {"ids": children, "state": PartitionState.OPEN})
     if operation.static:
         go_on(connection, children)

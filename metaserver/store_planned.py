@@ -27,7 +27,7 @@ class PlannedOperation:
     freed: int = 0
     """An operation that runs already, waits for the broker group to be left, and now goes on without it."""
     busy: BusySubject | None = None
-    """Why an evacuation leaves something of the subject where it is."""
+    """Why an evacuation leaves something of the subject where it is, or held."""
 
     def children(self) -> tuple[Partition, ...]:
         """The children with their names and queues to be; ids come with the rows."""
@@ -54,7 +54,7 @@ class PlannedOperation:
             operation_id=0,
             subject=self.subject.name,
             kind=ask.kind,
-            state=OperationState.PLAN if self.plan.children else OperationState.DONE,
+            state=OperationState.PLAN if self.plan.sealed else OperationState.DONE,
             sealed=self.plan.sealed,
             children=self.children(),
             without_source=ask.without_source,

@@ -97,7 +97,7 @@ def begin_operations(
         operation_id = planned.freed
         if operation_id:
             let_go_on(connection, operation_id)
-        elif planned.plan.children:
+        elif planned.plan.sealed:
             operation_id = _journal(connection, ask, planned, driver=driver, lease_ms=lease_ms)
         begun.append((operation_id, planned))
     return begun

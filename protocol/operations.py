@@ -98,7 +98,7 @@ class OperationView(Struct, frozen=True, kw_only=True):
     kind: OperationKind
     state: OperationState
     sealed: tuple[int, ...]
-    """The partitions that take no more messages."""
+    """The partitions that take no more messages; of a group left behind also those that took none before."""
     children: tuple[Partition, ...]
     steps: tuple[StepView, ...] = ()
     without_source: bool = False
@@ -113,11 +113,11 @@ class OperationView(Struct, frozen=True, kw_only=True):
 
 
 class BusySubject(Struct, frozen=True, kw_only=True):
-    """A subject of which an evacuation leaves something where it is, because something else runs on it."""
+    """A subject of which an evacuation leaves something there, or held: something else runs on it, or it keeps order."""
 
     subject: str
     operation_id: int
-    """What runs; 0: its creation."""
+    """What runs; 0: its creation, or nothing."""
     problem: str
     """Why, and what to do."""
 

@@ -1,0 +1,83 @@
+"""A broker dies that has only sealed partitions of a subject, which a group has not read: real processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, done_operation, eventually, silent
+from keylane import Consumer, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+OLD = [b"%d" % number for number in range(20)]
+NEW = [b"%d" % number for number in range(20, 40)]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Two brokers and a metaserver that soon notices who is silent."""
+    settings = "operation_lease_ms = 400\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
+    cluster = Cluster(tmp_path, 2, meta_settings=settings)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+async def send(cluster: Cluster, values: list[bytes]) -> None:
+    async with Producer(cluster.meta) as producer:
+        for value in values:
+            await producer.send("tried", value, key=b"k")
+
+
+def consumer(cluster: Cluster, group: str, seen: list[bytes]) -> Consumer:
+    return Consumer(
+        cluster.meta,
+        subject="tried",
+        group=group,
+        handler=lambda message: seen.append(message.value),
+        settings=ConsumerSettings(ttl_ms=1_500),
+    )
+
+
+@pytest.mark.crash
+async def test_what_was_sealed_on_a_dead_broker_holds_nobody_and_is_read_when_it_is_back(
+    cluster: Cluster,
+):
+    """A group reads on without it, and what is left there when the broker is back; one that comes then reads it first."""
+    (parent,) = (await cluster.create("tried", partitions=1, strategy="best_tried")).partitions
+    home = int(parent.broker_group.removeprefix("g")) - 1
+    other = "g2" if home == 0 else "g1"
+    await send(cluster, OLD)
+    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(parent.partition_id,), broker_group=other)
+    await cluster.reshape(ask)
+    await send(cluster, NEW)
+    network = HttpNetwork()
+    meta = MetaClient(network, [cluster.meta])
+    cluster.brokers[home].kill()
+    await silent(meta, parent.broker_group)
+    seen: list[bytes] = []
+    late: list[bytes] = []
+    async with consumer(cluster, "early", seen):
+        ask = Reshape(
+            kind=OperationKind.EVACUATE, broker_group=parent.broker_group, without_source=True
+        )
+        (view,) = (await meta.reshape(ask)).operations
+        while view.state is not OperationState.FENCE:
+            await asyncio.sleep(0.05)
+            (view, _) = (await meta.operations("tried")).operations
+        assert view.reordered == (parent.partition_id,)
+        await eventually(lambda: seen == NEW, what="what continues it")
+        cluster.brokers[home].restart()
+        await done_operation(meta, view)
+        await eventually(lambda: seen == NEW + OLD, what="what was left")
+    async with consumer(cluster, "late", late):
+        await eventually(lambda: late == OLD + NEW, what="all, in order")
+    assert [one for one in (await meta.verify()).checks if one.violations] == []
+    await network.close()

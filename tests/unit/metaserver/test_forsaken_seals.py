@@ -1,0 +1,199 @@
+"""A partition that was sealed before its broker died holds nobody who may be let past, and is declared; what may not be
+reordered is held, and named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keylane.metaserver.reshape import NOTHING
+from keylane.metaserver.store_evacuations import plan_evacuations
+from keylane.metaserver.store_history import operation_views, subject_history
+from keylane.metaserver.store_leases import note_drained, read_grants, settle_group
+from keylane.metaserver.store_operations import idle_operations
+from keylane.metaserver.store_plans import begin_operations
+from keylane.metaserver.store_sessions import join_group
+from keylane.metaserver.store_subjects import read_route
+from keylane.protocol.control import Join
+from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
+from keylane.protocol.routing import OrderStrategy
+from sql_rows import Rows
+
+BEST_TRIED = OrderStrategy.BEST_TRIED
+WITHOUT_G1 = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
+
+
+@pytest.fixture
+def rows() -> Rows:
+    rows = Rows()
+    rows.report("g1", "g2", "g3")
+    return rows
+
+
+def begin(rows: Rows, ask: Reshape) -> list[tuple[int, Any]]:
+    return list(rows.run(begin_operations, ask, driver="d", lease_ms=1_000))
+
+
+def move(rows: Rows, subject: str, to: str) -> tuple[int, int]:
+    """The only open partition of a subject goes on elsewhere: which was sealed, which continues it."""
+    (source,) = rows.run(read_route, subject).open_partitions()
+    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group=to)
+    ((operation_id, _),) = begin(rows, ask)
+    assert rows.drive(operation_id) is None
+    (child,) = rows.run(read_route, subject).open_partitions()
+    return source.partition_id, child.partition_id
+
+
+def created(rows: Rows, subject: str = "s", **settings: Any) -> int:
+    """A subject with one partition, on g1."""
+    rows.create(subject, 1, **{"order_strategy": BEST_TRIED} | settings)
+    (only,) = rows.run(read_route, subject).partitions
+    if only.broker_group != "g1":
+        move(rows, subject, "g1")
+    (only,) = rows.run(read_route, subject).open_partitions()
+    return only.partition_id
+
+
+def view(rows: Rows, operation_id: int) -> OperationView:
+    (one,) = rows.run(operation_views, [operation_id])
+    assert isinstance(one, OperationView)
+    return one
+
+
+def session_of(group: str) -> str:
+    return group.encode().hex().zfill(32)
+
+
+def granted(rows: Rows, group: str, *through: int, subject: str = "s") -> list[int]:
+    """What the only session of a consumer group holds once it is through with these."""
+    session = session_of(group)
+    ask = Join(subject=subject, group=group, session=session, ttl_ms=30_000)
+    group_id = rows.run(join_group, ask, sessions_max=9).group_id
+    rows.run(settle_group, group_id)
+    for one in through:
+        rows.run(note_drained, session, [one])
+        rows.run(settle_group, group_id)
+    return [int(one.partition.partition_id) for one in rows.run(read_grants, session).grants]
+
+
+def test_a_lagging_group_is_let_past_and_that_is_declared(rows: Rows):
+    """Its end is not known any more until the broker is back; who comes then reads it first, who had the child by then
+    is left at it.  When the broker dies again, so it is again."""
+    created(rows)
+    parent, child = move(rows, "s", "g2")
+    assert granted(rows, "early") == [parent]
+    rows.silence("g1")
+    assert granted(rows, "early") == [parent]
+    ((operation_id, planned),) = begin(rows, WITHOUT_G1)
+    assert planned.view(WITHOUT_G1).state is OperationState.PLAN
+    assert rows.drive(operation_id) is OperationState.FENCE
+    told = view(rows, operation_id)
+    assert (told.sealed, told.reordered, told.children) == ((parent,), (parent,), ())
+    assert told.cordoned == "g1"
+    assert granted(rows, "early") == [parent, child]
+    assert granted(rows, "new") == [parent, child]
+    assert begin(rows, WITHOUT_G1) == [], "nothing is left to be forsaken"
+
+    rows.report("g1")
+    rows.now_ms += 1_000  # its driver has died
+    assert rows.run(idle_operations) == [operation_id]
+    assert rows.drive(operation_id) is None
+    (kept,) = (
+        one
+        for one in rows.run(subject_history, "s").partitions
+        if one.partition.partition_id == parent
+    )
+    assert (kept.forsaken, kept.end_offset) == (True, 100)
+    assert granted(rows, "early") == [parent, child]
+    assert granted(rows, "late") == [parent]
+    assert granted(rows, "last", parent) == [child]
+
+    rows.silence("g1")
+    ((operation_id, _),) = begin(rows, WITHOUT_G1)
+    assert rows.drive(operation_id) is OperationState.FENCE
+    assert granted(rows, "late") == [parent, child]
+
+
+def test_what_is_open_there_leaves_by_the_same_operation(rows: Rows):
+    """One operation for each subject: what is open goes on elsewhere, and what was sealed is forsaken beside it."""
+    rows.create("s", 3, order_strategy=BEST_TRIED)
+    rows.resize("s", 2)
+    there = [one for one in rows.run(read_route, "s").partitions if one.broker_group == "g1"]
+    rows.silence("g1")
+    ((operation_id, _),) = begin(rows, WITHOUT_G1)
+    assert rows.drive(operation_id) is OperationState.FENCE
+    told = view(rows, operation_id)
+    assert set(told.reordered) == {one.partition_id for one in there}
+    assert len(told.children) == sum(one.state == "open" for one in there) == 1
+    open_now = {int(one.partition_id) for one in rows.run(read_route, "s").open_partitions()}
+    groups = {one.partition_id: one for one in rows.run(read_route, "s").partitions}
+    alive = {key for key, one in groups.items() if one.broker_group != "g1"}
+    sealed = alive - open_now
+    assert open_now <= set(granted(rows, "g", *sorted(sealed)))
+
+
+def test_what_a_forsaken_partition_continues_is_read_first_all_the_same(rows: Rows):
+    """Its own parent is on a broker that lives: neither it nor what continues it is read before that one is."""
+    created(rows)
+    first, second = move(rows, "s", "g2")
+    third, fourth = move(rows, "s", "g1")
+    assert third == second
+    fourth, fifth = move(rows, "s", "g3")
+    assert granted(rows, "g", first) == [second]
+    rows.silence("g1")
+    ((operation_id, _),) = begin(rows, WITHOUT_G1)
+    assert rows.drive(operation_id) is OperationState.FENCE
+    assert view(rows, operation_id).reordered == (first, fourth)
+    assert granted(rows, "g") == [second]
+    assert granted(rows, "new") == [first, second]
+    assert granted(rows, "g", second) == [fourth, fifth]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"order_strategy": OrderStrategy.STRICT}, {"static": True}],
+    ids=["strict", "static"],
+)
+def test_what_may_not_be_reordered_is_held_and_named(rows: Rows, settings: dict[str, Any]):
+    """Nothing is begun; the subject is told, as long as a group has to read there; one that was let on is not."""
+    created(rows, **settings)
+    parent, child = move(rows, "s", "g2")
+    assert granted(rows, "g") == [parent]
+    rows.silence("g1")
+    ((operation_id, planned),) = begin(rows, WITHOUT_G1)
+    assert operation_id == 0
+    assert planned.plan == NOTHING
+    assert "until the broker group is back" in planned.busy.problem
+    assert (planned.busy.subject, planned.busy.operation_id) == ("s", 0)
+    assert granted(rows, "g") == [parent]
+    rows.report("g1")
+    assert granted(rows, "g", parent) == [child]
+    rows.silence("g1")
+    assert begin(rows, WITHOUT_G1) == []
+
+
+def test_a_subject_on_which_something_runs_is_named(rows: Rows):
+    """An operation elsewhere has to come to its end first; then the same command forsakes what is sealed."""
+    created(rows)
+    parent, child = move(rows, "s", "g2")
+    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(child,), broker_group="g3")
+    ((running, _),) = begin(rows, ask)
+    rows.silence("g1")
+    ((operation_id, planned),) = begin(rows, WITHOUT_G1)
+    assert operation_id == 0
+    assert planned.busy.operation_id == running
+    assert "evacuate again" in planned.busy.problem
+    assert rows.drive(running) is None
+    ((operation_id, planned),) = begin(rows, WITHOUT_G1)
+    assert planned.busy is None
+    assert rows.drive(operation_id) is OperationState.FENCE
+    assert view(rows, operation_id).reordered == (parent,)
+
+
+def test_with_its_help_nothing_that_is_sealed_is_forsaken(rows: Rows):
+    """A broker group that answers keeps what is sealed there, for whoever has not read it."""
+    created(rows)
+    move(rows, "s", "g2")
+    ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1")
+    assert rows.run(plan_evacuations, ask) == []
