@@ -20,7 +20,7 @@ from ..protocol.ids import check_name
 from ..protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from ..protocol.offsets import AckedOffsets
 from ..protocol.record import Header
-from ..protocol.routing import ConsumeStrategy, PartitionState
+from ..protocol.routing import PartitionState
 from .appends import Duplicate, ProducerState, after_append, decide_append
 from .pull_lock import PullLock, raise_fence
 from .records import CursorBody, FenceBody
@@ -275,7 +275,7 @@ class HostedPartition:
                 - max(one.acked.cursor, self.first_offset)
                 - sum(end - start for start, end in one.acked.ranges),
                 holder=one.lock.holder(now_ms),
-                strategy=ConsumeStrategy.SHARED if one.lock.shared else ConsumeStrategy.EXCLUSIVE,
+                strategy=one.lock.strategy,
                 by_operator=one.lock.by_operator,
             )
             for name, one in sorted(self.groups.items())

@@ -22,10 +22,13 @@ from dataclasses import dataclass
 from ..protocol.errors import FencedError, InvalidRequestError, TokenUnknownError
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import TOKEN_STEP_MAX, TTL_MS_DEFAULT, TTL_MS_MAX
+from ..protocol.routing import ConsumeStrategy
 
 SESSION_CHARS_MAX = 64
 RESET = "=reset"
 """In the place of a session: an operator set the cursor; no consumer has such a name."""
+RESET_SHARED = "=reset*"
+"""The same, of a shared group."""
 SHARED = "*"
 """In the place of a session: the token is that of every session of the group."""
 
@@ -57,7 +60,13 @@ class PullLock:
     @property
     def by_operator(self) -> bool:
         """The token was brought to set the cursor."""
-        return self.session == RESET
+        return self.session in {RESET, RESET_SHARED}
+
+    @property
+    def strategy(self) -> ConsumeStrategy:
+        """As which the token was brought."""
+        shared = self.session in {SHARED, RESET_SHARED}
+        return ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE
 
 
 def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> bool:

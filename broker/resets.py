@@ -1,6 +1,6 @@
 """A group's progress set by an operator: its fence rises to a fresh token, then its cursor goes where it is told.
 
-    POST /v1/partitions/{id}/cursor ─▶ FENCE [group, token, "=reset"] ─▶ CURSOR [group, token, cursor, []]   one commit
+    POST /v1/partitions/{id}/cursor ─▶ FENCE [group, token, session] ─▶ CURSOR [group, token, cursor, []]   one commit
 
 Invariants
     Whoever held the partition is refused from the decision on: no ack of his comes after the new cursor.
@@ -14,9 +14,10 @@ import asyncio
 from ..protocol.errors import OffsetOutOfRangeError
 from ..protocol.offsets import AckedOffsets
 from ..protocol.progress import SetCursor
+from ..protocol.routing import ConsumeStrategy
 from .group_commit import Entry
 from .partition import Group, HostedPartition
-from .pull_lock import RESET, decide_acquire
+from .pull_lock import RESET, RESET_SHARED, decide_acquire
 from .records import encode_body
 from .store import OWN_RECORD_BYTES, Store
 
@@ -33,7 +34,8 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     partition.check_owners()
     store.firsts.rise(partition.partition_id)
     group = partition.group_for_acquire(ask.group)
-    rises = decide_acquire(group.lock, token=ask.token, session=RESET, ttl_ms=1)
+    session = RESET_SHARED if ask.strategy is ConsumeStrategy.SHARED else RESET
+    rises = decide_acquire(group.lock, token=ask.token, session=session, ttl_ms=1)
     if ask.cursor > partition.readable_offset:
         raise OffsetOutOfRangeError(
             offset=ask.cursor,
@@ -46,7 +48,7 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     # Room for both before either is decided.
     store.commit.check_room(2 * OWN_RECORD_BYTES, though_held=True)
     if rises:
-        store.raise_fence(partition, group, token=ask.token, session=RESET)
+        store.raise_fence(partition, group, token=ask.token, session=session)
     return _submit(store, partition, group, cursor)
 
 

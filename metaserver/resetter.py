@@ -155,7 +155,12 @@ class Resetter:
 
         async def tell(partition_id: int) -> str:
             one = places[partition_id]
-            ask = SetCursor(group=group, token=tokens[partition_id], cursor=cursors[partition_id])
+            ask = SetCursor(
+                group=group,
+                token=tokens[partition_id],
+                cursor=cursors[partition_id],
+                strategy=scope.strategy,
+            )
             async with self._room:
                 try:
                     status = await self._set_cursor(one, ask)

@@ -26,7 +26,7 @@ from ..protocol.errors import (
 from ..protocol.ids import check_name
 from ..protocol.limits import TOKEN_STEP_MAX
 from ..protocol.progress import ResetGroup
-from ..protocol.routing import Partition, PartitionState
+from ..protocol.routing import ConsumeStrategy, Partition, PartitionState
 from .dialect import insert_new, insert_or_replace
 from .leases import drained_through
 from .resets import check_ask
@@ -44,6 +44,7 @@ class ResetScope:
     group_id: int
     subject_id: int
     static: bool
+    strategy: ConsumeStrategy
     ask: ResetGroup
     partitions: tuple[Partition, ...]
 
@@ -67,8 +68,9 @@ def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGrou
         raise SubjectNotStaticError(subject=subject)
     check_ask(ask, static=row.static)
     here = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
-    group_id = connection.execute(sa.select(groups.c.group_id).where(here)).scalar_one_or_none()
-    if group_id is None:
+    chosen = sa.select(groups.c.group_id, groups.c.strategy).where(here)
+    known = connection.execute(chosen).one_or_none()
+    if known is None:
         raise GroupUnknownError(subject=subject, group=group)
     found = _meant(connection, row.subject_id, ask)
     if not found and ask.queue is not None:
@@ -79,7 +81,8 @@ def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGrou
             partition_id=ask.partition_id,
         )
     return ResetScope(
-        group_id=group_id,
+        group_id=known.group_id,
+        strategy=ConsumeStrategy(known.strategy),
         subject_id=row.subject_id,
         static=row.static,
         ask=ask,

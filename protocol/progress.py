@@ -16,6 +16,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from .ids import MAX_I64
+from .routing import ConsumeStrategy
 
 GROUPS_AT_ONCE_MAX = 1_024
 Offset = Annotated[int, Meta(ge=0, le=MAX_I64)]
@@ -75,6 +76,8 @@ class SetCursor(Struct, frozen=True, kw_only=True):
     group: str
     token: Annotated[int, Meta(ge=1, le=MAX_I64)]
     cursor: Offset
+    strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
+    """How the group consumes; the broker keeps it with the token."""
 
 
 class KnowGroups(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from keylane.protocol.errors import (
     OffsetOutOfRangeError,
 )
 from keylane.protocol.progress import SetCursor
+from keylane.protocol.routing import ConsumeStrategy
 from sim.clock import ManualClock
 from sim.disk import SimDisk
 from sim.store import Desk, batch, open_store
@@ -186,3 +187,19 @@ async def test_a_full_disk_leaves_it_as_it_was():
     with pytest.raises(DiskFullError):
         await set_to(desk, 2, 5)
     assert progress(desk) == before
+
+
+@pytest.mark.parametrize("strategy", list(ConsumeStrategy))
+async def test_how_the_group_consumes_is_kept(strategy: ConsumeStrategy):
+    """A partition tells it after a reset, and after a restart, together with who brought the token."""
+    disk = SimDisk()
+    desk = await desk_of(disk)
+    await set_cursor(
+        desk.store,
+        desk.store.state.partition(1),
+        SetCursor(group="audit", token=2, cursor=5, strategy=strategy),
+    )
+    await desk.store.close()
+    for store in (desk.store, open_store(disk)):
+        (group,) = store.state.partition(1).status(now_ms=0).groups
+        assert (group.strategy, group.by_operator, group.holder) == (strategy, True, None)

@@ -12,7 +12,7 @@ from keylane.metaserver.store_resets import ResetScope
 from keylane.protocol.control import GroupStatus, PartitionStatus
 from keylane.protocol.errors import OverloadedError, ResetUnfinishedError
 from keylane.protocol.progress import ResetGroup, ResetTo
-from keylane.protocol.routing import Partition, PartitionState
+from keylane.protocol.routing import ConsumeStrategy, Partition, PartitionState
 
 
 class BusyBroker:
@@ -43,7 +43,14 @@ async def tell(broker: BusyBroker) -> dict[int, int]:
         state=PartitionState.OPEN, address="127.0.0.1:1",
     )  # fmt: skip
     ask = ResetGroup(to=ResetTo.EARLIEST)
-    scope = ResetScope(group_id=1, subject_id=1, static=False, ask=ask, partitions=(one,))
+    scope = ResetScope(
+        group_id=1,
+        subject_id=1,
+        static=False,
+        strategy=ConsumeStrategy.EXCLUSIVE,
+        ask=ask,
+        partitions=(one,),
+    )
     settings = MetaserverSettings(data=Path("meta"))
     resetter = Resetter(None, broker, settings, holder="m")  # type: ignore[arg-type]
     done: dict[int, int] = {}

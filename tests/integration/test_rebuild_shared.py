@@ -1,0 +1,70 @@
+"""`keylane meta rebuild` after the progress of a shared group was set: it is a shared group still."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from cluster import Cluster, eventually
+from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.progress import ResetGroup, ResetTo
+from keylane.protocol.routing import ConsumeStrategy
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+SETTINGS = ConsumerSettings(ttl_ms=1_500)
+
+
+async def test_its_consumers_go_on_from_where_it_was_set(tmp_path: Path) -> None:
+    """Every partition was set, none acquired since, and the database lost: shared consumers get all of it again."""
+    cluster = Cluster(tmp_path, 2)
+    network = HttpNetwork()
+    try:
+        await cluster.create("s", partitions=2)
+        meta = MetaClient(network, [cluster.meta])
+        handled: list[Message] = []
+
+        def consumer() -> Consumer:
+            return Consumer(
+                cluster.meta,
+                subject="s",
+                group="g",
+                handler=handled.append,
+                settings=SETTINGS,
+                strategy="shared",
+            )
+
+        async with Producer(cluster.meta) as producer, consumer():
+            for number in range(20):
+                await producer.send("s", b"%d" % number, key=b"%d" % number)
+            await eventually(lambda: len(handled) == 20, seconds=60)
+        await meta.reset_group("s", "g", ResetGroup(to=ResetTo.EARLIEST))
+
+        cluster.meta_program.kill()
+        shutil.rmtree(tmp_path / "meta-0")
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [
+                *(sys.executable, "-m", "keylane.cli", "meta", "rebuild"),
+                *("--data", str(tmp_path / "meta-0")),
+                *(f"--broker={one.address}" for one in cluster.brokers),
+            ],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        cluster.meta_program.restart()
+
+        handled.clear()
+        async with consumer():
+            await eventually(lambda: len({one.value for one in handled}) == 20, seconds=60)
+        assert (await meta.group("s", "g")).strategy is ConsumeStrategy.SHARED
+    finally:
+        await network.close()
+        cluster.stop()
