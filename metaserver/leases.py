@@ -21,9 +21,13 @@ from dataclasses import dataclass, replace
 
 from ..protocol.errors import TokenUnknownError
 from ..protocol.ids import FencingToken, PartitionId, SessionId
+from ..protocol.limits import TOKEN_STEP_MAX
 from ..protocol.routing import PartitionState
 from .allocation import allocate
 
+FENCE_BELIEVED_MAX = TOKEN_STEP_MAX // 2
+"""As high as a fence may set the tokens: brokers that have seen none still take as many grants again.  Grants alone
+never come so far, wherever a database was restored from."""
 EVERYBODY = SessionId("*")
 """Who shall hold the leases of a SHARED group."""
 
@@ -209,6 +213,15 @@ def grant(lease: Lease, *, last_token: FencingToken) -> Lease | None:
         return None
     token = FencingToken(last_token + 1)
     return replace(lease, session=lease.wanted, token=token, withdrawn=False)
+
+
+def count_on(last_token: FencingToken, fence: int) -> FencingToken:
+    """
+    The token to count on from, when a broker is said to have seen `fence`: a database restored from a copy is behind it.
+
+    However high that is: no broker refuses what is granted then because it would be from the future.
+    """
+    return FencingToken(max(last_token, min(fence, FENCE_BELIEVED_MAX)))
 
 
 def release(lease: Lease | None, session: SessionId, token: int) -> Lease | None:

@@ -17,13 +17,13 @@ from sqlalchemy.engine import Connection
 from ..protocol.control import Grant, Grants, Heartbeat, ReleaseGrant
 from ..protocol.errors import TokenUnknownError
 from ..protocol.ids import FencingToken, PartitionId, SessionId
-from ..protocol.limits import TOKEN_STEP_MAX
 from ..protocol.routing import ConsumeStrategy, PartitionState
 from .dialect import insert_new
 from .leases import (
     EVERYBODY,
     Lease,
     Readable,
+    count_on,
     grant,
     readable_partitions,
     release,
@@ -329,8 +329,12 @@ def _readable(
 
 
 def _counted_on(last_token: FencingToken, fence: int) -> FencingToken:
-    """The token to count on from, when a broker has seen `fence`: a database restored from a copy is behind it."""
-    if not last_token < fence <= last_token + TOKEN_STEP_MAX:
-        return last_token
-    log.warning("a broker has seen token %d, above our last one, %d", fence, last_token)
-    return FencingToken(fence)
+    counted = count_on(last_token, fence)
+    if fence > last_token:
+        log.warning(
+            "a broker has seen token %d, is said; our last one was %d, and we count on from %d",
+            fence,
+            last_token,
+            counted,
+        )
+    return counted

@@ -23,12 +23,11 @@ from ..protocol.errors import (
     QueueUnknownError,
     SubjectNotStaticError,
 )
-from ..protocol.ids import check_name
-from ..protocol.limits import TOKEN_STEP_MAX
+from ..protocol.ids import FencingToken, check_name
 from ..protocol.progress import ResetGroup
 from ..protocol.routing import ConsumeStrategy, Partition, PartitionState
 from .dialect import insert_new, insert_or_replace
-from .leases import drained_through
+from .leases import count_on, drained_through
 from .resets import check_ask
 from .schema import drained, groups, leases, partition_parents, partitions, sessions
 from .store_duties import leave_duty, reset_duty, take_duty
@@ -121,7 +120,7 @@ def begin_reset(
     group_id, ids = scope.group_id, scope.ids
     here = groups.c.group_id == group_id
     last = connection.execute(sa.select(groups.c.last_token).where(here).with_for_update())
-    last_token: int = last.scalar_one()
+    last_token = FencingToken(last.scalar_one())
     sweep_sessions(connection, group_id)
     count = sa.select(sa.func.count()).where(sessions.c.group_id == group_id)
     live = connection.execute(count).scalar_one()
@@ -132,8 +131,7 @@ def begin_reset(
         return None
     if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):
         raise GroupBusyError("another reset of this consumer group is under way")
-    if fence <= last_token + TOKEN_STEP_MAX:
-        last_token = max(last_token, fence)
+    last_token = count_on(last_token, fence)
     tokens = {one: last_token + number for number, one in enumerate(ids, 1)}
     rows = [
         {
