@@ -112,26 +112,26 @@ def begin_reset(
         fence: the highest that the brokers have seen: above ours where the database was restored from a copy.
 
     Returns:
-        Partition id → token; None if other partitions are meant than when the scope was read: plan again.
+        Partition id → token; None if the scope is another one now: plan again.
 
     Raises:
         GroupBusyError: it has live sessions, or another reset holds it.
     """
     group_id, ids = scope.group_id, scope.ids
     here = groups.c.group_id == group_id
-    last = connection.execute(sa.select(groups.c.last_token).where(here).with_for_update())
-    last_token = FencingToken(last.scalar_one())
+    locked = sa.select(groups.c.last_token, groups.c.strategy).where(here).with_for_update()
+    last, strategy = connection.execute(locked).one()
     sweep_sessions(connection, group_id)
     count = sa.select(sa.func.count()).where(sessions.c.group_id == group_id)
     live = connection.execute(count).scalar_one()
     if live:
         raise GroupBusyError(f"the consumer group has {live} live consumers", sessions=live)
     now = _meant(connection, scope.subject_id, scope.ask)
-    if {one.partition_id for one in now} != set(ids):
+    if {one.partition_id for one in now} != set(ids) or strategy != scope.strategy:
         return None
     if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):
         raise GroupBusyError("another reset of this consumer group is under way")
-    last_token = count_on(last_token, fence)
+    last_token = count_on(FencingToken(last), fence)
     tokens = {one: last_token + number for number, one in enumerate(ids, 1)}
     rows = [
         {

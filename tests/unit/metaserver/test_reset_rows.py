@@ -21,10 +21,11 @@ from keylane.metaserver.store_leases import read_grants, settle_group
 from keylane.metaserver.store_resets import ResetScope, begin_reset, end_reset, reset_scope
 from keylane.metaserver.store_sessions import join_group, leave_group
 from keylane.metaserver.store_subjects import open_subject, plan_subject
+from keylane.metaserver.store_switch import switch_group
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.errors import GroupBusyError
 from keylane.protocol.progress import ResetGroup, ResetTo
-from keylane.protocol.routing import PartitionState
+from keylane.protocol.routing import ConsumeStrategy, PartitionState
 
 A, B = "a" * 16, "b" * 16
 TTL_MS = 5_000
@@ -130,6 +131,15 @@ def test_partitions_opened_since_it_was_planned_are_set_too(rows: Rows):
     assert (rows.last_token(), rows.drained()) == (before, [1])
     assert set(rows.begin()) == {1, 2, 3}
     assert set(rows.run(begin_reset, alone, holder="one", lease_ms=2_000)) == {2}
+
+
+def test_a_group_switched_since_it_was_planned_is_planned_anew(rows: Rows):
+    """Brokers are told how it consumes now."""
+    before = rows.scope()
+    rows.run(switch_group, "s", "g", ConsumeStrategy.SHARED)
+    assert rows.run(begin_reset, before, holder="one", lease_ms=2_000) is None
+    assert rows.scope().strategy is ConsumeStrategy.SHARED
+    assert set(rows.begin()) == {1, 2}
 
 
 def test_a_live_session_and_another_reset_keep_it_off(rows: Rows):
