@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import secrets
@@ -30,6 +31,8 @@ from .shared_client import SharedClient
 from .stream import Stream
 from .workers import Handler, Workers
 
+log = logging.getLogger("keylane.consumer")
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
@@ -40,6 +43,8 @@ class Assignment:
     outstanding: int
     """Messages pulled and not yet handled."""
     waiting_for: str
+    missed: int = 0
+    """Messages that retention by time removed before this consumer got them."""
 
 
 class Consumer:
@@ -115,6 +120,9 @@ class Consumer:
         self._watch: asyncio.Task[None] | None = None
         self._deadline_ms = 0
         self._ended: asyncio.Future[None] | None = None
+        self._leaving = False
+        self._failing: asyncio.Task[None] | None = None
+        """Gives everything back after an error that ended the consumer."""
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
@@ -172,6 +180,12 @@ class Consumer:
 
         Of a consumer without a handler: what was taken and not acked is given up at once, and comes again.
         """
+        self._leaving = True
+        if self._failing is not None:
+            await asyncio.wait([self._failing])
+        await self._close()
+
+    async def _close(self) -> None:
         if self._membership is None or self._dispatch is None or self._watch is None:
             return
         if isinstance(self._dispatch, Stream):
@@ -189,11 +203,16 @@ class Consumer:
             self._ended.set_result(None)
 
     def _fatal(self, error: BaseException) -> None:
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_exception(error)
-            self._ended.exception()
+        """End the consumer: whoever waits hears why, and its partitions go to others."""
+        if self._ended is None or self._ended.done():
+            return
+        log.error("consumer of %s in group %s ends: %r", self._subject, self._group, error)
+        self._ended.set_exception(error)
+        self._ended.exception()
         if isinstance(self._dispatch, Stream):
             self._dispatch.fail(error)
+        if not self._leaving:
+            self._failing = asyncio.create_task(self._close(), name="ending after an error")
 
     # ── what users call ──────────────────────────────────────────────────────────────────────────────
     async def wait(self) -> None:
@@ -237,7 +256,7 @@ class Consumer:
     def assignment(self) -> list[Assignment]:
         """The partitions held now, by id."""
         return [
-            Assignment(one.partition_id, one.token, one.outstanding, one.waiting_for)
+            Assignment(one.partition_id, one.token, one.outstanding, one.waiting_for, one.missed)
             for one in self._register.clients
         ]
 

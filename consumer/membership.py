@@ -112,7 +112,7 @@ class Membership:
                     log.info("heartbeat: %s", error.message)
                     wait_ms = self._settings.backoff.wait_ms(attempt, self._dice)
                     await asyncio.sleep(min(wait_ms, self._heartbeat_ms) / 1000)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
             self._on_fatal(error)

@@ -23,20 +23,19 @@ from ..protocol.errors import (
     KeylaneError,
     LeaseLostError,
     OffsetOutOfRangeError,
-    Retry,
+    OverloadedError,
 )
 from ..protocol.frames import Ack, Acked, Acquire, Acquired, AcquireShared, Batches, Pull, Release
 from ..protocol.message import Delivery, Message
-from ..protocol.offsets import AckedOffsets
 from ..protocol.record import Header
 from ..rpc.client import BrokerClient
 from .acks import AckQueue
 from .cutting import cut_messages
+from .reading import Reading
+from .room import Room
 from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
-ROOM_SHARE = 2
-"""Pulling goes on when less than 1/ROOM_SHARE of the buffer is in use."""
 
 
 class PullClient:
@@ -44,12 +43,14 @@ class PullClient:
     Pulls one partition for one consumer session.
 
     `hand_out(messages)` gets messages in the order of their offsets, without those acked already;
-    `on_lost(client)` hears that the broker fenced this token; `on_drained()` that the partition is sealed and acked
+    `on_lost(client)` hears that nothing more comes under this token; `on_drained()` that the partition is sealed and acked
     to its end; `on_fatal(error)` of what no retry mends.
     """
 
     once = True
     """Under one token it is made only once, so that nothing is handled again."""
+    heeds_crowds = True
+    """While the broker takes no more ranges above the cursor, only what was pulled already can make room."""
 
     def __init__(
         self,
@@ -73,7 +74,6 @@ class PullClient:
         self.queue = int(grant.partition.queue)
         self.logic_start = grant.partition.logic_start
         self.holder = self  # what a delivery is asked for: whose messages end together
-        self.stopping = False
         self.fenced = False
         self.fence = 0
         """The higher token that the broker has seen, once it has fenced this one."""
@@ -84,6 +84,7 @@ class PullClient:
         self._subject = subject
         self._group = group
         self.session = session
+        self._who = (self.partition_id, group, session, self.token)
         assert grant.partition.address is not None
         self._broker_at = broker_at
         self._broker = broker_at(grant.partition.address)
@@ -95,23 +96,17 @@ class PullClient:
         self._on_drained = on_drained
         self._on_fatal = on_fatal
         self._acks = AckQueue()
-        self._acked = AckedOffsets()
+        self._reading = Reading()
         self._taken: set[int] = set()
         """Offsets that iteration gave to the user, who has not acked them yet."""
-        self._next_offset = -1
         self._sealed_end: int | None = None
         self._cursor = 0
         self._drained_told = False
         self._closed = False
         self._lease_until_ms = deadline_ms
-        self._buffered = 0
-        self._low_water = settings.buffer_messages // ROOM_SHARE
-        self._starved = False
-        """True while pulling waits for room."""
-        self._room = asyncio.Event()
+        self._room = Room()
         self._ack_is_due = False
         self._ack_due = asyncio.Event()
-        self._settled = asyncio.Event()
         self._pulling = asyncio.create_task(self._run(self._pull), name=f"pull {self.partition_id}")
         self._acking = asyncio.create_task(self._run(self._ack), name=f"ack {self.partition_id}")
 
@@ -141,7 +136,6 @@ class PullClient:
 
     def stop_starting(self) -> None:
         """From now on no handler starts and nothing more is pulled."""
-        self.stopping = True
         self.deadline_ns = 0
         self._pulling.cancel()
 
@@ -157,22 +151,14 @@ class PullClient:
         if not self._ack_is_due:
             self._ack_is_due = True
             self._ack_due.set()
-        self._buffered -= 1
-        if self._buffered <= self._low_water:
-            self._below_low_water()
+        room = self._room
+        room.count -= 1
+        if room.count <= room.wake_at:
+            room.wake()
 
     def forget(self, count: int) -> None:
         """So many of the messages handed out are no longer waiting or running."""
-        self._buffered -= count
-        if self._buffered <= self._low_water:
-            self._below_low_water()
-
-    def _below_low_water(self) -> None:
-        if self._starved:
-            self._starved = False
-            self._room.set()
-        if self.stopping:
-            self._settled.set()
+        self._room.leave(count)
 
     def taken(self, message: Message) -> None:
         """Iteration gave the message to the user, who is going to ack it."""
@@ -191,15 +177,18 @@ class PullClient:
             self.done(message.offset)
 
     @property
+    def missed(self) -> int:
+        """Messages that were removed before they were pulled."""
+        return self._reading.missed
+
+    @property
     def outstanding(self) -> int:
         """Messages handed out and neither done nor forgotten."""
-        return self._buffered
+        return self._room.count
 
     async def settled(self) -> None:
         """Wait until everything handed out is done or forgotten."""
-        while self._buffered:
-            self._settled.clear()
-            await self._settled.wait()
+        await self._room.empty()
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────
     async def _run(self, body: Callable[[], Awaitable[None]]) -> None:
@@ -208,7 +197,11 @@ class PullClient:
         except FencedError as error:
             log.info("partition %d: %s", self.partition_id, error.message)
             self._lose(error)
-        except asyncio.CancelledError:
+        except OffsetOutOfRangeError as error:
+            # The broker has less than was read from it: only the next token's owner may begin anew.
+            log.error("partition %d is handed over: %s", self.partition_id, error.message)
+            self._on_lost(self)
+        except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
             self._on_fatal(error)
@@ -236,9 +229,9 @@ class PullClient:
                 attempt = 0
             except FencedError:
                 raise
+            except OffsetOutOfRangeError as error:
+                self._pass_over(error)
             except KeylaneError as error:
-                if error.retry is Retry.NEVER and isinstance(error, OffsetOutOfRangeError):
-                    raise
                 acquired = False
                 attempt += 1
                 self.waiting_for = error.message
@@ -248,18 +241,17 @@ class PullClient:
     @property
     def _exhausted(self) -> bool:
         """The partition is sealed, and all of it is pulled."""
-        return self._sealed_end is not None and self._next_offset >= self._sealed_end
+        return self._sealed_end is not None and self._reading.next_offset >= self._sealed_end
 
     def _acquire_request(self) -> Acquire | AcquireShared:
-        ttl_ms = self._settings.ttl_ms
-        return Acquire(0, self.partition_id, self._group, self.session, self.token, ttl_ms)
+        return Acquire(0, *self._who, self._settings.ttl_ms)
 
     async def _acquire(self) -> None:
         answer, _ = await self._broker.call(self._acquire_request())
         assert isinstance(answer, Acquired)
-        if self._next_offset < 0:
-            self._acked = AckedOffsets(answer.cursor, list(answer.ranges))
-            self._next_offset = self._cursor = answer.cursor
+        if not self._reading.begun:
+            self._reading.begin(answer.cursor, answer.ranges)
+            self._cursor = answer.cursor
         if answer.sealed:
             self._ends_at(answer.next_offset)
 
@@ -274,12 +266,10 @@ class PullClient:
             self._on_drained()
 
     async def _wait_for_room(self, limit: int) -> None:
-        """Until fewer than `limit` messages are with handlers."""
-        if self._buffered >= limit:
-            self._starved = True
-            self._room.clear()
+        """Until fewer than `limit` messages are with handlers, and the broker takes acks of more."""
+        if not self._room.below(limit):
             self.waiting_for = "handlers"
-            await self._room.wait()
+            await self._room.get_below(limit)
 
     async def _pull_once(self) -> None:
         await self._wait_for_room(self._settings.buffer_messages)
@@ -288,16 +278,7 @@ class PullClient:
         self.waiting_for = "messages"
         wait_ms = min(self._settings.pull_wait_ms, self._settings.ttl_ms // 3)
         answer, payload = await self._broker.call(
-            Pull(
-                0,
-                self.partition_id,
-                self._group,
-                self.session,
-                self.token,
-                self._next_offset,
-                self._settings.pull_bytes,
-                wait_ms,
-            ),
+            Pull(0, *self._who, self._reading.next_offset, self._settings.pull_bytes, wait_ms),
             wait_ms=wait_ms,
         )
         assert isinstance(answer, Batches)
@@ -309,17 +290,23 @@ class PullClient:
                 await asyncio.sleep(0)
 
     def _open_batch(self, payload: memoryview, start: int, header: Header) -> None:
-        """Cut a batch into messages and hand out those at or above the next offset that are not acked."""
-        if header.next_offset <= self._next_offset:
+        """Cut a batch into messages and hand out those that are neither read nor acked."""
+        if header.next_offset <= self._reading.next_offset:
             return
-        messages = self._cut(payload, start, header, self)
-        if header.base_offset < self._next_offset:
-            del messages[: self._next_offset - header.base_offset]
-        if self._acked.ranges or self._acked.cursor > self._next_offset:
-            messages = [one for one in messages if one.offset not in self._acked]
-        self._next_offset = header.next_offset
-        self._buffered += len(messages)
+        messages = self._reading.unread(self._cut(payload, start, header, self), header)
+        self._room.count += len(messages)
         self._hand_out(messages)
+
+    def _pass_over(self, error: OffsetOutOfRangeError) -> None:
+        """Go on at what is left if retention by time was faster than the handlers; else raises `error`."""
+        first_offset = int(error.details.get("first_offset") or 0)
+        if self._reading.next_offset >= first_offset:
+            raise error
+        missed = self._reading.pass_over(first_offset)
+        log.warning(
+            "partition %d: %d messages were removed before group %s got them; it goes on at offset %d",
+            self.partition_id, missed, self._group, first_offset,
+        )  # fmt: skip
 
     def _cut(
         self, payload: memoryview, start: int, header: Header, delivery: Delivery
@@ -336,7 +323,7 @@ class PullClient:
                     await self._ack_due.wait()
                 await asyncio.sleep(self._settings.ack_linger_ms / 1000)
             except TimeoutError:
-                if self._next_offset < 0 or self.lapsed:
+                if not self._reading.begun or self.lapsed:
                     continue
             try:
                 await self._send_acks()
@@ -348,30 +335,43 @@ class PullClient:
                 log.info("acks of partition %d: %s", self.partition_id, error.message)
                 await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._dice) / 1000)
 
-    async def _send_acks(self) -> None:
-        """One request with what is handled, or an empty one that only renews the pull lock."""
+    async def _send_acks(self) -> bool:
+        """
+        One request with what is handled, or an empty one that only renews the pull lock.
+
+        Returns:
+            False if the broker keeps no more ranges above the cursor: what is left waits for older messages.
+        """
         self._ack_is_due = False
         self._ack_due.clear()
         try:
-            answer, _ = await self._broker.call(
-                Ack(
-                    0,
-                    self.partition_id,
-                    self._group,
-                    self.session,
-                    self.token,
-                    self._acks.take(),
-                )
-            )
+            answer, _ = await self._broker.call(Ack(0, *self._who, self._acks.take()))
+        except OverloadedError as error:
+            return self._refused(error)
         except BaseException:
             self._ack_due.set()
             raise
         assert isinstance(answer, Acked)
         self._acks.confirmed()
+        if not self._acks.crowded:
+            self._room.reopen()
         self._cursor = answer.cursor
         self._tell_drained()
         if self._acks:
             self._ack_due.set()
+        return True
+
+    def _refused(self, error: OverloadedError) -> bool:
+        if not self._acks.crowded:
+            log.warning(
+                "partition %d: acks wait for older ones: %s", self.partition_id, error.message
+            )
+        if self.heeds_crowds:
+            self._room.shut()
+        fewer = self._acks.refused()
+        if fewer:
+            self._ack_due.set()
+        return fewer
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     async def hand_over(self, *, flush_ms: int) -> None:
@@ -381,12 +381,10 @@ class PullClient:
             return
         try:
             async with asyncio.timeout(flush_ms / 1000):
-                while self._acks:
-                    await self._send_acks()
-                if self._next_offset >= 0:
-                    await self._broker.call(
-                        Release(0, self.partition_id, self._group, self.session, self.token)
-                    )
+                while self._acks and await self._send_acks():
+                    pass
+                if self._reading.begun:
+                    await self._broker.call(Release(0, *self._who))
         except (TimeoutError, KeylaneError) as error:
             # The next owner's higher token takes the partition all the same; what was not acked comes again.
             log.info("hand-over of partition %d: %s", self.partition_id, error or "too slow")

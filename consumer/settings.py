@@ -33,7 +33,8 @@ class ConsumerSettings:
     pull_bytes: int = 1 << 20
     pull_wait_ms: int = 5_000
     buffer_messages: int = 20_000
-    """Per partition, pulled and not yet handled; above it pulling pauses."""
+    """Per partition, pulled and not yet handled; above it pulling pauses.  It pauses as well while what is handled
+    has more gaps than a cursor keeps (`ACK_RANGES_MAX`)."""
     in_flight_messages: int = 200
     """SHARED: per partition, handed out to this consumer and not yet handled.  The others do not see these meanwhile."""
     in_flight_ms: int = 60_000
@@ -42,7 +43,7 @@ class ConsumerSettings:
     """Acks gather so long before one request carries them."""
     handover_ms: int = 5_000
     """Running handlers may take so long to end when their partition goes to another consumer; then they are
-    cancelled. Never longer than the lease."""
+    cancelled. Never longer than the lease.  One that goes on all the same keeps its partition here until it ends."""
     call_timeout_ms: int = 5_000
     backoff: Backoff = field(default_factory=Backoff)
     handler_backoff: Backoff = field(default_factory=lambda: Backoff(first_ms=100, max_ms=30_000))

@@ -9,12 +9,17 @@ Invariants
 
 from __future__ import annotations
 
+import logging
+
 from ..protocol.batch import batch_starts
+from ..protocol.errors import OffsetOutOfRangeError
 from ..protocol.frames import AcquireShared, Handed, PullShared
 from ..protocol.message import Message
 from ..protocol.offsets import Range
 from ..protocol.record import Header
-from .pull_client import ROOM_SHARE, PullClient
+from .pull_client import PullClient
+
+log = logging.getLogger("keylane.consumer")
 
 
 class Handing:
@@ -58,6 +63,7 @@ class SharedClient(PullClient):
     """Pulls one partition together with the other sessions of a shared group."""
 
     once = False
+    heeds_crowds = False  # then the broker hands out only what lets the cursor rise, and somebody has to take it
 
     @property
     def _exhausted(self) -> bool:
@@ -65,12 +71,14 @@ class SharedClient(PullClient):
         return self.drained
 
     def _acquire_request(self) -> AcquireShared:
-        ttl_ms = self._settings.ttl_ms
-        return AcquireShared(0, self.partition_id, self._group, self.session, self.token, ttl_ms)
+        return AcquireShared(0, *self._who, self._settings.ttl_ms)
+
+    def _pass_over(self, error: OffsetOutOfRangeError) -> None:
+        # What was to be handed out is gone; the broker hands out what is left.
+        log.warning("partition %d: %s", self.partition_id, error.message)
 
     async def _pull_once(self) -> None:
         settings = self._settings
-        self._low_water = settings.in_flight_messages // ROOM_SHARE
         await self._wait_for_room(settings.in_flight_messages)
         sent_ns = self._clock.boot_ns()
         if sent_ns >= self.deadline_ns:
@@ -81,11 +89,8 @@ class SharedClient(PullClient):
         answer, payload = await self._broker.call(
             PullShared(
                 0,
-                self.partition_id,
-                self._group,
-                self.session,
-                self.token,
-                settings.in_flight_messages - self._buffered,
+                *self._who,
+                settings.in_flight_messages - self._room.count,
                 settings.pull_bytes,
                 wait_ms,
                 hold_ms,
@@ -119,5 +124,5 @@ class SharedClient(PullClient):
             return
         messages = self._cut(payload, start, header, handing)
         ours = [one for low, high in wanted for one in messages[low:high]]
-        self._buffered += len(ours)
+        self._room.count += len(ours)
         self._hand_out(ours)

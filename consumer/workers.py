@@ -25,7 +25,10 @@ from .pull_client import PullClient
 
 log = logging.getLogger("keylane.consumer")
 
+Failure = Exception | asyncio.CancelledError
 Handler = Callable[[Message], Awaitable[Any]] | Callable[[Message], Any]
+PATIENCE_MS = 5_000
+"""A cancelled handler that takes longer than this to end, and than it had before, is worth a word."""
 MESSAGES_PER_TURN = 256
 """After so many the worker lets the event loop turn: heartbeats and pulls must go on."""
 
@@ -35,8 +38,14 @@ class _Worker:
 
     def __init__(self) -> None:
         self.message: Message | None = None
-        self.cancelled = False
+        self.cancelled: Message | None = None
+        """The last one whose handler was cancelled here; None once that is over."""
         self.task: asyncio.Task[None] | None = None
+
+    def is_to_end(self, message: Message) -> bool:
+        """A cancellation met while `message` is handled was asked for, and is not of its handler's making."""
+        assert self.task is not None
+        return self.cancelled is message or self.task.cancelling() > (self.cancelled is not None)
 
 
 class Workers:
@@ -107,18 +116,20 @@ class Workers:
                     await self._work.wait()
                 else:
                     await asyncio.sleep(0)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
+            if message is not None:
+                message.delivery.forget(1)  # type: ignore[union-attr]
             self._on_crash(error)
             raise
 
-    async def _again(self, worker: _Worker, message: Message, error: BaseException) -> None:
+    async def _again(self, worker: _Worker, message: Message, error: Failure) -> None:
         """A handler raised: try again in place until it succeeds or the partition is lost."""
         client: PullClient = message.delivery  # type: ignore[assignment]
         try:
             while True:
-                if not isinstance(error, Exception):
+                if isinstance(error, asyncio.CancelledError) and worker.is_to_end(message):
                     raise error
                 await self._failed(message, error)
                 if self._boot_ns() >= client.deadline_ns:
@@ -128,13 +139,13 @@ class Workers:
                         await self._handler(message)
                     else:
                         self._handler(message)
-                except Exception as next_error:  # noqa: BLE001 - whatever a user's handler raises
+                except (Exception, asyncio.CancelledError) as next_error:  # noqa: BLE001
                     error = next_error
                 else:
                     client.done(message.offset)
                     return
         except asyncio.CancelledError:
-            if not worker.cancelled:
+            if worker.cancelled is not message:
                 raise
         self._forget_cancel(worker)
         client.forget(1)
@@ -142,12 +153,13 @@ class Workers:
     @staticmethod
     def _forget_cancel(worker: _Worker) -> None:
         """The cancellation of a handler ends with it, whether it was taken or swallowed."""
-        if worker.cancelled:
-            worker.cancelled = False
+        if worker.cancelled is not None:
+            worker.cancelled = None
             assert worker.task is not None
-            worker.task.uncancel()
+            while worker.task.uncancel():
+                pass
 
-    async def _failed(self, message: Message, error: Exception) -> None:
+    async def _failed(self, message: Message, error: Failure) -> None:
         """Say so, once for each message and not too often, and wait before the next try."""
         if message.attempt == 1:
             self._complain(message, error)
@@ -155,7 +167,7 @@ class Workers:
         message.attempt += 1
         await asyncio.sleep(wait_ms / 1000)
 
-    def _complain(self, message: Message, error: Exception) -> None:
+    def _complain(self, message: Message, error: Failure) -> None:
         kind = type(error).__qualname__
         complaint = self._complaints.failed(kind, self._boot_ns() // 1_000_000)
         if complaint is None:
@@ -177,12 +189,33 @@ class Workers:
             async with asyncio.timeout(timeout_ms / 1000):
                 await client.settled()
         except TimeoutError:
-            for worker in self._workers:
-                if worker.message is not None and _holder(worker.message) is client:
-                    worker.cancelled = True
-                    assert worker.task is not None
-                    worker.task.cancel()
+            await self._cancel(client, patience_ms=max(timeout_ms, PATIENCE_MS))
+
+    async def _cancel(self, client: PullClient, *, patience_ms: int) -> None:
+        """
+        Cancel the running handlers of `client`, and wait for them to end, however long that takes.
+
+        Only then may somebody else go on: as long as one runs, what it does would be out of order.
+        """
+        late = [one for one in self._workers if one.message and _holder(one.message) is client]
+        for worker in late:
+            self._forget_cancel(worker)
+            worker.cancelled = worker.message
+            assert worker.task is not None
+            worker.task.cancel()
+        try:
+            async with asyncio.timeout(patience_ms / 1000):
+                await client.settled()
+        except TimeoutError:
+            for message in (one.message for one in late if one.message):
+                log.warning(
+                    "handler of partition %d offset %d, key %.80r, was cancelled %d ms ago and goes on; "
+                    "the partition is not handed over before it ends",
+                    message.partition_id, message.offset, message.order_key, patience_ms,
+                )  # fmt: skip
             await client.settled()
+        for worker in late:
+            self._forget_cancel(worker)
 
     async def close(self) -> None:
         """Stop all workers."""
@@ -190,7 +223,7 @@ class Workers:
             log.warning("handlers failed with %s on %d more messages", kind, count)
         tasks = [worker.task for worker in self._workers if worker.task is not None]
         for worker in self._workers:
-            worker.cancelled = False  # this one is for the worker, not for its handler
+            worker.cancelled = None  # this one is for the worker, not for its handler
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

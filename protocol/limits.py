@@ -35,7 +35,7 @@ IN_FLIGHT_PER_CONNECTION_MAX = 1_024
 CONNECTIONS_MAX = 10_000
 PRODUCERS_PER_PARTITION_MAX = 10_000
 ACK_RANGES_MAX = 10_000
-"""Ranges of acked messages above one cursor; the consumer stops pulling before that."""
+"""Ranges of acked messages above one cursor; while it keeps so many, the consumer pulls no more."""
 
 TOKEN_STEP_MAX = 1 << 32
 """A fencing token this far above the last one is no grant's: tokens count grants."""

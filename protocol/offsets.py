@@ -77,6 +77,15 @@ class AckedOffsets:
         """How many ranges there are above the cursor."""
         return len(self._starts)
 
+    def unacked(self, start: int, end: int) -> int:
+        """How many offsets of `[start, end)` are not acked."""
+        count, offset = 0, self.next_unacked(start)
+        while offset < end:
+            upto = min(end, self.next_acked(offset))
+            count += upto - offset
+            offset = self.next_unacked(upto)
+        return count
+
     def __contains__(self, offset: int) -> bool:
         if offset < self.cursor:
             return True

@@ -12,6 +12,7 @@ import asyncio
 import contextvars
 import heapq
 import random
+import warnings
 from asyncio import events
 from collections import deque
 from collections.abc import Callable
@@ -190,11 +191,14 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def dispose(self) -> None:
         """End every task where it stands, without letting it go on."""
-        for task in asyncio.all_tasks(self):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            try:
-                task.get_coro().close()
-            except BaseException:  # noqa: BLE001 - what a half-closed coroutine says is of no interest
-                continue
+        with warnings.catch_warnings():
+            # What is begun by something that ends here never runs.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            for task in asyncio.all_tasks(self):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                try:
+                    task.get_coro().close()
+                except BaseException:  # noqa: BLE001 - what a half-closed coroutine says is of no interest
+                    continue
         self._timers.clear()
         self.close()

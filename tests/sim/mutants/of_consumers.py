@@ -172,8 +172,9 @@ def cursor_read_once_for_all_tokens(patches: Patches) -> None:
 
     async def acquire(self: Any) -> None:
         await real(self)
-        if self._acked.cursor == self._next_offset > 0:
-            self._next_offset += 1
+        reading = self._reading
+        if reading._acked.cursor == reading.next_offset > 0:
+            reading.next_offset += 1
 
     real = patches.set(PullClient, "_acquire", acquire)
 

@@ -20,14 +20,12 @@ def test_handled_out_of_order_is_joined():
 
 
 def test_nothing_leaves_before_it_is_confirmed():
-    """A failed request is repeated with the same ranges; later ones wait for the next."""
+    """A failed request is repeated, together with what was handled meanwhile."""
     queue = AckQueue()
-    queue.done(0)
-    assert queue.take() == ((0, 1),)
+    queue.done(3)
+    assert queue.take() == ((3, 4),)
     queue.done(1)
-    assert queue.take() == ((0, 1),)
-    queue.confirmed()
-    assert queue.take() == ((1, 2),)
+    assert queue.take() == ((1, 2), (3, 4))
     queue.confirmed()
     assert not queue
     assert queue.take() == ()
@@ -41,3 +39,37 @@ def test_a_request_is_bounded():
     assert len(queue.take()) == RANGES_PER_REQUEST
     queue.confirmed()
     assert len(queue.take()) == 5
+
+
+def test_a_refusal_halves_the_request_until_one_range_is_left():
+    """The lowest ranges go first; a single one that is refused waits for what is handled later."""
+    queue = AckQueue()
+    for offset in (3, 5, 7, 9, 11):
+        queue.done(offset)
+    assert len(queue.take()) == 5
+    assert queue.refused()
+    assert queue.take() == ((3, 4), (5, 6))
+    assert queue.refused()
+    assert queue.take() == ((3, 4),)
+    assert not queue.refused()
+    queue.done(2)
+    assert queue.take() == ((2, 4),)
+
+
+def test_after_a_refusal_requests_grow_again():
+    """Crowded until the broker has taken everything; each request that it takes lets the next one be larger."""
+    queue = AckQueue()
+    for offset in range(1, 17, 2):
+        queue.done(offset)
+    queue.take()
+    queue.refused()
+    sizes = []
+    while queue:
+        assert queue.crowded
+        sizes.append(len(queue.take()))
+        queue.confirmed()
+    assert sizes == [4, 4]
+    assert not queue.crowded
+    for offset in range(101, 141, 2):
+        queue.done(offset)
+    assert len(queue.take()) == 16

@@ -1,0 +1,136 @@
+"""More gaps among handled messages than a cursor keeps: acks wait for older ones, and go on with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cluster import Cluster, eventually
+from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.control import GroupStatus
+from keylane.protocol.limits import ACK_RANGES_MAX
+from keylane.rpc.client import BrokerClient
+from keylane.rpc.http_network import HttpNetwork
+
+PAIRS = ACK_RANGES_MAX + 600
+"""Messages of a slow key, each followed by one of another: nothing that is acked touches anything else."""
+
+
+class Subject:
+    """One partition, and how far the group is on it."""
+
+    def __init__(self, broker: BrokerClient, partition_id: int) -> None:
+        self._broker = broker
+        self._partition_id = partition_id
+
+    async def group(self) -> GroupStatus:
+        (found,) = (await self._broker.partition(self._partition_id)).groups
+        return found
+
+    async def until(self, *, cursor: int = 0, acked_above: int = 0) -> None:
+        """Wait until the group is so far."""
+        async with asyncio.timeout(60):
+            while True:
+                found = await self.group()
+                if found.cursor >= cursor and found.acked_above >= acked_above:
+                    return
+                await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def filled(cluster: Cluster, name: str) -> AsyncIterator[Subject]:
+    route = await cluster.create(name, partitions=1)
+    async with Producer(cluster.meta) as producer:
+        for number in range(PAIRS):
+            producer.send(name, b"", key=b"slow")
+            producer.send(name, b"", key=b"quick-%d" % number)
+    network = HttpNetwork()
+    (partition,) = route.partitions
+    broker = BrokerClient(network, partition.address)
+    try:
+        yield Subject(broker, partition.partition_id)
+    finally:
+        await broker.close()
+        await network.close()
+
+
+class Handler:
+    """Handles at once, but of the slow key only once `open` is set."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.quick = 0
+        self.slow: list[int] = []
+
+    async def __call__(self, message: Message) -> None:
+        if message.order_key == b"slow":
+            await self.open.wait()
+            self.slow.append(message.offset)
+        else:
+            self.quick += 1
+
+
+async def test_a_slow_key_between_others_is_caught_up_with(shared_cluster: Cluster):
+    """With default settings, acks of all others wait when the cursor keeps no more, and go on once the key does."""
+    handler = Handler()
+    async with (
+        filled(shared_cluster, "crowded") as subject,
+        Consumer(shared_cluster.meta, subject="crowded", group="g", handler=handler),
+    ):
+        await eventually(lambda: handler.quick == PAIRS, seconds=60)
+        await subject.until(acked_above=ACK_RANGES_MAX)
+        assert (await subject.group()).cursor == 0
+        handler.open.set()
+        await subject.until(cursor=2 * PAIRS)
+    assert handler.quick == PAIRS
+    assert handler.slow == list(range(0, 2 * PAIRS, 2))
+
+
+async def test_the_next_owner_catches_up_as_well(shared_cluster: Cluster):
+    """It begins with as many ranges as a cursor keeps; what could not be acked comes again, and nothing else does."""
+    first, second = Handler(), Handler()
+    async with filled(shared_cluster, "crowded-twice") as subject:
+        async with Consumer(
+            shared_cluster.meta,
+            subject="crowded-twice",
+            group="g",
+            handler=first,
+            settings=ConsumerSettings(handover_ms=100),
+        ):
+            await eventually(lambda: first.quick == PAIRS, seconds=60)
+            await subject.until(acked_above=ACK_RANGES_MAX)
+        assert (await subject.group()).holder is None, "it is released all the same"
+        async with Consumer(
+            shared_cluster.meta, subject="crowded-twice", group="g", handler=second
+        ):
+            await eventually(lambda: second.quick == PAIRS - ACK_RANGES_MAX, seconds=60)
+            assert (await subject.group()).cursor == 0
+            second.open.set()
+            await subject.until(cursor=2 * PAIRS)
+    assert first.slow == []
+    assert second.slow == list(range(0, 2 * PAIRS, 2))
+    assert second.quick == PAIRS - ACK_RANGES_MAX
+
+
+@pytest.mark.parametrize("strategy", ["exclusive", "shared"])
+async def test_acks_by_hand_of_every_second_message_first(shared_cluster: Cluster, strategy: str):
+    """What the cursor cannot keep waits; acks of what is between let it go on, to the end."""
+    name = f"crowded-by-hand-{strategy}"
+    settings = ConsumerSettings(
+        strategy=strategy, buffer_messages=100_000, in_flight_messages=100_000
+    )
+    async with (
+        filled(shared_cluster, name) as subject,
+        Consumer(shared_cluster.meta, subject=name, group="g", settings=settings) as consumer,
+    ):
+        taken = [await anext(consumer) for _ in range(2 * PAIRS)]
+        for message in taken[1::2]:
+            await message.ack()
+        await subject.until(acked_above=ACK_RANGES_MAX)
+        for message in taken[::2]:
+            await message.ack()
+        await subject.until(cursor=2 * PAIRS)

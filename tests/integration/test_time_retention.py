@@ -1,0 +1,88 @@
+"""Retention by time is faster than a consumer: it goes on at what is left, and says what it did not get."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, eventually
+from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.control import Retention
+from keylane.protocol.routing import Partition
+from keylane.rpc.client import BrokerClient
+from keylane.rpc.http_network import HttpNetwork
+
+SEGMENT = 16_384
+COUNT = 100
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A broker that keeps little, and looks when it starts."""
+    settings = f"segment_bytes = {SEGMENT}\nretention_bytes = {2 * SEGMENT}\n"
+    cluster = Cluster(tmp_path, 1, broker_settings=settings)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+async def removed(partition: Partition) -> None:
+    """Wait until more is gone than the first message."""
+    network = HttpNetwork()
+    broker = BrokerClient(network, partition.address)
+    try:
+        async with asyncio.timeout(30):
+            while (await broker.partition(partition.partition_id)).first_offset < 2:
+                await asyncio.sleep(0.05)
+    finally:
+        await broker.close()
+        await network.close()
+
+
+@pytest.mark.parametrize("strategy", ["exclusive", "shared"])
+async def test_a_slow_consumer_goes_on_at_what_is_left(cluster: Cluster, strategy: str, caplog):
+    """It keeps its partition, handles the rest in order, and counts what was gone before it was pulled."""
+    route = await cluster.create("aged", partitions=1, retention=Retention.TIME)
+    seen: list[Message] = []
+    gate = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        seen.append(message)
+        await gate.wait()
+
+    settings = ConsumerSettings(
+        strategy=strategy,
+        buffer_messages=1,
+        in_flight_messages=1,
+        pull_bytes=1,
+        concurrency=1,
+    )
+    async with (
+        Producer(cluster.meta) as producer,
+        Consumer(
+            cluster.meta, subject="aged", group="g", handler=handle, settings=settings
+        ) as consumer,
+    ):
+        for _ in range(COUNT):
+            await producer.send("aged", bytes(1_000), key=b"k")
+        await eventually(lambda: seen)
+        (broker,) = cluster.brokers
+        broker.kill()
+        broker.restart()
+        await removed(route.partitions[0])
+        await producer.send("aged", b"last", key=b"k")
+        gate.set()
+        await eventually(lambda: seen[-1].value == b"last", seconds=30)
+        (held,) = consumer.assignment
+    first, *rest = (one.offset for one in seen)
+    assert first == 0
+    assert rest == list(range(rest[0], COUNT + 1))
+    assert rest[0] > 1
+    if strategy == "exclusive":
+        assert held.missed == rest[0] - 1
+        assert f"{held.missed} messages were removed before group g got them" in caplog.text
