@@ -169,18 +169,12 @@ class Log:
             one = self.sendings[value]
             if one.key in self._strays and _promised(one, self._fates.get(value, _UNSETTLED)):
                 lanes[one.producer, one.key, one.strict].append((one.number, place))
-        for (_, key, strict), lane in lanes.items():
+        for (_, _, strict), lane in lanes.items():
             lane.sort()
             for (_, earlier), (_, later) in pairwise(lane):
-                if earlier[0] != later[0] and (strict or not self._cut(key, earlier[0], later[0])):
+                declared = not strict and earlier[0] in self._forsaken
+                if earlier[0] != later[0] and not declared:
                     self._elsewhere[later] = earlier
-
-    def _cut(self, key: bytes, earlier_id: int, later_id: int) -> bool:
-        """True if a partition of a key, from an earlier one up to a later one, was forsaken; their ids rise."""
-        return any(
-            earlier_id <= one < later_id and logical_partition(key) in self._ranges.get(one, ())
-            for one in self._forsaken
-        )
 
     def before(self, place: Place) -> tuple[Place, ...]:
         """What has to be handled before the message at `place`."""

@@ -42,7 +42,7 @@ CATCHES: dict[str, int] = {
     "lease_by_the_calendar": 55,
     "lost_session_goes_on": 4,
     "margin_on_the_wrong_side": 6,
-    "moved_broker_is_not_told": 11,
+    "moved_broker_is_not_told": 19,
     "moved_broker_not_followed": 19,
     "newer_go_before_older": 0,
     "no_drain_rule": 10,
