@@ -1,0 +1,76 @@
+"""What ends a consumer for good holds no partition: others go on at once."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, eventually
+from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
+
+
+class Crash(BaseException):
+    """No failure of a handler: nothing is to go on."""
+
+
+async def test_a_crashed_consumer_gives_its_partitions_back(shared_cluster: Cluster):
+    """Its program goes on and looks away; another consumer has its partitions long before the lease would end."""
+    await shared_cluster.create("crashed", partitions=2)
+    async with Producer(shared_cluster.meta) as producer:
+        for number in range(20):
+            await producer.send("crashed", b"%d" % number, key=b"k%d" % number)
+    seen: list[Message] = []
+
+    async def crash(message: Message) -> None:
+        raise Crash
+
+    patient = ConsumerSettings(ttl_ms=600_000)
+    async with Consumer(
+        shared_cluster.meta, subject="crashed", group="g", handler=crash, settings=patient
+    ) as first:
+        with pytest.raises(Crash):
+            await first.wait()
+        async with Consumer(
+            shared_cluster.meta, subject="crashed", group="g", handler=seen.append
+        ) as second:
+            await eventually(lambda: len(seen) == 20, seconds=60)
+            assert len(second.assignment) == 2
+        assert first.assignment == []
+        await asyncio.gather(first.close(), first.close())
+
+
+async def test_a_broker_that_has_less_than_was_read_is_read_anew(
+    own_cluster: Cluster, tmp_path: Path
+):
+    """Its folder is an older copy: the partition is handed over, and the next token begins at the broker's cursor."""
+    route = await own_cluster.create("older", partitions=1)
+    program = own_cluster.brokers[int(route.partitions[0].broker_group[1:]) - 1]
+    folder = tmp_path / f"broker-{route.partitions[0].broker_group[1:]}"
+    seen: list[Message] = []
+
+    async def send(values: list[bytes]) -> None:
+        async with Producer(own_cluster.meta) as producer:
+            for value in values:
+                await producer.send("older", value, key=b"k")
+
+    async with Consumer(own_cluster.meta, subject="older", group="g", handler=seen.append):
+        await send([b"kept"])
+        await eventually(lambda: len(seen) == 1)
+        await asyncio.sleep(0.2)
+        program.kill()
+        shutil.copytree(folder, tmp_path / "copy")
+        program.restart()
+        await send([b"lost"] * 20)
+        await eventually(lambda: len(seen) == 21, seconds=60)
+        program.kill()
+        shutil.rmtree(folder)
+        shutil.move(tmp_path / "copy", folder)
+        program.restart()
+        await send([b"new"])
+        await eventually(lambda: seen[-1].value == b"new", seconds=60)
+    assert seen[-1].fencing_token > seen[0].fencing_token
+    assert seen[-1].offset == 1
