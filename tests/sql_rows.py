@@ -45,10 +45,14 @@ class Rows:
         self.run(plan_subject, ask, subjects_max=100)
         self.run(open_subject, name)
 
+    def begin(self, ask: Reshape) -> list[tuple[int, Any]]:
+        """Operations that are begun: their ids, and what else is told."""
+        return list(self.run(begin_operations, ask, driver="d", lease_ms=1_000))
+
     def resize(self, name: str, count: int) -> None:
         """With brokers that answer at once; every parent ends at 100."""
         ask = Reshape(kind=OperationKind.RESIZE, subject=name, partitions=count)
-        ((operation_id, _),) = self.run(begin_operations, ask, driver="d", lease_ms=1_000)
+        ((operation_id, _),) = self.begin(ask)
         self.drive(operation_id)
 
     def drive(self, operation_id: int, *, driver: str = "d") -> OperationState | None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import Partition
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from lost_database import rebuild_lost_database
 
 SLOW = ConsumerSettings(ttl_ms=1_500, concurrency=1, buffer_messages=1, pull_bytes=1)
 BACKLOG, LATER = 100, 10
@@ -71,22 +69,7 @@ async def test_a_backlog_behind_an_empty_partition_is_handled_first(
         for number in range(BACKLOG, BACKLOG + LATER):
             await producer.send("s", b"%d" % number, key=b"k")
 
-    cluster.meta_program.kill()
-    shutil.rmtree(tmp_path / "meta-0")
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [
-            *(sys.executable, "-m", "keylane.cli", "meta", "rebuild"),
-            *("--data", str(tmp_path / "meta-0")),
-            *(f"--broker={one.address}" for one in cluster.brokers),
-        ],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    cluster.meta_program.restart()
+    await rebuild_lost_database(cluster, tmp_path)
 
     again: list[int] = []
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from cluster import Cluster, eventually
@@ -15,6 +11,7 @@ from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import ConsumeStrategy
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from lost_database import rebuild_lost_database
 
 SETTINGS = ConsumerSettings(ttl_ms=1_500)
 
@@ -44,22 +41,7 @@ async def test_its_consumers_go_on_from_where_it_was_set(tmp_path: Path) -> None
             await eventually(lambda: len(handled) == 20, seconds=60)
         await meta.reset_group("s", "g", ResetGroup(to=ResetTo.EARLIEST))
 
-        cluster.meta_program.kill()
-        shutil.rmtree(tmp_path / "meta-0")
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [
-                *(sys.executable, "-m", "keylane.cli", "meta", "rebuild"),
-                *("--data", str(tmp_path / "meta-0")),
-                *(f"--broker={one.address}" for one in cluster.brokers),
-            ],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        cluster.meta_program.restart()
+        await rebuild_lost_database(cluster, tmp_path)
 
         handled.clear()
         async with consumer():

@@ -1,4 +1,4 @@
-"""A database with the metaserver's tables, in memory."""
+"""The metaserver's tables, in memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
 from keylane.protocol.clock import SystemClock
+from sql_rows import Rows
 
 
 @pytest.fixture
@@ -21,3 +22,11 @@ def engine() -> Iterator[sa.Engine]:
         migrate(connection)
     yield engine
     engine.dispose()
+
+
+@pytest.fixture
+def rows() -> Rows:
+    """A database to which three broker groups have reported themselves."""
+    rows = Rows()
+    rows.report("g1", "g2", "g3")
+    return rows

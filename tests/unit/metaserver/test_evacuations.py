@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 from keylane.metaserver.store_evacuations import plan_evacuations
 from keylane.metaserver.store_history import operation_views
 from keylane.metaserver.store_leases import note_drained, read_grants, settle_group
@@ -16,7 +12,6 @@ from keylane.metaserver.store_operations import (
     let_go,
     note_steps,
 )
-from keylane.metaserver.store_plans import begin_operations
 from keylane.metaserver.store_sessions import join_group
 from keylane.metaserver.store_subjects import plan_subject, read_route
 from keylane.protocol.control import CreateSubject, Join
@@ -28,20 +23,9 @@ BEST_TRIED = OrderStrategy.BEST_TRIED
 WITHOUT_G1 = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
 
 
-@pytest.fixture
-def rows() -> Rows:
-    rows = Rows()
-    rows.report("g1", "g2", "g3")
-    return rows
-
-
-def begin(rows: Rows, ask: Reshape) -> list[tuple[int, Any]]:
-    return list(rows.run(begin_operations, ask, driver="d", lease_ms=1_000))
-
-
 def resize(rows: Rows, subject: str, count: int) -> int:
-    ((operation_id, _),) = begin(
-        rows, Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=count)
+    ((operation_id, _),) = rows.begin(
+        Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=count)
     )
     return int(operation_id)
 
@@ -77,7 +61,7 @@ def test_what_waits_for_the_group_in_its_seal_goes_on_without_it(rows: Rows):
     ]
     assert rows.run(idle_operations) == [], "a dry run changes nothing"
 
-    (quiet, _), (freed, _) = begin(rows, WITHOUT_G1)
+    (quiet, _), (freed, _) = rows.begin(WITHOUT_G1)
     assert freed == operation_id
     assert rows.run(idle_operations) == [operation_id]
     for one in (operation_id, quiet):
@@ -103,14 +87,14 @@ def test_a_strict_subject_that_waits_is_told_and_holds_up_no_other(rows: Rows):
         one for one in rows.run(read_route, "a-strict").partitions if one.broker_group == "g1"
     )
     move = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3")
-    ((strict, _),) = begin(rows, move)
+    ((strict, _),) = rows.begin(move)
     (source,) = (
         one for one in rows.run(read_route, "b-static").partitions if one.broker_group == "g1"
     )
     move = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3")
-    ((static, _),) = begin(rows, move)
+    ((static, _),) = rows.begin(move)
     rows.silence("g1")
-    begun = begin(rows, WITHOUT_G1)
+    begun = rows.begin(WITHOUT_G1)
     assert [one.busy and one.busy.operation_id for _, one in begun] == [strict, static, None]
     assert [bool(operation_id) for operation_id, _ in begun] == [False, False, True]
     assert rows.drive(begun[2][0]) is OperationState.FENCE
@@ -127,7 +111,7 @@ def test_what_is_on_its_way_to_a_dead_group_is_told(rows: Rows):
     ask = CreateSubject(subject="unborn", partitions=3, order_strategy=BEST_TRIED)
     rows.run(plan_subject, ask, subjects_max=9)
     rows.silence("g1")
-    busy = {one.busy.subject: one.busy for _, one in begin(rows, WITHOUT_G1) if one.busy}
+    busy = {one.busy.subject: one.busy for _, one in rows.begin(WITHOUT_G1) if one.busy}
     assert {name: one.operation_id for name, one in busy.items()} == {
         "resized": operation_id,
         "unborn": 0,
@@ -143,14 +127,14 @@ def test_an_operation_that_leaves_some_behind_says_so(rows: Rows):
     move = Reshape(
         kind=OperationKind.MOVE, partition_ids=(here[0].partition_id,), broker_group="g2"
     )
-    ((operation_id, _),) = begin(rows, move)
+    ((operation_id, _),) = rows.begin(move)
     hosted(rows, operation_id)
     rows.silence("g1")
-    ((freed, planned),) = begin(rows, WITHOUT_G1)
+    ((freed, planned),) = rows.begin(WITHOUT_G1)
     assert freed == operation_id
     assert "evacuate again" in planned.busy.problem
     assert rows.drive(operation_id) is OperationState.FENCE
-    ((second, planned),) = begin(rows, WITHOUT_G1)
+    ((second, planned),) = rows.begin(WITHOUT_G1)
     assert planned.busy is None
     assert rows.drive(second) is OperationState.FENCE
     places = {one.broker_group for one in rows.run(read_route, "halves").open_partitions()}
@@ -177,7 +161,7 @@ def test_a_group_that_comes_after_the_source_is_back_reads_it_first(rows: Rows):
     source = parent.broker_group
     rows.silence(source)
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group=source, without_source=True)
-    ((operation_id, _),) = begin(rows, ask)
+    ((operation_id, _),) = rows.begin(ask)
     assert rows.drive(operation_id) is OperationState.FENCE
     (child,) = (one.partition_id for one in rows.run(read_route, "tried").open_partitions())
     assert granted(rows, "early") == [parent.partition_id, child]

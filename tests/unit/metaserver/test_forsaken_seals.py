@@ -12,7 +12,6 @@ from keylane.metaserver.store_evacuations import plan_evacuations
 from keylane.metaserver.store_history import operation_views, subject_history
 from keylane.metaserver.store_leases import note_drained, read_grants, settle_group
 from keylane.metaserver.store_operations import idle_operations
-from keylane.metaserver.store_plans import begin_operations
 from keylane.metaserver.store_sessions import join_group
 from keylane.metaserver.store_subjects import read_route
 from keylane.protocol.control import Join
@@ -24,22 +23,11 @@ BEST_TRIED = OrderStrategy.BEST_TRIED
 WITHOUT_G1 = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
 
 
-@pytest.fixture
-def rows() -> Rows:
-    rows = Rows()
-    rows.report("g1", "g2", "g3")
-    return rows
-
-
-def begin(rows: Rows, ask: Reshape) -> list[tuple[int, Any]]:
-    return list(rows.run(begin_operations, ask, driver="d", lease_ms=1_000))
-
-
 def move(rows: Rows, subject: str, to: str) -> tuple[int, int]:
     """The only open partition of a subject goes on elsewhere: which was sealed, which continues it."""
     (source,) = rows.run(read_route, subject).open_partitions()
     ask = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group=to)
-    ((operation_id, _),) = begin(rows, ask)
+    ((operation_id, _),) = rows.begin(ask)
     assert rows.drive(operation_id) is None
     (child,) = rows.run(read_route, subject).open_partitions()
     return source.partition_id, child.partition_id
@@ -85,7 +73,7 @@ def test_a_lagging_group_is_let_past_and_that_is_declared(rows: Rows):
     assert granted(rows, "early") == [parent]
     rows.silence("g1")
     assert granted(rows, "early") == [parent]
-    ((operation_id, planned),) = begin(rows, WITHOUT_G1)
+    ((operation_id, planned),) = rows.begin(WITHOUT_G1)
     assert planned.view(WITHOUT_G1).state is OperationState.PLAN
     assert rows.drive(operation_id) is OperationState.FENCE
     told = view(rows, operation_id)
@@ -93,7 +81,7 @@ def test_a_lagging_group_is_let_past_and_that_is_declared(rows: Rows):
     assert told.cordoned == "g1"
     assert granted(rows, "early") == [parent, child]
     assert granted(rows, "new") == [parent, child]
-    assert begin(rows, WITHOUT_G1) == [], "nothing is left to be forsaken"
+    assert rows.begin(WITHOUT_G1) == [], "nothing is left to be forsaken"
 
     rows.report("g1")
     rows.now_ms += 1_000  # its driver has died
@@ -110,7 +98,7 @@ def test_a_lagging_group_is_let_past_and_that_is_declared(rows: Rows):
     assert granted(rows, "last", parent) == [child]
 
     rows.silence("g1")
-    ((operation_id, _),) = begin(rows, WITHOUT_G1)
+    ((operation_id, _),) = rows.begin(WITHOUT_G1)
     assert rows.drive(operation_id) is OperationState.FENCE
     assert granted(rows, "late") == [parent, child]
 
@@ -121,7 +109,7 @@ def test_what_is_open_there_leaves_by_the_same_operation(rows: Rows):
     rows.resize("s", 2)
     there = [one for one in rows.run(read_route, "s").partitions if one.broker_group == "g1"]
     rows.silence("g1")
-    ((operation_id, _),) = begin(rows, WITHOUT_G1)
+    ((operation_id, _),) = rows.begin(WITHOUT_G1)
     assert rows.drive(operation_id) is OperationState.FENCE
     told = view(rows, operation_id)
     assert set(told.reordered) == {one.partition_id for one in there}
@@ -142,7 +130,7 @@ def test_what_a_forsaken_partition_continues_is_read_first_all_the_same(rows: Ro
     fourth, fifth = move(rows, "s", "g3")
     assert granted(rows, "g", first) == [second]
     rows.silence("g1")
-    ((operation_id, _),) = begin(rows, WITHOUT_G1)
+    ((operation_id, _),) = rows.begin(WITHOUT_G1)
     assert rows.drive(operation_id) is OperationState.FENCE
     assert view(rows, operation_id).reordered == (first, fourth)
     assert granted(rows, "g") == [second]
@@ -161,7 +149,7 @@ def test_what_may_not_be_reordered_is_held_and_named(rows: Rows, settings: dict[
     parent, child = move(rows, "s", "g2")
     assert granted(rows, "g") == [parent]
     rows.silence("g1")
-    ((operation_id, planned),) = begin(rows, WITHOUT_G1)
+    ((operation_id, planned),) = rows.begin(WITHOUT_G1)
     assert operation_id == 0
     assert planned.plan == NOTHING
     assert "until the broker group is back" in planned.busy.problem
@@ -170,7 +158,7 @@ def test_what_may_not_be_reordered_is_held_and_named(rows: Rows, settings: dict[
     rows.report("g1")
     assert granted(rows, "g", parent) == [child]
     rows.silence("g1")
-    assert begin(rows, WITHOUT_G1) == []
+    assert rows.begin(WITHOUT_G1) == []
 
 
 def test_a_subject_on_which_something_runs_is_named(rows: Rows):
@@ -178,14 +166,14 @@ def test_a_subject_on_which_something_runs_is_named(rows: Rows):
     created(rows)
     parent, child = move(rows, "s", "g2")
     ask = Reshape(kind=OperationKind.MOVE, partition_ids=(child,), broker_group="g3")
-    ((running, _),) = begin(rows, ask)
+    ((running, _),) = rows.begin(ask)
     rows.silence("g1")
-    ((operation_id, planned),) = begin(rows, WITHOUT_G1)
+    ((operation_id, planned),) = rows.begin(WITHOUT_G1)
     assert operation_id == 0
     assert planned.busy.operation_id == running
     assert "evacuate again" in planned.busy.problem
     assert rows.drive(running) is None
-    ((operation_id, planned),) = begin(rows, WITHOUT_G1)
+    ((operation_id, planned),) = rows.begin(WITHOUT_G1)
     assert planned.busy is None
     assert rows.drive(operation_id) is OperationState.FENCE
     assert view(rows, operation_id).reordered == (parent,)

@@ -1,0 +1,32 @@
+"""A cluster whose metaserver loses its database, and has it rebuilt from what the brokers keep."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from cluster import Cluster
+
+
+async def rebuild_lost_database(cluster: Cluster, folder: Path) -> None:
+    """Kill the metaserver, delete its folder, run `keylane meta rebuild`, start it again."""
+    data = folder / "meta-0"
+    cluster.meta_program.kill()
+    shutil.rmtree(data)
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [
+            *(sys.executable, "-m", "keylane.cli", "meta", "rebuild"),
+            *("--data", str(data)),
+            *(f"--broker={one.address}" for one in cluster.brokers),
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    cluster.meta_program.restart()
