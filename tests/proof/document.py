@@ -14,7 +14,8 @@ HEAD = """# What was proven, and how
 
 This page is written by `make proof` out of `docs/proof.jsonl`; nobody edits it.
 Each row is one share that was really run; a version with `+` had changes that were not committed yet.
-A share that found something is run once more, mended, and takes the place of its row; `CHANGELOG.md` says what it was.
+A share of seeds that found something is run once more, mended, and takes the place of its row; the log of commits says
+what it was.  Runs of real processes all stay.
 `make proof SEEDS=2000 FIRST=4000 LIMIT=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
 
 One checker (`cli/history/`) judges the simulation, the runs of real processes and the demo.

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -73,7 +74,10 @@ async def perform(cycles: int, seed: int) -> Told:
             told = await story.told()
             assert not story.never_struck, story.never_struck
             assert stage.calendar_hours > CALENDAR_HOURS_MIN, "the calendars were to be wrong"
-            return told
+        if told.findings.total:
+            kept = shutil.copytree(folder, tempfile.mkdtemp(prefix="proof-"), dirs_exist_ok=True)
+            print(f"all that was written is in {kept}", flush=True)
+        return told
 
 
 async def control(name: str) -> int:
