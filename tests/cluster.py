@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -315,3 +317,14 @@ __all__ = [
     "read_partition",
     "resume",
 ]
+
+
+@contextmanager
+def alert_cluster(folder: Path, brokers: int = 2) -> Iterator[Cluster]:
+    """Brokers and a metaserver that soon notices who is silent, to be killed and restarted; stopped at the end."""
+    settings = "operation_lease_ms = 400\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
+    cluster = Cluster(folder, brokers, meta_settings=settings)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster import Cluster, begun, done_operation, eventually, silent
+from cluster import Cluster, alert_cluster, begun, done_operation, eventually, silent
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -22,12 +22,8 @@ NEEDED = {("planned", "parent"), ("planned", "child"), ("hosted", "parent"), ("s
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two brokers and a metaserver that soon notices who is silent; each test kills and restarts them."""
-    settings = "operation_lease_ms = 400\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
-    cluster = Cluster(tmp_path_factory.mktemp("moves"), 2, meta_settings=settings)
-    try:
+    with alert_cluster(tmp_path_factory.mktemp("moves")) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.mark.crash

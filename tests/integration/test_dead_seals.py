@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, done_operation, eventually, silent
+from cluster import Cluster, alert_cluster, done_operation, eventually, silent
 from keylane import Consumer, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
@@ -22,12 +22,8 @@ NEW = [b"%d" % number for number in range(20, 40)]
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Two brokers and a metaserver that soon notices who is silent."""
-    settings = "operation_lease_ms = 400\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
-    cluster = Cluster(tmp_path, 2, meta_settings=settings)
-    try:
+    with alert_cluster(tmp_path) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 async def send(cluster: Cluster, values: list[bytes]) -> None:

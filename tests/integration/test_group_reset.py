@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cluster import Cluster, Program, eventually
+from cluster import Cluster, Program, alert_cluster, eventually
 from keylane import Consumer, Message, Producer, QueueReader
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.errors import (
@@ -53,12 +53,8 @@ async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
 @pytest.fixture
 def cluster(tmp_path: Path):
     """Two brokers and a metaserver that soon notices who is silent, to be killed and restarted."""
-    settings = "operation_lease_ms = 400\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
-    cluster = Cluster(tmp_path, 2, meta_settings=settings)
-    try:
+    with alert_cluster(tmp_path) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 async def fill(cluster: Cluster, subject: str) -> list[int]:

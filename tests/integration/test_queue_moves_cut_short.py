@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, done_operation, eventually
+from cluster import Cluster, alert_cluster, done_operation, eventually
 from keylane import QueueReader
 from keylane.protocol.errors import (
     NotEnoughBrokersError,
@@ -43,12 +43,8 @@ async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    settings = "operation_lease_ms = 400\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
-    cluster = Cluster(tmp_path, 2, meta_settings=settings)
-    try:
+    with alert_cluster(tmp_path) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 async def begin(meta: MetaClient, ask: Reshape) -> OperationView:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, begun, done_operation, eventually, pause, silent
+from cluster import Cluster, alert_cluster, begun, done_operation, eventually, pause, silent
 from keylane.protocol.errors import (
     BrokerCordonedError,
     BrokerGroupUnknownError,
@@ -39,12 +39,8 @@ async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Three brokers and a metaserver that soon notices who is silent, to be killed and restarted."""
-    settings = "operation_lease_ms = 400\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
-    cluster = Cluster(tmp_path, 3, meta_settings=settings)
-    try:
+    with alert_cluster(tmp_path, 3) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 def resize(subject: str, count: int) -> Reshape:
