@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from keylane.cli.history.events import Started
 from proof.controls import run_without_drain_rule, run_without_fence
+from proof.recording import Frozen
 from proof.stage import Stage
 from proof.story import Story
 
@@ -28,6 +30,19 @@ async def test_a_short_story_of_every_fault(tmp_path: Path):
     assert told.events["Stored"] > 1_000
     assert told.events["Granted"] > 8
     assert stage.calendar_hours > 0.9, "the calendars were to be wrong"
+
+
+async def test_a_consumer_stopped_at_a_handlers_first_line_does_no_harm(tmp_path: Path):
+    """The one moment that no look at the lease can cover: the next owner starts over, and the fence does the rest."""
+    async with Stage(tmp_path, keys=100, per_second=300, partitions=3) as stage:
+        await stage.freeze_at_start("c0", 2.5 * stage.ttl_s)
+        found, events = await stage.judge()
+    assert not found.total, found.examples
+    (frozen,) = [one for one in events if type(one) is Frozen]
+    assert frozen.late_ms > 1_000
+    begun = [one for one in events if type(one) is Started]
+    tokens = {one.token for one in begun if one[2:4] == (frozen.partition_id, frozen.offset)}
+    assert len(tokens) == 2, "the one that slept, and the next owner"
 
 
 async def test_without_the_fence_a_stopped_consumer_does_harm(tmp_path: Path):

@@ -1,11 +1,14 @@
 """A consumer under watch, a process of its own; run by the launcher.
 
 python consumer.py META SUBJECT GROUP TTL_MS HANDLER_MS RECORD
+
+SIGUSR1 has it stop itself, as by SIGSTOP, before the first line of its next handler.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import sys
@@ -17,9 +20,10 @@ from keylane import Consumer, Message
 from keylane.cli.history.events import Event
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
+from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import KeylaneError
 from keylane.rpc.http_network import HttpNetwork
-from proof.recording import Recorder, boot_ns
+from proof.recording import Frozen, Recorder, boot_ns
 
 
 class _Listening(HttpNetwork):
@@ -37,15 +41,48 @@ class _Listening(HttpNetwork):
         return await super().control(method, address, path, *rest, **body)
 
 
+class _Look(SystemClock):
+    """
+    The consumer's clock, which remembers its last reading.
+
+    Nothing waits between a worker's look at the lease and the first line of a handler, so there the last reading
+    is that look.
+    """
+
+    def __init__(self) -> None:
+        self._read_ns: int | None = None
+
+    def boot_ns(self) -> int:  # type: ignore[override]  # a callable there, a method here
+        self._read_ns = boot_ns()
+        return self._read_ns
+
+    def taken_ns(self) -> int:
+        """The last reading, once; whoever did not read it reads it now."""
+        read_ns, self._read_ns = self._read_ns, None
+        return boot_ns() if read_ns is None else read_ns
+
+
 async def main() -> None:
     meta, subject, group, ttl_ms, handler_ms, path = sys.argv[1:]
     record = Recorder(Path(path))
     dice = random.Random(path)
+    clock = _Look()
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    freeze = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, freeze.set)
 
     async def handle(message: Message) -> None:
-        record(started(message, group=group, clock_ns=boot_ns(), ours=True))
+        if freeze.is_set():
+            freeze.clear()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        begun = started(message, group=group, clock_ns=clock.taken_ns(), ours=True)
+        record(begun, at_ns=begun.clock_ns)
+        first_line_ns = boot_ns()
+        if begun.clock_ns < begun.deadline_ns <= first_line_ns:
+            late_ms = (first_line_ns - begun.deadline_ns) / 1e6
+            record(Frozen(message.partition_id, message.offset, late_ms))
         try:
             await asyncio.sleep(2 * dice.random() * float(handler_ms) / 1000)
         except asyncio.CancelledError:
@@ -69,6 +106,7 @@ async def main() -> None:
         handler=handle,
         settings=settings,
         network=network,
+        clock=clock,
     )
     while True:
         try:

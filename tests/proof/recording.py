@@ -12,7 +12,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -30,7 +30,22 @@ from keylane.cli.history.events import (
     Stored,
 )
 
-KINDS: tuple[type[Any], ...] = (Sent, Settled, Started, Ended, Dropped, LetGo, Holds, Served)
+
+class Frozen(NamedTuple):
+    """
+    A process was stopped between its look at the lease and the first line of the handler, past the lease's end.
+
+    No look can be close enough for that: the broker's fence keeps what such a handler does from counting.
+    """
+
+    partition_id: int
+    offset: int
+    late_ms: float
+
+
+KINDS: tuple[type[Any], ...] = (
+    Sent, Settled, Started, Ended, Dropped, LetGo, Holds, Served, Frozen
+)  # fmt: skip
 LENGTH_BYTES = 4
 Timed = tuple[int, Event]
 """Nanoseconds of the boot clock, and what happened then."""
@@ -48,8 +63,10 @@ class Recorder:
         self._encode = msgspec.msgpack.Encoder().encode
         self._number = {kind: number for number, kind in enumerate(KINDS)}
 
-    def __call__(self, event: Event) -> None:
-        data = self._encode((boot_ns(), self._number[type(event)], tuple(event)))
+    def __call__(self, event: Event | Frozen, *, at_ns: int | None = None) -> None:
+        """Write `event` down as of now, or of the instant `at_ns`."""
+        at_ns = boot_ns() if at_ns is None else at_ns
+        data = self._encode((at_ns, self._number[type(event)], tuple(event)))
         os.write(self._file, len(data).to_bytes(LENGTH_BYTES, "little") + data)
 
 

@@ -100,6 +100,7 @@ def run_processes(cycles: int, seed: int) -> dict[str, Any]:
         "events": sum(told.events.values()),
         "faults": dict(sorted(told.faults.items())),
         "counts": told.findings.counts,
+        "frozen": told.events["Frozen"],
         "control_stale_effects": asyncio.run(control("stale effect")),
         "control_skips": asyncio.run(control("skip")),
     }

@@ -71,6 +71,13 @@ class Actor:
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    @property
+    def stopped(self) -> bool:
+        """As by SIGSTOP."""
+        assert self.process is not None
+        _, _, state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(") ")
+        return state.startswith("T")
+
     def signal(self, number: int) -> None:
         assert self.process is not None
         self.process.send_signal(number)
@@ -248,6 +255,16 @@ class Stage:
         finally:
             self.actors[name].signal(signal.SIGCONT)
             busy.discard(name)
+
+    async def freeze_at_start(self, name: str, seconds: float) -> None:
+        """Stop a consumer between its look at the lease and a handler's first line, and let it go on."""
+        actor = self.actors[name]
+        actor.signal(signal.SIGUSR1)
+        async with asyncio.timeout(READY_S):
+            while not actor.stopped:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(seconds)
+        actor.signal(signal.SIGCONT)
 
     async def _stopped_in_handler(self, actor: Actor) -> bool:
         actor.signal(signal.SIGSTOP)
