@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -45,9 +45,10 @@ class Executor:
     """
     One message group's queue and its sender task.
 
-    `spare(executor)` lists the available others; `on_leave(executor, parcels, step)` takes over, in order, all parcels that cannot stay (NEW_ROUTE or
-    ELSEWHERE); `on_available()` hears that `available` changed; `on_empty(executor)` that nothing is left in one
-    that is `leaving`.
+    `spare(executor)` lists the available others; `on_leave(executor, parcels, step)` takes over, in order, all parcels
+    that cannot stay (NEW_ROUTE or ELSEWHERE); `on_available()` hears that `available` changed; `on_empty(executor)`
+    that nothing is left in one that is `leaving`.  `epochs` rise over all executors of a subject: a partition that is
+    gone back to must not take new batches for repeats of what an earlier executor sent it.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Executor:
         spare: Callable[[Executor], list[Executor]],
         on_leave: Callable[[Executor, list[Parcel], Step], None],
         account: Account,
+        epochs: Iterator[int],
         on_available: Callable[[], None],
         on_empty: Callable[[Executor], None],
     ) -> None:
@@ -77,6 +79,8 @@ class Executor:
         """True from a refusal that asks for a newer route until the next try; its messages wait in the hold."""
         self.leaving = False
         """True once the route has no such open partition; what is here is still answered before newer messages go."""
+        self.gone = False
+        """True while the route has no such partition at all, open or sealed: no broker answers for it any more."""
         self.waiting_for = ""
         """Why nothing moves, for people."""
         self._broker = broker
@@ -95,7 +99,8 @@ class Executor:
         self._queue: deque[Parcel] = deque()
         self._in_flight: deque[Parcel] = deque()
         self._wake = asyncio.Event()
-        self._epoch = 0
+        self._epochs = epochs
+        self._epoch = next(epochs)
         self._next_sequence = 0
         self._attempt = 0
         """Failures since a batch was stored."""
@@ -287,6 +292,8 @@ class Executor:
             tries=head.tries,
             tries_max=self._settings.tries_max,
             home_tries=self._settings.home_tries,
+            doubtful=head.doubtful,  # what is behind it cannot be stored if it is not
+            gone=self.gone,
         )
         if step is Step.ELSEWHERE and not self._spare(self):
             step = Step.AGAIN
@@ -318,7 +325,7 @@ class Executor:
 
     def _new_epoch(self) -> None:
         """Number what is left anew; the broker refuses whatever of the old epoch may still arrive."""
-        self._epoch += 1
+        self._epoch = next(self._epochs)
         self._next_sequence = 0
         for parcel in self._in_flight:
             parcel.unpack()

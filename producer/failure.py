@@ -38,7 +38,8 @@ _TRY_AGAIN = (
     InternalError,
     StorageError,
 )
-_ROUTE_MOVED = (StaleRouteError, PartitionUnknownError, WrongBrokerError)
+_NOT_HERE = (PartitionUnknownError, WrongBrokerError)
+"""Refusals of a broker that need not be the one that was sent earlier tries: another may have its address now."""
 
 
 def decide_after_failure(
@@ -48,18 +49,25 @@ def decide_after_failure(
     tries: int,
     tries_max: int,
     home_tries: int,
+    doubtful: bool,
+    gone: bool,
 ) -> Step:
     """
     The next step after try number `tries` (from 1) of a parcel ended in `error`.
 
     STRICT never leaves its partition but through a route change, and never gives up what may pass later.
     BEST_TRIED goes elsewhere after `home_tries` and gives up after `tries_max`.
+    A `doubtful` parcel, which may be stored, keeps its sequence until the right broker has answered, because only
+    that one knows it again; `gone`: there is none any more, as no route has this partition.
     """
-    if isinstance(error, _ROUTE_MOVED):
+    may_be_stored = doubtful and isinstance(error, _NOT_HERE)
+    if may_be_stored and gone and strategy is OrderStrategy.STRICT:
+        return Step.GIVE_UP
+    if isinstance(error, (StaleRouteError, *_NOT_HERE)) and not may_be_stored:
         if strategy is OrderStrategy.BEST_TRIED and tries >= tries_max:
             return Step.GIVE_UP
         return Step.NEW_ROUTE
-    if not isinstance(error, _TRY_AGAIN):
+    if not isinstance(error, (*_TRY_AGAIN, *_NOT_HERE)):
         return Step.GIVE_UP
     if strategy is OrderStrategy.STRICT:
         return Step.AGAIN

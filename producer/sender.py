@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 from collections.abc import Callable
@@ -68,6 +69,7 @@ class SubjectSender:
         self._outdated: int | None = None
         """The version of the route that was followed when the metaserver had only older ones; told once."""
         self._executors: dict[int, Executor] = {}
+        self._epochs = itertools.count()
         self._hold: list[Parcel] = [Parcel(self._loop.create_future())]
         self._open: set[int] = set()
         self._places: list[int] = []
@@ -165,7 +167,9 @@ class SubjectSender:
             if partition.address is not None and partition.partition_id not in self._executors:
                 self._executors[partition.partition_id] = self._new_executor(partition, route)
         self._follow_brokers(route)
+        listed = {one.partition_id for one in route.partitions}
         for partition_id, executor in list(self._executors.items()):
+            executor.gone = partition_id not in listed
             if partition_id not in self._open:
                 executor.leaving = True
                 if executor.idle:
@@ -218,6 +222,7 @@ class SubjectSender:
             spare=self._others,
             on_leave=self._leave,
             account=self._account,
+            epochs=self._epochs,
             on_available=self._availability_changed,
             on_empty=self._emptied,
         )

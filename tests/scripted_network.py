@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+from keylane.broker.appends import Duplicate, ProducerState, after_append, decide_append
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.batch import check_batch, columns
 from keylane.protocol.control import Health
 from keylane.protocol.errors import (
     NotSentError,
+    OutcomeUnknownError,
     OverloadedError,
     PartitionUnknownError,
     StaleRouteError,
@@ -47,6 +49,10 @@ class ScriptedNetwork:
         self.sealed: set[int] = set()
         self.unknown: set[int] = set()
         """Partitions that their brokers say they do not have."""
+        self.mute: set[int] = set()
+        """Partitions whose batches are stored, and whose answers are lost."""
+        self.producers: dict[tuple[int, int], ProducerState] = {}
+        """What is known of (partition id, producer id), by which a batch sent again is stored once."""
         self.unreachable: set[str] = set()
         self.late: asyncio.Event | None = None
         """Refusals wait for it."""
@@ -107,19 +113,30 @@ class ScriptedChannel:
         if request.partition_id in self.network.unknown:
             self.network.asked += 1
             raise PartitionUnknownError(partition_id=request.partition_id)
+        header = check_batch(payload)
+        whose = (request.partition_id, header.producer_id)
+        producer = self.network.producers.get(whose)
+        duplicate = decide_append(producer, header)
+        if isinstance(duplicate, Duplicate):
+            return self._answer(request, duplicate.base_offset, duplicate=True)
         if request.partition_id in self.network.sealed:
             self.network.asked += 1
             if self.network.late is not None:
                 await self.network.late.wait()
             raise StaleRouteError
-        header = check_batch(payload)
         cut = columns(payload, header)
         stored = self.network.stored.setdefault(request.partition_id, [])
         base = len(stored)
+        self.network.producers[whose] = after_append(producer, header, base_offset=base)
         edges = cut.value_edges
         stored += [cut.blob[low:high] for low, high in itertools.pairwise(edges)]
         await asyncio.sleep(0)
-        return Appended(request.correlation_id, base, "fsync", False), memoryview(b"")
+        return self._answer(request, base, duplicate=False)
+
+    def _answer(self, request, base: int, *, duplicate: bool):
+        if request.partition_id in self.network.mute:
+            raise OutcomeUnknownError
+        return Appended(request.correlation_id, base, "fsync", duplicate), memoryview(b"")
 
     async def close(self) -> None:
         pass

@@ -74,6 +74,11 @@ def test_a_batch_across_the_end_is_refused():
     assert caught.value.details["expected"] == 2
 
 
+def test_a_producer_may_begin_with_any_epoch():
+    """Epochs rise over all partitions of a subject, so the first that one of them sees is any."""
+    assert decide_append(None, header(0, epoch=7)) is None
+
+
 def test_a_higher_epoch_begins_again():
     """A new epoch starts at sequence 0 and fences the epochs before it."""
     state = stored((0, 2))

@@ -15,6 +15,7 @@ from keylane.protocol.errors import (
     ProducerFencedError,
     SequenceGapError,
     StaleRouteError,
+    WrongBrokerError,
 )
 from keylane.protocol.routing import OrderStrategy
 
@@ -30,8 +31,16 @@ PASSING = [
 ]
 
 
-def decide(error, strategy, tries):
-    return decide_after_failure(error(), strategy, tries=tries, tries_max=10, home_tries=3)
+def decide(error, strategy, tries, *, doubtful=False, gone=False):
+    return decide_after_failure(
+        error(),
+        strategy,
+        tries=tries,
+        tries_max=10,
+        home_tries=3,
+        doubtful=doubtful,
+        gone=gone,
+    )
 
 
 @pytest.mark.parametrize("error", PASSING)
@@ -53,6 +62,17 @@ def test_best_tried_goes_elsewhere_then_gives_up(error):
 def test_a_sealed_partition_asks_for_a_new_route(error, strategy):
     """Only a route change moves messages of either strategy without a word."""
     assert decide(error, strategy, 1) is Step.NEW_ROUTE
+
+
+@pytest.mark.parametrize("error", [PartitionUnknownError, WrongBrokerError])
+def test_a_wrong_broker_does_not_number_anew_what_may_be_stored(error):
+    """Only the right broker knows a batch sent again; where the partition is gone for good, nobody does."""
+    assert decide(error, STRICT, 1_000, doubtful=True) is Step.AGAIN
+    assert decide(error, STRICT, 1, doubtful=True, gone=True) is Step.GIVE_UP
+    assert decide(error, STRICT, 1, gone=True) is Step.NEW_ROUTE
+    steps = [decide(error, BEST_TRIED, tries, doubtful=True) for tries in (1, 3, 10)]
+    assert steps == [Step.AGAIN, Step.ELSEWHERE, Step.GIVE_UP]
+    assert decide(StaleRouteError, STRICT, 1, doubtful=True) is Step.NEW_ROUTE
 
 
 @pytest.mark.parametrize("error", [InvalidRequestError, ProducerFencedError])

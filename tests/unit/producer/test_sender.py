@@ -12,7 +12,7 @@ from cluster import eventually
 from keylane import Producer
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.errors import KeylaneError
+from keylane.protocol.errors import Fate, KeylaneError, PartitionUnknownError
 from scripted_network import QUICK, ScriptedNetwork
 
 
@@ -149,6 +149,73 @@ async def test_a_metaserver_with_older_routes_is_asked_with_pauses(caplog):
 
     assert network.stored == {2: [b"0", b"1"], 3: [b"2"]}
     assert sum("older than 9" in message for message in caplog.messages) == 1
+
+
+async def test_a_partition_that_was_left_knows_new_messages_from_old():
+    """After a restored route leads back to a sealed partition, its refusal is heard: nothing counts as stored there."""
+    network = ScriptedNetwork()
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        for number in range(3):
+            await producer.send("s", b"%d" % number, key=b"k")
+        sender = producer._senders["s"]
+        network.sealed.add(1)
+        network.route = network.route_to(2, version=5)
+        await eventually(lambda: list(sender._executors) == [2])
+        network.route = network.route_to(1, version=6)
+        await eventually(lambda: list(sender._executors) == [1])
+        ticket = producer.send("s", b"3", key=b"k")
+        await eventually(lambda: network.asked)
+        network.route = network.route_to(2, version=7)
+        receipt = await asyncio.wait_for(ticket, 30)
+
+    assert network.stored == {1: [b"0", b"1", b"2"], 2: [b"3"]}
+    assert (receipt.partition_id, receipt.offset, receipt.duplicate) == (2, 0, False)
+
+
+async def test_what_may_be_stored_keeps_its_number_where_another_broker_answers():
+    """A broker that took another's address does not know the partition; what is sent again is stored once, in order."""
+    network = ScriptedNetwork()
+    settings = ProducerSettings(backoff=QUICK.backoff, batch_count=1)
+    async with Producer("meta", network=network, settings=settings) as producer:
+        await producer.send("s", b"0", key=b"k")
+        (executor,) = producer._senders["s"].executors
+        network.mute.add(1)
+        tickets = [producer.send("s", b"%d" % number, key=b"k") for number in (1, 2)]
+        await eventually(lambda: len(network.stored[1]) == 3)
+        network.unknown.add(1)
+        network.mute.clear()
+        await eventually(lambda: network.asked >= 2)
+        asks = network.route_asks
+        await eventually(lambda: network.route_asks > asks)
+        network.unknown.clear()
+        tickets.append(producer.send("s", b"3", key=b"k"))
+        receipts = [await asyncio.wait_for(ticket, 30) for ticket in tickets]
+        assert executor.retries
+
+    assert network.stored == {1: [b"0", b"1", b"2", b"3"]}
+    assert [one.offset for one in receipts] == [1, 2, 3]
+    assert not any(one.reordered for one in receipts)
+
+
+async def test_what_may_be_stored_in_a_partition_that_is_gone_is_told_as_unknown():
+    """Nobody knows any more whether it was stored: its sender is told so, and newer messages go on."""
+    network = ScriptedNetwork()
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.mute.add(1)
+        older = producer.send("s", b"1", key=b"k")
+        await eventually(lambda: len(network.stored[1]) == 2)
+        network.unknown.add(1)
+        newer = producer.send("s", b"2", key=b"k")
+        await eventually(lambda: network.asked > 2)
+        assert not older.done
+        network.route = network.route_to(2, version=2)
+        with pytest.raises(PartitionUnknownError) as told:
+            await asyncio.wait_for(older, 30)
+        assert told.value.fate is Fate.UNKNOWN
+        await asyncio.wait_for(newer, 30)
+
+    assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
 
 
 async def test_a_message_sent_before_the_route_is_known_keeps_its_place():
