@@ -3,12 +3,17 @@ does find something once the fence or the drain rule is taken out."""
 
 from __future__ import annotations
 
+import asyncio
 import random
+import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from keylane.cli.history.events import Started
+from cluster import eventually
+from keylane.cli.history.events import Settled, Started
+from proof.actor import READY_S
 from proof.controls import run_without_drain_rule, run_without_fence
 from proof.recording import Frozen
 from proof.stage import Stage
@@ -43,6 +48,46 @@ async def test_a_consumer_stopped_at_a_handlers_first_line_does_no_harm(tmp_path
     begun = [one for one in events if type(one) is Started]
     tokens = {one.token for one in begun if one[2:4] == (frozen.partition_id, frozen.offset)}
     assert len(tokens) == 2, "the one that slept, and the next owner"
+
+
+async def test_handlers_of_a_killed_consumer_are_forgotten(tmp_path: Path):
+    """A consumer that is back is inside no handler of its life before."""
+    async with Stage(
+        tmp_path, keys=100, per_second=300, consumers=1, ttl_ms=30_000, handler_ms=30_000.0
+    ) as stage:
+        await eventually(lambda: stage.in_handler("c0"), what="a handler")
+        await stage.crash("c0")  # and nothing is granted before the session that died expires
+        assert not stage.in_handler("c0")
+
+
+async def test_a_program_that_died_is_told_with_its_last_words(tmp_path: Path):
+    """Whoever looks at a failed story need not search the logs."""
+    async with Stage(tmp_path, keys=10, per_second=100) as stage:
+        stage.actors["c1"].signal(signal.SIGINT)
+        await eventually(lambda: not stage.actors["c1"].running, what="the end of c1")
+        with pytest.raises(AssertionError, match=r"(?s)c1 ended with -?\d+: .*KeyboardInterrupt"):
+            await stage.judge()
+
+
+async def test_one_programs_calendar_is_moved_alone(tmp_path: Path):
+    """The producer's messages show its own calendar: the others' an hour off are nothing to it."""
+    async with Stage(tmp_path, keys=10, per_second=100, consumers=1) as stage:
+
+        async def more_messages() -> None:
+            before = Counter(type(one) for one in await stage.history())[Settled]
+            async with asyncio.timeout(READY_S):
+                while Counter(type(one) for one in await stage.history())[Settled] < before + 50:
+                    await asyncio.sleep(0.1)
+
+        await more_messages()
+        stage.set_calendar(3_600, set(stage.actors) - {"p"})
+        await more_messages()
+        assert stage.calendar_hours < 0.1
+        stage.set_calendar(3_600, ["p"])
+        await more_messages()
+        assert stage.calendar_hours > 0.9
+        found, _ = await stage.judge()
+    assert not found.total, found.examples
 
 
 async def test_without_the_fence_a_stopped_consumer_does_harm(tmp_path: Path):

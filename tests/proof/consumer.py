@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import sys
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import KeylaneError
 from keylane.rpc.http_network import HttpNetwork
-from proof.recording import Frozen, Recorder, boot_ns
+from proof.recording import Recorder, boot_ns
 
 
 class _Listening(HttpNetwork):
@@ -41,32 +42,23 @@ class _Listening(HttpNetwork):
         return await super().control(method, address, path, *rest, **body)
 
 
-class _Look(SystemClock):
-    """
-    The consumer's clock, which remembers its last reading.
+READ_NS: ContextVar[int] = ContextVar("read_ns", default=0)
+"""0: nobody looked since the last handler."""
 
-    Nothing waits between a worker's look at the lease and the first line of a handler, so there the last reading
-    is that look.
-    """
 
-    def __init__(self) -> None:
-        self._read_ns: int | None = None
+class _Looks(SystemClock):
+    """The consumer's clock; what a worker's task read last is its look at the lease, when its handler begins."""
 
     def boot_ns(self) -> int:  # type: ignore[override]  # a callable there, a method here
-        self._read_ns = boot_ns()
-        return self._read_ns
-
-    def taken_ns(self) -> int:
-        """The last reading, once; whoever did not read it reads it now."""
-        read_ns, self._read_ns = self._read_ns, None
-        return boot_ns() if read_ns is None else read_ns
+        read_ns = boot_ns()
+        READ_NS.set(read_ns)
+        return read_ns
 
 
 async def main() -> None:
     meta, subject, group, ttl_ms, handler_ms, path = sys.argv[1:]
     record = Recorder(Path(path))
     dice = random.Random(path)
-    clock = _Look()
     stop = asyncio.Event()
     freeze = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -77,12 +69,11 @@ async def main() -> None:
         if freeze.is_set():
             freeze.clear()
             os.kill(os.getpid(), signal.SIGSTOP)
-        begun = started(message, group=group, clock_ns=clock.taken_ns(), ours=True)
-        record(begun, at_ns=begun.clock_ns)
         first_line_ns = boot_ns()
-        if begun.clock_ns < begun.deadline_ns <= first_line_ns:
-            late_ms = (first_line_ns - begun.deadline_ns) / 1e6
-            record(Frozen(message.partition_id, message.offset, late_ms))
+        look_ns = READ_NS.get() or first_line_ns
+        READ_NS.set(0)
+        look = started(message, group=group, clock_ns=look_ns, ours=True)
+        record(look, at_ns=first_line_ns)
         try:
             await asyncio.sleep(2 * dice.random() * float(handler_ms) / 1000)
         except asyncio.CancelledError:
@@ -106,7 +97,7 @@ async def main() -> None:
         handler=handle,
         settings=settings,
         network=network,
-        clock=clock,
+        clock=_Looks(),
     )
     while True:
         try:

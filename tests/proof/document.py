@@ -40,13 +40,14 @@ PROCESSES = """
 
 A metaserver, two brokers, three consumers and a producer on loopback, 10,000 keys, a ttl of one second: consumers
 stopped inside a handler for 1 to 10 ttl, every program killed, every way between two of them cut in one direction or both,
-calendars an hour off, while the subject goes from 2 to 4, 8, 3 and back to 2 partitions.
+calendars an hour off, of all programs or of one, while the subject goes from 2 to 4, 8, 3 and back to 2 partitions.
 Two control runs, with the broker's look at tokens and with the drain rule taken out, have to show harm.
 
-A handler begins with the worker's look at its lease.  A process that is stopped behind that look and before the
-handler's first line wakes up late without a fault of its own; that is counted as "stopped at a first line", and
-`tests/crash/test_troubled_processes.py` brings it about.  In rows without that count the first line was taken for
-the beginning: such a stop is a late start there, and two grants with it.
+A handler begins with its first line, the worker's look at its lease comes just before.  A process that the test stops
+between the two wakes up late without a fault of its own; that is counted as "stopped at a first line", and
+`tests/crash/test_troubled_processes.py` brings it about.  A first line behind the lease's end without such a stop is
+a late start.  In rows without that count stops were not told apart: such a stop is a late start there, and two grants
+with it.
 
 | date | version | cycles | faults | messages | events | stale effects | late starts | inversions | other | stopped at a first line | control: stale effects | control: skips | seconds |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |

@@ -2,7 +2,7 @@
 
     --record FILE      a broker writes down the calls it accepted; see `recording`
     --grants           a metaserver writes down its grants, in a table of its own
-    --wall FILE        the calendar is off by as many seconds as the first eight bytes of the file say, at any time
+    --wall FILE        the program's calendar is off by as many seconds as the file says (eight bytes), at any time
     --detour JSON      addresses in whose place others are called
     --mutant NAME      a bug is put in, for control runs
 

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,8 @@ class Frozen(NamedTuple):
     """
     A process was stopped between its look at the lease and the first line of the handler, past the lease's end.
 
-    No look can be close enough for that: the broker's fence keeps what such a handler does from counting.
+    No look can be close enough for that: the broker's fence keeps what such a handler does from counting.  Nobody
+    writes it down: `starts_placed` finds it.
     """
 
     partition_id: int
@@ -44,11 +45,15 @@ class Frozen(NamedTuple):
 
 
 KINDS: tuple[type[Any], ...] = (
-    Sent, Settled, Started, Ended, Dropped, LetGo, Holds, Served, Frozen
+    Sent, Settled, Started, Ended, Dropped, LetGo, Holds, Served
 )  # fmt: skip
 LENGTH_BYTES = 4
+STOP_SLACK_NS = 2_000_000
+"""How far from the instant that is noted a process may really have been stopped, or gone on."""
 Timed = tuple[int, Event]
 """Nanoseconds of the boot clock, and what happened then."""
+Stop = tuple[int, int]
+"""Between these two instants of the boot clock a process was stopped, as by SIGSTOP."""
 
 
 def boot_ns() -> int:
@@ -63,7 +68,7 @@ class Recorder:
         self._encode = msgspec.msgpack.Encoder().encode
         self._number = {kind: number for number, kind in enumerate(KINDS)}
 
-    def __call__(self, event: Event | Frozen, *, at_ns: int | None = None) -> None:
+    def __call__(self, event: Event, *, at_ns: int | None = None) -> None:
         """Write `event` down as of now, or of the instant `at_ns`."""
         at_ns = boot_ns() if at_ns is None else at_ns
         data = self._encode((at_ns, self._number[type(event)], tuple(event)))
@@ -105,6 +110,31 @@ def read_grants(database: Path) -> Iterator[Timed]:
             yield at_ns, Granted(*fields)
     finally:
         connection.close()
+
+
+def starts_placed(timed: Iterable[Timed], stops: Sequence[Stop]) -> Iterator[Timed]:
+    """
+    What one consumer wrote down, with the beginning of each handler where it belongs.
+
+    Its record says of each the instant of its first line, and as `clock_ns` the worker's look at the lease.  A
+    handler begins with its first line.  Only if its process was stopped in between, and the lease ended there, it
+    begins with the look, and is `Frozen`: whatever else lies between the two is of our own making.
+    """
+    for first_line_ns, event in timed:
+        if type(event) is not Started:
+            yield first_line_ns, event
+            continue
+        look_ns, deadline_ns = event.clock_ns, event.deadline_ns
+        if look_ns < deadline_ns <= first_line_ns and any(
+            stopped_ns - STOP_SLACK_NS <= first_line_ns and look_ns <= went_on_ns + STOP_SLACK_NS
+            for stopped_ns, went_on_ns in stops
+        ):
+            yield look_ns, event
+            late_ms = (first_line_ns - deadline_ns) / 1e6
+            frozen: Any = Frozen(event.partition_id, event.offset, late_ms)
+            yield first_line_ns, frozen
+        else:
+            yield first_line_ns, event._replace(clock_ns=first_line_ns)
 
 
 def one_history(timed: Iterable[Timed], log: Iterable[Stored]) -> list[Event]:
@@ -150,3 +180,8 @@ class HandlerTail:
                 elif type(event) in {Ended, Dropped}:
                     self.running.discard((event.partition_id, event.offset))  # type: ignore[union-attr]
         return self.running
+
+    def forget(self) -> None:
+        """The process is dead, and its handlers with it."""
+        self.poll()
+        self.running.clear()

@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
+import random
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -27,81 +25,25 @@ from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from proof.actor import READY_S, Actor
 from proof.forwarder import Forwarder
-from proof.recording import HandlerTail, Timed, one_history, read_events, read_grants
+from proof.recording import (
+    HandlerTail,
+    Timed,
+    boot_ns,
+    one_history,
+    read_events,
+    read_grants,
+    starts_placed,
+)
 
 SUBJECT, GROUP = "orders", "audit"
-HERE = Path(__file__).parent
 META_SETTINGS = """
 operation_lease_ms = 1000
 broker_heartbeat_ms = 200
 broker_ttl_ms = 1500
 """
-READY_S = 60.0
 SECONDS = struct.Struct("<q")
-
-
-class Actor:
-    """One program: a process that can be stopped, killed and started again."""
-
-    def __init__(self, name: str, command: list[str], log: Path) -> None:
-        self.name = name
-        self.command = command
-        self._log = log
-        self.process: subprocess.Popen[str] | None = None
-
-    async def start(self) -> None:
-        paths = os.pathsep.join((str(HERE.parent), os.environ.get("PYTHONPATH", "")))
-        with self._log.open("a") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "launcher.py"), *self.command],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=os.environ | {"PYTHONPATH": paths, "PYTHONHASHSEED": "0"},
-            )
-        assert self.process.stdout is not None
-        async with asyncio.timeout(READY_S):
-            line = await asyncio.to_thread(self.process.stdout.readline)
-        assert line, (
-            f"{self.name} ended with {self.process.wait()}: {self._log.read_text()[-2000:]}"
-        )
-
-    @property
-    def running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    @property
-    def stopped(self) -> bool:
-        """As by SIGSTOP."""
-        assert self.process is not None
-        _, _, state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(") ")
-        return state.startswith("T")
-
-    def signal(self, number: int) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    async def kill(self) -> None:
-        await self._end(signal.SIGKILL)
-
-    async def stop(self, *, seconds: float = 20.0) -> None:
-        """Politely; a program that does not listen is killed."""
-        self.signal(signal.SIGCONT)
-        try:
-            async with asyncio.timeout(seconds):
-                await self._end(signal.SIGTERM)
-        except TimeoutError:
-            await self.kill()
-
-    async def _end(self, number: int) -> None:
-        process = self.process
-        assert process is not None
-        process.send_signal(number)  # nothing happens if it has ended
-        while process.poll() is None:
-            await asyncio.sleep(0.01)
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 class Stage:
@@ -139,8 +81,6 @@ class Stage:
         self.stamps_ns: list[int] = []
         """When the messages were sent, by the calendars of their producers."""
         self.networks = contextlib.AsyncExitStack()
-        self._wall = folder / "wall"
-        self._wall.write_bytes(SECONDS.pack(0))
         self._addresses = {name: f"127.0.0.1:{port}" for name, port in _free_ports("m", "b0", "b1")}
 
     @property
@@ -172,7 +112,10 @@ class Stage:
 
     async def _start(self, name: str, *command: str) -> None:
         log = self.folder / f"{name}.log"
-        self.actors[name] = Actor(name, ["--wall", str(self._wall), *command], log)
+        wall = self.folder / f"{name}.wall"
+        if not wall.exists():
+            wall.write_bytes(SECONDS.pack(0))
+        self.actors[name] = Actor(name, ["--wall", str(wall), *command], log)
         await self.actors[name].start()
 
     async def _way(self, source: str, target: str) -> str:
@@ -239,13 +182,13 @@ class Stage:
         await self.networks.aclose()
 
     # ── what happens to them ─────────────────────────────────────────────────────────────────────────
-    async def pause_in_handler(self, seconds: float, busy: set[str]) -> None:
+    async def pause_in_handler(self, seconds: float, busy: set[str], dice: random.Random) -> None:
         """
         Stop a consumer that is inside a handler, as a frozen machine does, and let it go on.
 
         `busy` are those that something else happens to; the one stopped is among them meanwhile.
         """
-        for name in itertools.cycle(self.consumers):
+        for name in itertools.cycle(dice.sample(self.consumers, len(self.consumers))):
             if name not in busy and await self._stopped_in_handler(self.actors[name]):
                 break
             await asyncio.sleep(0.02)
@@ -259,25 +202,37 @@ class Stage:
     async def freeze_at_start(self, name: str, seconds: float) -> None:
         """Stop a consumer between its look at the lease and a handler's first line, and let it go on."""
         actor = self.actors[name]
+        going_ns = boot_ns()
         actor.signal(signal.SIGUSR1)
         async with asyncio.timeout(READY_S):
-            while not actor.stopped:
+            while True:
+                looked_ns = boot_ns()
+                if actor.stopped:
+                    break
+                going_ns = looked_ns
                 await asyncio.sleep(0.01)
+        actor.note_stop(going_ns)
         await asyncio.sleep(seconds)
         actor.signal(signal.SIGCONT)
 
     async def _stopped_in_handler(self, actor: Actor) -> bool:
         actor.signal(signal.SIGSTOP)
         time.sleep(0.002)  # nothing else happens to it, and what it was writing is written
-        if self._tails[actor.name].poll():
+        if self.in_handler(actor.name):
             return True
         actor.signal(signal.SIGCONT)
         return False
+
+    def in_handler(self, name: str) -> set[tuple[int, int]]:
+        """What a consumer's handlers are at, by what it wrote down: (partition, offset)."""
+        return self._tails[name].poll()
 
     async def crash(self, name: str, *, down_s: float = 0.0) -> None:
         """SIGKILL; some time later the same program again, on its folder and port."""
         actor = self.actors[name]
         await actor.kill()
+        if name in self._tails:
+            self._tails[name].forget()
         await asyncio.sleep(down_s)
         if name == "p":
             await self.start_producer()
@@ -293,10 +248,11 @@ class Stage:
         await asyncio.sleep(seconds)
         way.heal(reset=reset)
 
-    def set_calendar(self, seconds: int) -> None:
-        """The wall clock of every program jumps to so far from the right time."""
-        with self._wall.open("r+b") as file:
-            file.write(SECONDS.pack(seconds))
+    def set_calendar(self, seconds: int, names: Iterable[str] | None = None) -> None:
+        """The wall clock of these programs, or of every one, jumps to so far from the right time."""
+        for name in self.actors if names is None else names:
+            with (self.folder / f"{name}.wall").open("r+b") as file:
+                file.write(SECONDS.pack(seconds))
 
     async def resize(self, partitions: int) -> None:
         """Change the number of partitions, and wait until that is done, whatever fails meanwhile."""
@@ -352,8 +308,13 @@ class Stage:
         log = await self._log()
         timed: list[Timed] = list(read_grants(self.folder / "meta" / "meta.db"))
         for path in sorted(self.folder.glob("*.events")):
-            timed += read_events(path)
+            actor = self.actors.get(path.stem)
+            timed += starts_placed(read_events(path), () if actor is None else actor.stops)
         return one_history(timed, log)
+
+    def _all_are_there(self, *names: str) -> None:
+        ended = [self.actors[name] for name in names if not self.actors[name].running]
+        assert not ended, "\n".join(one.last_words() for one in ended)
 
     async def look(self) -> tuple[Findings, list[Event]]:
         """Check what happened so far, while it goes on."""
@@ -362,9 +323,11 @@ class Stage:
 
     async def judge(self) -> tuple[Findings, list[Event]]:
         """Drain, and check the history; every program that nobody ended is to be still there."""
-        drained = await self.drain()
-        ended = [name for name, one in self.actors.items() if not one.running and name != "p"]
-        assert not ended, "\n".join(self.actors[name].last_words() for name in ended)
+        self._all_are_there("p", *self.brokers, "m", *self.consumers)
+        try:
+            drained = await self.drain()
+        finally:  # a broker that is gone cannot be asked either
+            self._all_are_there(*self.brokers, "m", *self.consumers)
         events = await self.history()
         found = check_history(events)
         if not drained and not found.total:

@@ -49,7 +49,10 @@ class Story:
             "consumer-broker cut": lambda: self._cut(stage.consumers, stage.brokers),
             "broker-metaserver cut": lambda: self._cut(stage.brokers, ["m"]),
             "metaserver-broker cut": lambda: self._cut(["m"], stage.brokers),
-            "calendar moved": self._move_calendar,
+            "calendar moved": lambda: self._move_calendar(list(stage.actors)),
+            "calendar of one program moved": lambda: self._move_calendar(
+                [self._dice.choice(list(stage.actors))]
+            ),
         }
 
     @property
@@ -99,7 +102,7 @@ class Story:
 
     async def _pause(self) -> None:
         ttls = self._dice.uniform(1.0, self._pause_ttls_max)
-        await self._stage.pause_in_handler(ttls * self._stage.ttl_s, busy=self._busy)
+        await self._stage.pause_in_handler(ttls * self._stage.ttl_s, self._busy, self._dice)
 
     async def _crash(self, names: Sequence[str]) -> None:
         name = await self._free(names)
@@ -116,5 +119,5 @@ class Story:
         await self._stage.cut(source, target, seconds, up=up, down=down, reset=reset)
         self._busy.discard(way)
 
-    async def _move_calendar(self) -> None:
-        self._stage.set_calendar(self._dice.choice((-HOUR_S, HOUR_S)))
+    async def _move_calendar(self, names: Sequence[str]) -> None:
+        self._stage.set_calendar(self._dice.choice((-HOUR_S, HOUR_S)), names)

@@ -1,0 +1,101 @@
+"""One program of a stage, a process of its own: how it is started, stopped, killed, and what it said last."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from proof.recording import Stop, boot_ns
+
+HERE = Path(__file__).parent
+READY_S = 60.0
+LAST_WORDS = 2_000
+"""Characters of a log."""
+
+
+class Actor:
+    """One program: a process that can be stopped, killed and started again."""
+
+    def __init__(self, name: str, command: list[str], log: Path) -> None:
+        self.name = name
+        self.command = command
+        self._log = log
+        self.process: subprocess.Popen[str] | None = None
+        self.stops: list[Stop] = []
+        """When it was stopped, as by SIGSTOP, and went on; see `signal`."""
+        self._stopped_ns: int | None = None
+
+    async def start(self) -> None:
+        paths = os.pathsep.join((str(HERE.parent), os.environ.get("PYTHONPATH", "")))
+        with self._log.open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "launcher.py"), *self.command],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | {"PYTHONPATH": paths, "PYTHONHASHSEED": "0"},
+            )
+        assert self.process.stdout is not None
+        async with asyncio.timeout(READY_S):
+            line = await asyncio.to_thread(self.process.stdout.readline)
+        assert line, self.last_words()
+
+    def last_words(self) -> str:
+        """How a program ended that has ended, and the end of its log."""
+        assert self.process is not None
+        said = self._log.read_text()[-LAST_WORDS:]
+        return f"{self.name} ended with {self.process.wait()}: {said}"
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def stopped(self) -> bool:
+        """As by SIGSTOP."""
+        assert self.process is not None
+        _, _, state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(") ")
+        return state.startswith("T")
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        if number == signal.SIGSTOP:
+            self.note_stop(boot_ns())
+        elif number == signal.SIGCONT:
+            self._note_end_of_stop()
+        self.process.send_signal(number)
+
+    def note_stop(self, at_ns: int) -> None:
+        """It is stopped since `at_ns`, of the boot clock, or a little later."""
+        self._stopped_ns = at_ns
+
+    def _note_end_of_stop(self) -> None:
+        if self._stopped_ns is not None:
+            self.stops.append((self._stopped_ns, boot_ns()))
+            self._stopped_ns = None
+
+    async def kill(self) -> None:
+        await self._end(signal.SIGKILL)
+
+    async def stop(self, *, seconds: float = 20.0) -> None:
+        """Politely; a program that does not listen is killed."""
+        self.signal(signal.SIGCONT)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._end(signal.SIGTERM)
+        except TimeoutError:
+            await self.kill()
+
+    async def _end(self, number: int) -> None:
+        process = self.process
+        assert process is not None
+        self._note_end_of_stop()
+        process.send_signal(number)  # nothing happens if it has ended
+        while process.poll() is None:
+            await asyncio.sleep(0.01)
+        assert process.stdout is not None
+        process.stdout.close()

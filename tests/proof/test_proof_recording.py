@@ -1,0 +1,67 @@
+"""What real processes wrote down, read: where a handler begins, and which ones run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from keylane.cli.history.checker import check_history
+from keylane.cli.history.events import Ended, Sent, Settled, Started, Stored
+from proof.recording import Frozen, HandlerTail, Recorder, one_history, starts_placed
+
+MS = 1_000_000
+LOOK, DEADLINE, FIRST_LINE = 1_000 * MS, 1_001 * MS, 1_500 * MS
+
+
+def a_start(*, deadline_ns: int = DEADLINE) -> Started:
+    return Started("audit", "c", 1, 0, b"a", 7, LOOK, deadline_ns, ours=True)
+
+
+def judged(stops: list[tuple[int, int]], *, deadline_ns: int = DEADLINE):
+    """The findings, and the history, of one handler with a gap between look and first line."""
+    log = [Stored(1, 0, b"k", b"a")]
+    sent = [(0, Sent(b"a", b"k", "p", 0, True)), (1, Settled(b"a", "stored", 1, 0))]
+    written = [
+        (FIRST_LINE, a_start(deadline_ns=deadline_ns)),
+        (FIRST_LINE + MS, Ended("audit", 1, 0, 7)),
+    ]
+    events = one_history([*sent, *starts_placed(written, stops)], log)
+    return check_history(events), events
+
+
+def test_a_gap_before_the_first_line_without_a_stop_is_a_late_start():
+    """Whatever our own code does between the look at the lease and the handler is found."""
+    for stops in ([], [(100 * MS, 900 * MS)], [(1_600 * MS, 2_000 * MS)]):
+        found, events = judged(stops)
+        assert found.counts["late start"] == found.total == 1
+        assert not [one for one in events if type(one) is Frozen]
+
+
+def test_a_gap_in_which_the_process_was_stopped_is_no_late_start():
+    """The handler begins with the look, and its process counts as frozen."""
+    found, events = judged([(100 * MS, 200 * MS), (LOOK + MS // 2, FIRST_LINE - MS)])
+    assert not found.total
+    (frozen,) = [one for one in events if type(one) is Frozen]
+    assert frozen == (1, 0, 499.0)
+
+
+def test_a_handler_in_time_begins_with_its_first_line():
+    """A stop before it, behind which the lease goes on, is nothing."""
+    found, events = judged([(LOOK, FIRST_LINE)], deadline_ns=FIRST_LINE + 1)
+    assert not found.total
+    (begun,) = [one for one in events if type(one) is Started]
+    assert begun.clock_ns == FIRST_LINE
+    assert not [one for one in events if type(one) is Frozen]
+
+
+def test_handlers_that_died_with_their_process_are_forgotten(tmp_path: Path):
+    """What a killed consumer had begun runs no more; what it begins when it is back does."""
+    path = tmp_path / "c0.events"
+    tail = HandlerTail(path)
+    tail.forget()  # nothing was written yet
+    Recorder(path)(a_start())
+    assert tail.poll() == {(1, 0)}
+    Recorder(path)(a_start()._replace(offset=1))
+    tail.forget()
+    assert not tail.poll()
+    Recorder(path)(a_start()._replace(offset=2))
+    assert tail.poll() == {(1, 2)}
