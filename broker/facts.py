@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..protocol.control import HostPartition
 from ..protocol.errors import InvalidRequestError
-from ..protocol.ids import check_name
+from ..protocol.ids import check_name, check_partition_name
 from ..protocol.limits import LOGICAL_PARTITIONS
 
 
@@ -12,7 +12,7 @@ def check_facts(facts: HostPartition) -> None:
     """Raises InvalidRequestError, InvalidNameError."""
     partition = facts.partition
     check_name("subject", facts.subject)
-    check_name("partition name", partition.name)
+    check_partition_name(partition.name)
     if not 1 <= partition.partition_id < 1 << 63:
         raise InvalidRequestError(f"not a partition id: {partition.partition_id}")
     if not 0 <= partition.range_start < partition.range_end <= LOGICAL_PARTITIONS:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from ..protocol.errors import KeylaneError, NotEnoughBrokersError, StorageError
+from ..protocol.errors import KeylaneError, StorageError
 from .catalogue import Catalogue
 from .database import Database
 from .members import Members
@@ -45,7 +45,7 @@ class Attendant:
         self._duties = duties
 
     async def run(self) -> None:
-        """Until cancelled.  A database that does not answer is asked again."""
+        """Until cancelled.  What failed with an error of ours is done again; only a fault of ours ends it."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._look_again_and_again())
@@ -67,8 +67,8 @@ class Attendant:
             await self._catalogue.look_around()
             if self._reshaper is not None:
                 await self._reshaper.resume()
-        except StorageError as error:
-            log.warning("the database does not answer: %s", error.message)
+        except KeylaneError as error:
+            _warn(error)
             return poll_ms
         next_ms = poll_ms if due.next_expiry_ms is None else due.next_expiry_ms + 1
         return max(1, min(poll_ms, next_ms))
@@ -83,15 +83,18 @@ class Attendant:
             await asyncio.sleep(self._settings.repair_ms / 1000)
             try:
                 await self._catalogue.repair()
-            except NotEnoughBrokersError as error:
-                log.info("%s", error.message)
             except KeylaneError as error:
-                log.warning("a creation cannot go on: %s", error.message)
+                _warn(error)
 
     async def _do_again_and_again(self, duty: Callable[[], Awaitable[object]]) -> None:
         while True:
             await asyncio.sleep(self._settings.expire_ms / 1000)
             try:
                 await duty()
-            except StorageError as error:
-                log.warning("the database does not answer: %s", error.message)
+            except KeylaneError as error:
+                _warn(error)
+
+
+def _warn(error: KeylaneError) -> None:
+    what = "the database does not answer" if isinstance(error, StorageError) else "will try again"
+    log.warning("%s: %s", what, error.message)

@@ -10,6 +10,7 @@ Every step may be done twice: hosting is idempotent at the broker, planning and 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterable
 
@@ -30,9 +31,6 @@ from ..protocol.errors import (
     KeylaneError,
     NotEnoughBrokersError,
     NotSentError,
-    RefusedError,
-    Retry,
-    UnreachableError,
 )
 from ..protocol.ids import Subject, check_name
 from ..protocol.operations import Cordon
@@ -64,6 +62,8 @@ from .store_subjects import (
     subject_summaries,
 )
 from .wakeups import Wakeups
+
+log = logging.getLogger("keylane.metaserver")
 
 PROBE_TIMEOUT_MS = 1_000
 HOSTED_AT_ONCE_MAX = 64
@@ -180,19 +180,16 @@ class Catalogue:
 
     async def repair(self) -> None:
         """
-        Go on with creations that were cut short.
+        Go on with creations that were cut short; one that cannot go on holds up no other.
 
         Raises:
-            NotEnoughBrokersError: for at least one of them it is still too early.
+            StorageError: which they are is not known.
         """
-        failed: NotEnoughBrokersError | None = None
         for row in await self._database.read(planned_subjects):
             try:
                 await self._complete(row)
-            except NotEnoughBrokersError as error:
-                failed = error
-        if failed is not None:
-            raise failed
+            except KeylaneError as error:
+                log.info("%s", error.message)
 
     async def _complete(self, row: SubjectRow) -> None:
         name = row.name
@@ -204,7 +201,7 @@ class Catalogue:
         if refused:
             raise NotEnoughBrokersError(
                 f"{len(refused)} of {len(planned)} partitions of {name!r} have no broker yet: "
-                f"{refused[0]}; the creation goes on by itself when the broker answers",
+                f"{refused[0]}; the creation goes on by itself when its broker takes it",
                 subject=name,
             )
         if await self._database.write(open_subject, name):
@@ -213,7 +210,7 @@ class Catalogue:
     async def _host(
         self, row: SubjectRow, partition: Partition, room: asyncio.Semaphore
     ) -> str | None:
-        """Have a broker host a partition; the reason if it did not."""
+        """Have a broker host a partition; the reason if it did not: it is asked again, whatever the reason."""
         if partition.address is None:
             return f"broker group {partition.broker_group!r} is silent"
         # PLANNED is a word of the metaserver; the broker learns of a partition that takes messages.
@@ -228,12 +225,8 @@ class Catalogue:
         async with room:
             try:
                 await BrokerClient(self._network, partition.address).host_partition(body)
-            except UnreachableError as error:
-                return error.message
-            except RefusedError as error:
-                if error.retry is Retry.NEVER:
-                    raise
-                return error.message
+            except KeylaneError as error:
+                return f"broker group {partition.broker_group!r}: {error.message}"
         return None
 
     async def subjects(self) -> SubjectList:

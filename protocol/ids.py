@@ -34,7 +34,10 @@ Sequence = NewType("Sequence", int)
 
 MAX_I64 = 2**63 - 1
 NAME_CHARS_MAX = 200
+PARTITION_NAME_CHARS_MAX = 240
+"""A subject's name, and what its partitions add to it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_PARTITION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,239}")
 
 
 def check_name(kind: str, text: object) -> str:
@@ -50,6 +53,13 @@ def check_name(kind: str, text: object) -> str:
     """
     if not isinstance(text, str) or _NAME.fullmatch(text) is None:
         raise InvalidNameError(kind=kind, name=repr(text)[:80])
+    return text
+
+
+def check_partition_name(text: str) -> str:
+    """Let the name of a physical partition through: as any name, but longer.  Raises InvalidNameError."""
+    if _PARTITION_NAME.fullmatch(text) is None:
+        raise InvalidNameError(kind="partition name", name=repr(text)[:80])
     return text
 
 

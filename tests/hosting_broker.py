@@ -13,7 +13,7 @@ from keylane.protocol.control import (
     PartitionStatus,
     PartitionStatusList,
 )
-from keylane.protocol.errors import BrokerReadOnlyError, PartitionUnknownError
+from keylane.protocol.errors import BrokerReadOnlyError, KeylaneError, PartitionUnknownError
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.rpc.client import MetaClient
 from keylane.rpc.server import ControlRoute, Params, Server
@@ -29,6 +29,7 @@ class HostingBroker:
         self._told: dict[int, HostPartition] = {}
         self.calls = 0
         self.refuse_after: int | None = None
+        self.refusal: KeylaneError = BrokerReadOnlyError("this broker takes no more partitions")
         self._server = Server(
             [
                 ControlRoute("POST", "/v1/partitions", HostPartition, self._host),
@@ -61,7 +62,7 @@ class HostingBroker:
         self.calls += 1
         one = body.partition
         if self.refuse_after is not None and len(self.hosted) >= self.refuse_after:
-            raise BrokerReadOnlyError("this broker takes no more partitions")
+            raise self.refusal
         known = self.hosted.get(one.partition_id)
         if known is None or known.state is not PartitionState.SEALED:
             self.hosted[one.partition_id] = one
