@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from ..protocol.clock import Clock
 from ..protocol.control import (
     Done,
@@ -15,11 +17,18 @@ from ..protocol.control import (
     PartitionStatusList,
     TimeBound,
 )
-from ..protocol.errors import InvalidRequestError, WrongBrokerError
+from ..protocol.errors import (
+    BrokerReadOnlyError,
+    CorruptLogError,
+    InvalidRequestError,
+    OverloadedError,
+    WrongBrokerError,
+)
 from ..protocol.progress import KnowGroups, SetCursor
 from ..rpc.server import ControlRoute, Params, whole_number
 from .damage import damage_of
 from .known_groups import know_groups
+from .partition import HostedPartition
 from .resets import set_cursor
 from .store import Store
 
@@ -105,7 +114,8 @@ class BrokerControl:
     async def describe(self, _body: object, params: Params) -> PartitionStatus:
         """One partition with its groups, or the one group asked for."""
         partition = self._store.state.partition(_partition_id(params))
-        return partition.status(now_ms=self._clock.boot_ms(), group=params.get("group"))
+        status = partition.status(now_ms=self._clock.boot_ms(), group=params.get("group"))
+        return replace(status, unsealable=_unsealable(self._store, partition))
 
     async def offset(self, _body: object, params: Params) -> FoundOffset:
         """The offset of the message stored around a time."""
@@ -168,6 +178,19 @@ class BrokerControl:
                 "commits": self._store.commit.commits,
             },
         )
+
+
+def _unsealable(store: Store, partition: HostedPartition) -> str:
+    """Why a seal would be refused, for longer than a moment; "" if it would not."""
+    if partition.sealed:
+        return ""
+    try:
+        store.check_seal(partition)
+    except (CorruptLogError, BrokerReadOnlyError) as error:
+        return error.message
+    except OverloadedError:
+        pass
+    return ""
 
 
 def _partition_id(params: Params) -> int:

@@ -177,7 +177,7 @@ class GroupCommit:
 
     def check_room(self, length: int, *, though_held: bool = False) -> None:
         """
-        Let a record of `length` bytes be decided on; `though_held` if it helps to make room.
+        Let a record of `length` bytes be decided on; `though_held` if it is none of messages.
 
         Raises:
             BrokerReadOnlyError: a write failed before, or the disk was full a moment ago.

@@ -244,13 +244,12 @@ class Store:
         Let a partition take no more appends; its end offset is fixed once the seal is durable.
 
         Raises:
-            PartitionUnknownError, OverloadedError, BrokerReadOnlyError
+            PartitionUnknownError, CorruptLogError, OverloadedError, BrokerReadOnlyError
         """
         partition = self.state.partition(partition_id)
         if partition.sealed:
             return partition, self.commit.flushed()
-        partition.check_end_known()
-        self.commit.check_room(OWN_RECORD_BYTES)
+        self.check_seal(partition)
         self.state.touch(partition)
         partition.sealed = True
 
@@ -267,6 +266,12 @@ class Store:
             durable=True,
         )
         return partition, self.commit.submit(entry)
+
+    def check_seal(self, partition: HostedPartition) -> None:
+        """Raises CorruptLogError, OverloadedError, BrokerReadOnlyError if it could not be sealed now."""
+        partition.check_end_known()
+        # A disk too full for messages has room for a seal, and is relieved by what leaves it.
+        self.commit.check_room(OWN_RECORD_BYTES, though_held=True)
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
     def raise_fence(

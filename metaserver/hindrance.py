@@ -24,6 +24,14 @@ def silence(operation: Operation, one: Partition) -> str:
     return f"broker group {one.broker_group!r} is silent{after}"
 
 
+def refusal(one: Partition, why: str) -> str:
+    """The broker of a parent answers that it could not seal it, so none is sealed."""
+    return (
+        f"partition {one.partition_id} on {one.broker_group!r} cannot be sealed: {why}; "
+        f"nothing is sealed before all parents can be"
+    )
+
+
 def unsealable(operation: Operation) -> str:
     """The brokers of some parents cannot be asked, so none of them is sealed."""
     return f"silent: {', '.join(operation.held)}; nothing is sealed before all parents can be"

@@ -5,7 +5,8 @@
 Invariants
     Every step may be done twice, by two metaservers at once: brokers and SQL take it again and change nothing.
     The lease in SQL only keeps two drivers from doing the same work.
-    No broker is asked to seal before every child is hosted: writes stop for no longer than a seal and a new route.
+    No broker is asked to seal before every child is hosted and every parent's broker says that it could:
+    writes stop for no longer than a seal and a new route.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ..rpc.client import BrokerClient
 from ..rpc.network import Network
 from .catalogue import HOSTED_AT_ONCE_MAX, Catalogue
 from .database import Database
-from .hindrance import hindrance, silence, unsealable
+from .hindrance import hindrance, refusal, silence, unsealable
 from .members import Members
 from .settings import MetaserverSettings
 from .store_history import operation_views, subject_history, subject_operations
@@ -224,7 +225,8 @@ class Reshaper:
         if operation is None:
             return None
         problem = await self._ask_brokers(operation)
-        state = await self._database.write(advance_operation, operation_id)
+        sealable = () if problem else tuple(one.partition_id for one in operation.sources)
+        state = await self._database.write(advance_operation, operation_id, sealable=sealable)
         if state is not operation.state:
             self._after_step(_ENTERED[state])
             if operation.state is OperationState.OPEN:
@@ -232,7 +234,7 @@ class Reshaper:
             return True
         if state is OperationState.CANCELED and not problem:
             return None
-        if all(one.address is None for one in operation.todo):
+        if all(one.address is None for one in operation.todo or operation.sources):
             log.info("operation %d waits: %s", operation_id, problem)
             await self._database.write(let_go, operation_id, driver=self._driver)
             return None
@@ -240,7 +242,7 @@ class Reshaper:
 
     async def _ask_brokers(self, operation: Operation) -> str:
         """Have brokers do what is to do, note what is done; why something is not, "" if nothing is left."""
-        if not (operation.todo or operation.held):
+        if not (operation.todo or operation.held or operation.sources):
             return ""
         asked = await asyncio.gather(*(self._ask(operation, one) for one in operation.todo))
         done = dict(one for one in asked if not isinstance(one, str))
@@ -249,6 +251,9 @@ class Reshaper:
             self._after_step("sealing")
         if not problems and operation.held:
             problems = [unsealable(operation)]
+        if not problems:
+            refused = await asyncio.gather(*(self._refusal(one) for one in operation.sources))
+            problems = [one for one in refused if one]
         problem = problems[0] if problems else ""
         await self._database.write(note_steps, operation.operation_id, done, problem)
         return problem
@@ -281,6 +286,17 @@ class Reshaper:
             except KeylaneError as error:
                 return f"partition {one.partition_id} on {one.broker_group!r}: {error.message}"
         return one.partition_id, None
+
+    async def _refusal(self, one: Partition) -> str:
+        """Why the broker of a parent could not seal it, "" if it could: so it says, and nothing is changed."""
+        assert one.address is not None
+        broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
+        async with self._room:
+            try:
+                why = (await broker.partition(one.partition_id)).unsealable
+            except KeylaneError as error:
+                why = error.message
+        return refusal(one, why) if why else ""
 
     async def _tell(self, operation: Operation) -> None:
         """The route has changed: wake who waits for it, deal the children out."""

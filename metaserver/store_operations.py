@@ -8,7 +8,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,8 @@ class Operation:
     held: tuple[str, ...] = ()
     """The silent broker groups for which it waits before anything is sealed: else some parents would take no
     messages and their children not yet."""
+    sources: tuple[Partition, ...] = ()
+    """The parents whose brokers are to say, before anything is sealed, that they could."""
 
 
 _claimed = (
@@ -101,11 +103,14 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
     state = OperationState(row.state)
     todo: tuple[Partition, ...] = ()
     held: set[str] = set()
+    sources: tuple[Partition, ...] = ()
     if state in _ACTION:
         todo = _undone(connection, operation_id, _ACTION[state])
-    if state is OperationState.PLAN and not _may_forsake(row):
-        sources = _undone(connection, operation_id, StepAction.SEAL)
-        held = {one.broker_group for one in sources if one.address is None}
+    if state is OperationState.PLAN:
+        parents = _undone(connection, operation_id, StepAction.SEAL)
+        silent: set[str] = {one.broker_group for one in parents if one.address is None}
+        held = set() if _may_forsake(row) else silent
+        sources = () if held else tuple(one for one in parents if one.address is not None)
     return Operation(
         operation_id=row.operation_id,
         subject_id=row.subject_id,
@@ -118,6 +123,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         may_forsake=_may_forsake(row),
         todo=todo,
         held=tuple(sorted(held)),
+        sources=sources,
     )
 
 
@@ -241,14 +247,22 @@ def cancel_operation(connection: Connection, operation_id: int) -> None:
     connection.execute(_set_operation, {"of_operation": operation_id} | canceled | free)
 
 
-def advance_operation(connection: Connection, operation_id: int) -> OperationState:
-    """Enter the next state if everything of this one is done; the state it is in now."""
+def advance_operation(
+    connection: Connection, operation_id: int, *, sealable: Collection[int] | None = None
+) -> OperationState:
+    """
+    Enter the next state if everything of this one is done; the state it is in now.
+
+    Args:
+        sealable: the parents whose brokers have just said that they could seal them; None: all have.
+    """
     _lock_operation(connection, operation_id)
     operation = read_operation(connection, operation_id)
     silent = all(one.address is None for one in operation.todo)
+    asked = sealable is None or {one.partition_id for one in operation.sources} <= set(sealable)
     after = operation.state
     match operation.state:
-        case OperationState.PLAN if not (operation.todo or operation.held):
+        case OperationState.PLAN if asked and not (operation.todo or operation.held):
             after = OperationState.SEAL
         case OperationState.SEAL if not operation.todo or (operation.may_forsake and silent):
             after = OperationState.OPEN

@@ -335,6 +335,8 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     groups: tuple[GroupStatus, ...] = ()
     facts: HostPartition | None = None
     """What the broker was told when it began to host it."""
+    unsealable: str = ""
+    """Why it cannot be sealed now; "" if it can, or is.  Said by who is asked for this partition alone."""
 
 
 class TimeBound(enum.StrEnum):

@@ -34,6 +34,7 @@ class HostingBroker:
             [
                 ControlRoute("POST", "/v1/partitions", HostPartition, self._host),
                 ControlRoute("GET", "/v1/partitions", None, self._list),
+                ControlRoute("GET", "/v1/partitions/{id}", None, self._describe),
                 ControlRoute("POST", "/v1/partitions/{id}/seal", None, self._seal),
             ]
         )
@@ -69,10 +70,17 @@ class HostingBroker:
         self._told[one.partition_id] = body
         return self._status(one.partition_id)
 
-    async def _seal(self, _body: object, params: Params) -> PartitionStatus:
+    async def _describe(self, _body: object, params: Params) -> PartitionStatus:
+        return self._status(self._known(params))
+
+    def _known(self, params: Params) -> int:
         partition_id = int(params["id"])
         if partition_id not in self.hosted:
             raise PartitionUnknownError(partition_id=partition_id)
+        return partition_id
+
+    async def _seal(self, _body: object, params: Params) -> PartitionStatus:
+        partition_id = self._known(params)
         sealed = replace(self.hosted[partition_id], state=PartitionState.SEALED)
         self.hosted[partition_id] = sealed
         return self._status(partition_id)

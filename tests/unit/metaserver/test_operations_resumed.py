@@ -264,6 +264,19 @@ def test_nothing_is_sealed_while_a_parent_cannot_be(rows: Rows):
     assert rows.drive(operation_id, driver="second") is OperationState.DONE
 
 
+def test_nothing_is_sealed_before_every_parent_is_said_to_be_sealable(rows: Rows):
+    """Who was not asked, because it was silent until now, holds the operation in PLAN as one that refuses."""
+    (operation_id,) = rows.begin(resize(1))
+    operation = rows.run(claim_operation, operation_id, driver="first", lease_ms=LEASE_MS)
+    rows.run(note_steps, operation_id, {one.partition_id: None for one in operation.todo}, "")
+    parents = [one.partition_id for one in operation.sources]
+    assert len(parents) == 2
+    for some in ((), parents[:1], parents[1:]):
+        state = rows.run(advance_operation, operation_id, sealable=some)
+        assert state is OperationState.PLAN
+    assert rows.run(advance_operation, operation_id, sealable=parents) is OperationState.SEAL
+
+
 def evacuate(rows: Rows) -> Reshape:
     rows.now_ms += TTL_MS
     rows.report("g2")

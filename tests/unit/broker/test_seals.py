@@ -1,0 +1,94 @@
+"""When a partition can be sealed, and what its broker says of that before it is asked to."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.broker.control import BrokerControl
+from keylane.protocol.errors import BrokerReadOnlyError, KeylaneError
+from keylane.protocol.routing import PartitionState
+from sim.clock import ManualClock
+from sim.disk import SimDisk
+from sim.store import Desk, batch, open_store
+
+
+class Office:
+    """A broker with partition 1, and what it answers to control calls."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.disk = SimDisk()
+        self.store = open_store(self.disk, clock=self.clock)
+        self.desk = Desk(self.store, self.clock)
+        self.control = BrokerControl(
+            self.store,
+            broker_group="g1",
+            broker_id="folder",
+            clock=self.clock,
+            registration=lambda: "",
+        )
+
+    async def unsealable(self) -> str:
+        return (await self.control.describe(None, {"id": "1"})).unsealable
+
+    async def seal(self) -> PartitionState:
+        return (await self.control.seal(None, {"id": "1"})).state
+
+
+@pytest.fixture
+async def office() -> Office:
+    office = Office()
+    await office.desk.host()
+    return office
+
+
+async def test_a_broker_that_holds_messages_back_seals(office):
+    """A disk too full for messages has room for a seal; it could be sealed, and is, and says so after a restart."""
+    office.store.commit.hold("the disk is 90 % full")
+    with pytest.raises(BrokerReadOnlyError):
+        await office.desk.append(batch())
+    assert await office.unsealable() == ""
+    assert await office.seal() is PartitionState.SEALED
+    assert await office.unsealable() == ""
+    await office.store.close()
+    assert open_store(office.disk).state.partition(1).ended
+
+
+async def test_what_cannot_be_sealed_says_why(office):
+    """Damage at the end and a failed write: the words of the refusal, before anybody asks for the seal."""
+    partition = office.store.state.partition(1)
+    office.store.state.lose(partition, 0, -1, position=0)
+    with pytest.raises(KeylaneError) as refused:
+        await office.seal()
+    assert await office.unsealable() == refused.value.message
+    partition.lost = ()
+    assert await office.unsealable() == ""
+    office.disk.fail = "fdatasync"
+    with pytest.raises(KeylaneError):
+        await office.desk.append(batch())
+    with pytest.raises(BrokerReadOnlyError) as refused:
+        await office.seal()
+    assert await office.unsealable() == refused.value.message
+
+
+async def test_a_full_disk_says_so_until_there_is_room(office):
+    """A write that found no room holds seals up too, and no longer than that."""
+    office.disk.room = 0
+    with pytest.raises(KeylaneError):
+        await office.seal()
+    assert "the disk is full" in await office.unsealable()
+    office.disk.room = None
+    office.clock.advance(10_000)
+    assert await office.unsealable() == ""
+    assert await office.seal() is PartitionState.SEALED
+
+
+async def test_a_broker_that_is_busy_for_a_moment_can_seal(office):
+    """More waits for the disk than it takes at once: that passes by itself, and is no reason to wait with a plan."""
+    office.store.commit._queued_bytes_max = 1
+    sending = office.store.append(1, memoryview(batch()))[0]
+    assert await office.unsealable() == ""
+    with pytest.raises(KeylaneError):
+        await office.seal()
+    await sending
+    assert await office.seal() is PartitionState.SEALED
