@@ -58,8 +58,10 @@ class Consumer:
             await consumer.wait()
 
     A message is acked when its handler returns; one that raises is tried again in place, and later messages of
-    its key wait.  Without a handler: `async for message in consumer: ...; await message.ack()`; what was taken and
-    not acked when the consumer closes comes again.
+    its key wait.  Without a handler: `async for message in consumer: ...; await message.ack()`, in one task.  While the
+    loop's body runs, a partition of whose messages it has not acked some stays here, for as long as heartbeats renew
+    the lease: come for the next message, or close.  What was passed over without an ack comes again once its partition
+    goes elsewhere, `handover_ms` after that was asked for at the earliest; all not acked does when the consumer closes.
     A message may be handled again after a crash or a lost lease; `fencing_token` lets a store refuse a late one.
 
     Args:
@@ -155,7 +157,7 @@ class Consumer:
 
     def _new_dispatch(self) -> Workers | Stream:
         if self._handler is None:
-            return Stream(clock=self._clock)
+            return Stream(clock=self._clock, handover_ms=self._settings.handover_ms)
         return Workers(
             self._handler,
             concurrency=self._settings.concurrency,
@@ -225,13 +227,20 @@ class Consumer:
         """
         Hand everything over and get nothing until `resume`; the consumer stays a member of its group.
 
+        What an iteration has and has not acked goes when it comes for the next message, be that after this returns.
+
         Raises:
             KeylaneError: the metaserver could not be told; go on as before, or try again.
         """
         if self._membership is None:
             raise ClosedError("the consumer is not open; use: async with Consumer(...)")
         await self._membership.suspend(True)
-        await asyncio.gather(*self._composite.lose_all(), return_exceptions=True)
+        ending = self._composite.lose_all()
+        if ending:
+            # An iteration may ask for this itself, before it acks: so it is not waited for without end.
+            limit_ms = self._settings.handover_ms + 2 * self._settings.call_timeout_ms
+            iterated = isinstance(self._dispatch, Stream)
+            await asyncio.wait(ending, timeout=limit_ms / 1000 if iterated else None)
 
     async def resume(self) -> None:
         """
@@ -262,7 +271,11 @@ class Consumer:
 
     # ── grants ───────────────────────────────────────────────────────────────────────────────────────
     def _granted(self, grants: Grants, deadline_ms: int) -> None:
+        assert self._membership is not None
         self._deadline_ms = deadline_ms
+        for client in self._composite.ending:
+            if client.session == self._membership.session:
+                client.renew(deadline_ms, None)
         self._composite.apply(grants.grants, deadline_ms)
 
     def _lost(self) -> None:
@@ -299,8 +312,11 @@ class Consumer:
         """Stop pulling (done) → finish or cancel handlers → flush acks → release → report."""
         assert self._dispatch is not None
         assert self._membership is not None
-        quiet_ms = 0 if client.fenced else min(self._settings.handover_ms, client.left_ms)
-        await self._dispatch.quiesce(client, timeout_ms=quiet_ms)
+        if isinstance(self._dispatch, Stream):
+            await self._dispatch.quiesce(client)
+        else:
+            quiet_ms = min(self._settings.handover_ms, client.left_ms)
+            await self._dispatch.quiesce(client, timeout_ms=quiet_ms)
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
         if self._parting is not None:
             await asyncio.wait([self._parting])

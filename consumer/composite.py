@@ -32,7 +32,7 @@ class CompositePullClient:
         self._give_back = give_back
         self._clients: dict[int, PullClient] = {}
         self._ending: dict[int, asyncio.Task[None]] = {}
-        self._ending_tokens: dict[int, tuple[str, int]] = {}
+        self._parting: dict[int, PullClient] = {}
         self._let_go: dict[int, int] = {}
         """The highest token of each partition that was ended here: never taken up again, so that under one token no
         message is handled again that was handled before."""
@@ -45,11 +45,15 @@ class CompositePullClient:
         """Those that are not ending, by partition id."""
         return [self._clients[key] for key in sorted(self._clients)]
 
+    @property
+    def ending(self) -> list[PullClient]:
+        """Those that are being handed over, by partition id."""
+        return [self._parting[key] for key in sorted(self._parting)]
+
     def holding(self, session: str) -> tuple[tuple[int, int], ...]:
         """(partition id, token) of all that `session` has here or is still handing over."""
-        held = {key: (client.session, client.token) for key, client in self._clients.items()}
-        found = sorted((held | self._ending_tokens).items())
-        return tuple((key, token) for key, (owner, token) in found if owner == session)
+        found = sorted((self._clients | self._parting).items())
+        return tuple((key, client.token) for key, client in found if client.session == session)
 
     def apply(self, grants: tuple[Grant, ...], deadline_ms: int) -> None:
         """Renew what stays, make what is new, hand over what went, lapsed or came back with another token."""
@@ -82,7 +86,7 @@ class CompositePullClient:
         client.stop_starting()
         if client.once or client.fenced:
             self._let_go[client.partition_id] = client.token
-        self._ending_tokens[client.partition_id] = (client.session, client.token)
+        self._parting[client.partition_id] = client
         self._ending[client.partition_id] = asyncio.create_task(
             self._ended(client), name=f"hand over {client.partition_id}"
         )
@@ -92,7 +96,7 @@ class CompositePullClient:
             await self._hand_over(client)
         finally:
             del self._ending[client.partition_id]
-            del self._ending_tokens[client.partition_id]
+            del self._parting[client.partition_id]
         if client.partition_id in {int(one.partition.partition_id) for one in self._grants}:
             # Granted again while it was being handed over.
             self.apply(self._grants, self._deadline_ms)

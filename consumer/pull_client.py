@@ -115,13 +115,14 @@ class PullClient:
         """
         The lease now ends at `deadline_ms`, and the broker is at `address`; None if nobody knows now.
 
-        A lapsed lease is not renewed: messages may have been left out.
+        A lapsed lease is not renewed: messages may have been left out.  While handing over, still no handler starts.
         """
         if self.lapsed:
             return
         if address is not None and address != self._broker.address:
             self._broker = self._broker_at(address)
-        self.deadline_ns = deadline_ms * 1_000_000
+        if self.deadline_ns:
+            self.deadline_ns = deadline_ms * 1_000_000
         self._lease_until_ms = deadline_ms
 
     @property
@@ -132,7 +133,7 @@ class PullClient:
     @property
     def left_ms(self) -> int:
         """What is left of the lease."""
-        return max(0, self._lease_until_ms - self._clock.boot_ms())
+        return 0 if self.fenced else max(0, self._lease_until_ms - self._clock.boot_ms())
 
     def stop_starting(self) -> None:
         """From now on no handler starts and nothing more is pulled."""

@@ -43,7 +43,8 @@ class ConsumerSettings:
     """Acks gather so long before one request carries them."""
     handover_ms: int = 5_000
     """Running handlers may take so long to end when their partition goes to another consumer; then they are
-    cancelled. Never longer than the lease.  One that goes on all the same keeps its partition here until it ends."""
+    cancelled. Never longer than the lease.  One that goes on all the same keeps its partition here until it ends.
+    Iteration: acks of what was passed over may take so long; the body of the loop is waited for."""
     call_timeout_ms: int = 5_000
     backoff: Backoff = field(default_factory=Backoff)
     handler_backoff: Backoff = field(default_factory=lambda: Backoff(first_ms=100, max_ms=30_000))

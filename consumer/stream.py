@@ -1,29 +1,40 @@
 """
 Messages for `async for`: one queue, no handlers, acks by hand.
 
-While the iteration goes on, a partition that goes to another consumer waits for the acks of what was taken; once
-the consumer closes, what was not acked is given up at once and comes again.
+A partition that goes to another consumer waits for the acks of what was taken of it: for `handover_ms` in any case,
+and then for as long as the user does not come for the next message, because he may be at work on what he has.  What
+was passed over without an ack by then comes again, and so does at once, when the consumer closes, all that was not acked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
+from collections.abc import Collection
+from typing import Any
 
 from ..protocol.clock import Clock
 from ..protocol.message import Message
 from .pull_client import PullClient
 
+log = logging.getLogger("keylane.consumer")
+
 MESSAGES_PER_TURN = 256
+PATIENCE_MS = 5_000
+"""A partition that has to go, and that its user keeps for longer than this after `handover_ms`, is worth a word."""
 
 
 class Stream:
     """Hands messages out one by one, in the order of their offsets within each partition."""
 
-    def __init__(self, *, clock: Clock) -> None:
+    def __init__(self, *, clock: Clock, handover_ms: int) -> None:
         self._waiting: deque[Message] = deque()
         self._boot_ns = clock.boot_ns
+        self._handover_ms = handover_ms
         self._work = asyncio.Event()
+        self._asked = asyncio.Event()
+        """Set while the user waits for a message; else his own code runs, and what he took may be in it."""
         self._left = MESSAGES_PER_TURN
         self._error: BaseException | None = None
         self._closed = False
@@ -36,6 +47,13 @@ class Stream:
 
     async def next(self) -> Message:
         """The next message whose lease has not ended.  Raises StopAsyncIteration after close."""
+        self._asked.set()
+        try:
+            return await self._next()
+        finally:
+            self._asked.clear()
+
+    async def _next(self) -> Message:
         while True:
             self._left -= 1
             if not self._left:
@@ -56,9 +74,12 @@ class Stream:
                 return message
             client.forget(1)
 
-    async def quiesce(self, client: PullClient, *, timeout_ms: int) -> None:
+    async def quiesce(self, client: PullClient) -> None:
         """
-        Forget what waits of `client`'s partition, and wait for the acks of what the user holds; after `leave` not.
+        Forget what waits of `client`'s partition, and wait for the user to be through with what he has of it.
+
+        He is when all of it is acked, or, `handover_ms` later or once the lease has ended, when he comes for the
+        next message; and at once after `leave`.
         """
         kept = deque(
             one
@@ -67,18 +88,29 @@ class Stream:
         )
         client.forget(len(self._waiting) - len(kept))
         self._waiting = kept
-        waits = [
+        ends: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(client.settled()),
             asyncio.ensure_future(self._leaving.wait()),
         ]
         try:
-            await asyncio.wait(
-                waits, timeout=timeout_ms / 1000, return_when=asyncio.FIRST_COMPLETED
-            )
+            until_ms = self._boot_ns() // 1_000_000 + self._handover_ms
+            while (left_ms := min(until_ms - self._boot_ns() // 1_000_000, client.left_ms)) > 0:
+                if await _one_of(ends, left_ms):  # the lease may have been renewed meanwhile
+                    return
+            if await _one_of(ends, 0) or self._asked.is_set():
+                return
+            ends.append(asyncio.ensure_future(self._asked.wait()))
+            if not await _one_of(ends, PATIENCE_MS):
+                log.warning(
+                    "partition %d is wanted elsewhere, and %d of its messages are taken and not acked; it is not "
+                    "handed over before they are, or the next message is asked for",
+                    client.partition_id, client.outstanding,
+                )  # fmt: skip
+                await _one_of(ends, None)
         finally:
-            for one in waits:
+            for one in ends:
                 one.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            await asyncio.gather(*ends, return_exceptions=True)
 
     def leave(self) -> None:
         """The consumer closes, so nobody is left to ack: no hand-over waits for what was taken any more."""
@@ -94,3 +126,10 @@ class Stream:
         self._closed = True
         self._waiting.clear()
         self._work.set()
+
+
+async def _one_of(ends: Collection[asyncio.Future[Any]], within_ms: int | None) -> bool:
+    """Wait for one of `ends`; False if none came in time."""
+    timeout_s = None if within_ms is None else within_ms / 1000
+    done, _ = await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)

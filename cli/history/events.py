@@ -90,7 +90,7 @@ class Started(NamedTuple):
     deadline_ns: int
     """The end of the lease, by the same clock."""
     ours: bool = False
-    """The consumer ends it before it lets the partition go; False if the user's own code runs it."""
+    """The consumer keeps the partition until it has ended; False if that is nobody's promise."""
     session_left_ms: int | None = None
     """What the metaserver's database still gives the session; None if nobody looked."""
 

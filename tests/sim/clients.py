@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -190,6 +191,10 @@ class ConsumerHost(Host):
         self.calm = False
         """True once handlers are quick and never fail."""
         self.consumer: Consumer | None = None
+        self._bodies = copy.copy(self.dice)
+        """How long the bodies of an iteration take."""
+        self._in_hand: Message | None = None
+        """What the body of an iteration is in."""
 
     def start(self) -> None:
         process = self.new_process()
@@ -225,13 +230,15 @@ class ConsumerHost(Host):
     async def _leave(self) -> None:
         assert self.consumer is not None
         consumer, self.consumer = self.consumer, None
+        if self._in_hand is not None:  # closing gives it up, as the user is told
+            self._record(dropped(self._in_hand))
         await consumer.close()
         self.end(machine_down=False)
 
     def end(self, *, machine_down: bool) -> None:
         super().end(machine_down=machine_down)
         self.leaving = False
-        self.consumer = None
+        self.consumer = self._in_hand = None
 
     async def _run(self) -> None:
         by_hand = self._manners["by_hand"] > self.dice.random()
@@ -294,10 +301,14 @@ class ConsumerHost(Host):
 
     async def _iterate(self, consumer: Consumer) -> None:
         async for message in consumer:
-            self._started(message)
-            if self.dice.random() < 0.3:
+            self._in_hand = message
+            self._started(message, ours=True)
+            if not self.calm and self._bodies.random() < self._manners["slow"]:
+                await asyncio.sleep(2 * self._bodies.random() * self._settings.ttl_ms / 1000)
+            elif self.dice.random() < 0.3:
                 await asyncio.sleep(0.01 * self.dice.random())
             self._ended(message)
+            self._in_hand = None
             try:
                 await message.ack()
             except KeylaneError:

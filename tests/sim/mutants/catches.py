@@ -10,6 +10,7 @@ CATCHES: dict[str, int] = {
     "acks_join_over_a_gap": 1,
     "another_boot_is_not_noticed": 11,
     "any_release_frees_the_lease": 7,
+    "body_not_waited_for": 17,
     "changed_grants_are_not_told": 17,
     "child_opened_before_seal": 0,
     "cursor_falls": 1,

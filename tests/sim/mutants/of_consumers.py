@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 from keylane.consumer import acks as acks_module
@@ -11,6 +13,7 @@ from keylane.consumer.composite import CompositePullClient
 from keylane.consumer.lanes import Lanes
 from keylane.consumer.membership import Membership
 from keylane.consumer.pull_client import PullClient
+from keylane.consumer.stream import Stream
 from keylane.consumer.workers import Workers
 from sim.mutants.mutant import Breaks, Patches
 
@@ -71,6 +74,17 @@ def released_before_handlers_end(patches: Patches) -> None:
         await self._membership.released(client.session, client.partition_id, client.token)
 
     patches.set(Consumer, "_hand_over", hand_over)
+
+
+def body_not_waited_for(patches: Patches) -> None:
+    """A partition goes over when `handover_ms` is up, whatever the body of an iteration is in."""
+
+    async def quiesce(self: Any, client: Any) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._handover_ms / 1000):
+                await real(self, client)
+
+    real = patches.set(Stream, "quiesce", quiesce)
 
 
 def drained_said_early(patches: Patches) -> None:
@@ -197,6 +211,7 @@ BREAKS: tuple[Breaks, ...] = (
     margin_on_the_wrong_side,
     deadline_by_the_calendar,
     released_before_handlers_end,
+    body_not_waited_for,
     drained_said_early,
     state_kept_over_grants,
     moved_broker_not_followed,

@@ -1,0 +1,95 @@
+"""Partitions that go to another consumer while the body of an iteration runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster import Cluster, eventually
+from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.errors import LeaseLostError
+
+TTL_MS = 1_500
+HASTY = ConsumerSettings(handover_ms=50, ttl_ms=TTL_MS, call_timeout_ms=1_000)
+SENT = 40
+
+
+async def send(meta: str, subject: str) -> None:
+    """Messages of ten keys, which lie in both partitions."""
+    async with Producer(meta) as producer:
+        for number in range(SENT):
+            producer.send(subject, b"%d" % number, key=b"k%d" % (number % 10))
+
+
+async def first_of_each(consumer: Consumer) -> dict[int, Message]:
+    """Takes messages one by one, and acks all but the first of each of two partitions."""
+    found: dict[int, Message] = {}
+    while len(found) < 2:
+        message = await anext(consumer)
+        if found.setdefault(message.partition_id, message) is not message:
+            await message.ack()
+    return found
+
+
+async def test_a_body_may_take_longer_than_handover_and_lease(shared_cluster: Cluster):
+    """Another consumer gets nothing of a partition before the body has acked what it is in; then what comes next."""
+    meta = shared_cluster.meta
+    await shared_cluster.create("in-the-body", partitions=2)
+    one, two = (Consumer(meta, subject="in-the-body", group="g", settings=HASTY) for _ in range(2))
+    async with asyncio.timeout(90), one:
+        await eventually(lambda: len(one.assignment) == 2)
+        await send(meta, "in-the-body")
+        held = await first_of_each(one)
+        async with two:
+            await eventually(lambda: len(one.assignment) == 1)
+            (gone,) = held.keys() - {kept.partition_id for kept in one.assignment}
+            await send(meta, "in-the-body")
+            await asyncio.sleep(2 * TTL_MS / 1000)
+            assert two.assignment == []
+            await held[gone].ack()
+            await eventually(lambda: two.assignment)
+            following = await anext(two)
+    assert following.partition_id == gone
+    assert following.offset > held[gone].offset
+
+
+async def test_what_was_passed_over_comes_again_elsewhere(shared_cluster: Cluster):
+    """Who goes on without an ack holds nobody up for longer than `handover_ms`."""
+    meta = shared_cluster.meta
+    await shared_cluster.create("passed-over", partitions=2)
+    one, two = (Consumer(meta, subject="passed-over", group="g", settings=HASTY) for _ in range(2))
+    async with asyncio.timeout(90), one:
+        await eventually(lambda: len(one.assignment) == 2)
+        await send(meta, "passed-over")
+        held = await first_of_each(one)
+
+        async def drain() -> None:
+            async for message in one:
+                await message.ack()
+
+        draining = asyncio.create_task(drain())
+        async with two:
+            await eventually(lambda: two.assignment)
+            again = await anext(two)
+        assert again.value == held[again.partition_id].value
+        with pytest.raises(LeaseLostError):
+            await held[again.partition_id].ack()
+        draining.cancel()
+
+
+async def test_a_body_may_suspend_its_consumer(shared_cluster: Cluster):
+    """It gets an answer, and may ack what it is in afterwards, which does not come again."""
+    meta = shared_cluster.meta
+    await shared_cluster.create("suspending", partitions=1)
+    async with Producer(meta) as producer:
+        for number in range(2):
+            await producer.send("suspending", b"%d" % number, key=b"k")
+    one, two = (Consumer(meta, subject="suspending", group="g", settings=HASTY) for _ in range(2))
+    async with asyncio.timeout(90), one:
+        message = await anext(one)
+        await one.suspend()
+        await message.ack()
+        async with two:
+            assert (await anext(two)).value == b"1"

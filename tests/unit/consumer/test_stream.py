@@ -1,0 +1,124 @@
+"""What an iteration holds of a partition that has to go: how long its hand-over waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from cluster import eventually
+from keylane.consumer import stream as stream_module
+from keylane.consumer.room import Room
+from keylane.consumer.stream import Stream
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.message import Message
+
+
+class Client:
+    """What a stream needs of a pull client."""
+
+    deadline_ns = 2**62
+
+    def __init__(self, left_ms: int = 60_000) -> None:
+        self.partition_id = 1
+        self.holder = self
+        self.left_ms = left_ms
+        self.room = Room()
+
+    @property
+    def outstanding(self) -> int:
+        return self.room.count
+
+    def taken(self, message: Message) -> None:
+        pass
+
+    def forget(self, count: int) -> None:
+        self.room.leave(count)
+
+    async def settled(self) -> None:
+        await self.room.empty()
+
+
+def stream_of(client: Client, *, handover_ms: int, count: int = 3) -> Stream:
+    stream = Stream(clock=SystemClock(), handover_ms=handover_ms)
+    client.room.count += count
+    stream.put([Message("s", b"k", b"", one, 1, 0, delivery=client) for one in range(count)])
+    return stream
+
+
+async def test_the_bodys_message_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """However short `handover_ms` is, and whatever is left of the lease: until the ack, and it says so, once."""
+    monkeypatch.setattr(stream_module, "PATIENCE_MS", 10)
+    client = Client(left_ms=0)
+    stream = stream_of(client, handover_ms=0)
+    await stream.next()
+    with caplog.at_level(logging.WARNING, "keylane.consumer"):
+        quiesced = asyncio.create_task(stream.quiesce(client))
+        await eventually(lambda: caplog.messages)
+        await asyncio.sleep(0.05)
+        assert not quiesced.done()
+    assert client.outstanding == 1, "what was not taken is forgotten"
+    assert len(caplog.messages) == 1
+    assert "partition 1 is wanted elsewhere, and 1 of its messages" in caplog.messages[0]
+    client.forget(1)
+    await asyncio.wait_for(quiesced, 30)
+
+
+async def test_what_was_passed_over_is_not_waited_for_longer_than_handover_ms():
+    """Who asks for the next message without an ack is at work on nothing that he had, once the time is up."""
+    client = Client()
+    stream = stream_of(client, handover_ms=20)
+    await stream.next()
+    quiesced = asyncio.create_task(stream.quiesce(client))
+    await asyncio.sleep(0.1)
+    assert not quiesced.done()
+    asked = asyncio.create_task(stream.next())
+    await asyncio.wait_for(quiesced, 30)
+    await asyncio.wait_for(stream.quiesce(client), 30)
+    asked.cancel()
+
+
+async def test_acks_of_a_batch_are_waited_for_while_it_is_worked_on():
+    """Who asked for more in vain, and then works on what he has, is waited for as in any body."""
+    client = Client()
+    stream = stream_of(client, handover_ms=0)
+    for _ in range(3):
+        await stream.next()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(stream.next(), 0.01)
+    quiesced = asyncio.create_task(stream.quiesce(client))
+    client.forget(2)
+    await asyncio.sleep(0.05)
+    assert not quiesced.done()
+    client.forget(1)
+    await asyncio.wait_for(quiesced, 30)
+
+
+async def test_acks_of_what_was_passed_over_may_take_as_long_as_the_lease_is_renewed():
+    """Within `handover_ms` the end of the lease counts as it is then, not as it was when the hand-over began."""
+    client = Client(left_ms=20)
+    stream = stream_of(client, handover_ms=600_000)
+    await stream.next()
+    asked = [asyncio.create_task(stream.next()) for _ in range(3)]
+    await asyncio.gather(*asked[:2])
+    quiesced = asyncio.create_task(stream.quiesce(client))
+    await asyncio.sleep(0.1)
+    assert not quiesced.done()
+    client.left_ms = 0
+    await asyncio.wait_for(quiesced, 30)
+    asked[2].cancel()
+
+
+async def test_leaving_waits_for_no_body():
+    """Whoever closes the consumer gives up what he has, even in the middle of it."""
+    client = Client()
+    stream = stream_of(client, handover_ms=600_000)
+    await stream.next()
+    quiesced = asyncio.create_task(stream.quiesce(client))
+    await asyncio.sleep(0.01)
+    assert not quiesced.done()
+    stream.leave()
+    await asyncio.wait_for(quiesced, 30)
