@@ -48,6 +48,10 @@ class Connection:
         self._down = _Pipe(server.process.name, client.name)
         self._tasks: dict[asyncio.Task[None], None] = {}
 
+    def asks(self, kind: str) -> None:
+        """The client makes a call."""
+        self._internet.asks(self.client, kind)
+
     def send_up(self, frame: bytes) -> None:
         self._send(self._up, frame)
 
@@ -157,6 +161,7 @@ class SimChannel:
     async def call(
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
     ) -> tuple[Answer, memoryview]:
+        self.connection.asks(type(request).__name__)
         if self._broken is not None:
             raise NotSentError(f"the connection to {self._address} is closed: {self._broken}")
         frame = encode_frame(request, payload)

@@ -29,6 +29,7 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
 )
 from keylane.rpc.server import ControlRoute, DataHandler, status_of
+from sim.calls import CallRates
 from sim.connection import Connection, SimChannel
 from sim.loop import Process, SimLoop
 from sim.machine import Machine
@@ -90,6 +91,11 @@ class Internet:
         self.connections: list[Connection] = []
         self.messages = 0
         self._held: list[tuple[str, str, Callable[[], None]]] = []
+        self._rates = CallRates(loop.faults.append)
+
+    def asks(self, process: Process, kind: str) -> None:
+        """A process makes a call."""
+        self._rates.note(self.loop.now, process.name, kind)
 
     def listen(self, address: str, listener: Listener) -> None:
         self.listeners[address] = listener
@@ -183,6 +189,7 @@ class SimNetwork:
         internet = self._internet
         future: asyncio.Future[SimChannel] = self._loop.create_future()
         me = self._process
+        internet.asks(me, "for a connection")
 
         def give(channel: SimChannel | None) -> None:
             if future.done():
@@ -228,6 +235,7 @@ class SimNetwork:
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
     ) -> T:
+        self._internet.asks(self._process, f"{method} {path}")
         packed = b"" if body is None else encode_json(body)
         future: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
         call = _ControlCall(self, method, address, path, packed, dict(query or {}), future)

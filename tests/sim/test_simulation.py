@@ -1,9 +1,14 @@
 """The whole system in virtual time: many seeds, the same run twice, bugs put in on purpose."""
 
+import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from sim.calls import CALLS_MAX, WINDOW_S, CallRates
 from sim.mutants.bank import MUTANTS
 from sim.mutants.catches import CATCHES
 from sim.run import MUTANT_SEEDS_MAX, hunts, outcomes, pool, run_one
@@ -74,6 +79,7 @@ SAMPLE = (
     "strict_is_given_up_too",
     "held_detour_not_declared",
     "retention_passes_the_slowest_group",
+    "heartbeats_do_not_wait",
 )
 MORE_SEEDS = 60
 """If the seed kept does not catch it any more, because what the seed does has changed."""
@@ -94,3 +100,37 @@ def test_mutants_are_known_by_their_seeds():
     assert set(CATCHES) <= set(MUTANTS)
     assert set(SAMPLE) <= set(MUTANTS)
     assert all(0 <= seed < MUTANT_SEEDS_MAX for seed in CATCHES.values())
+
+
+@pytest.mark.timeout(600)
+def test_the_last_line_says_what_was_run():
+    """Whoever runs seeds reads one JSON object behind everything else, and the exit status."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "sim.run", "--seeds", "2", "--first", "1"],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = json.loads(ran.stdout.splitlines()[-1])
+    names = ["seeds", "faults", "events", "violations", "mutants", "mutants_caught", "seconds"]
+    assert list(told) == names
+    assert told["seeds"] == 2
+    assert told["events"] > told["faults"] > 0
+    assert told["violations"] == told["mutants"] == told["mutants_caught"] == 0
+    assert told["seconds"] > 0
+
+
+def test_a_loop_without_a_pause_is_told_once():
+    """As many calls as any process makes are fine, in each window; more of one kind are not."""
+    said: list[str] = []
+    rates = CallRates(said.append)
+    for window in range(3):
+        for number in range(CALLS_MAX):
+            rates.note(window * WINDOW_S, "c0", f"POST /v1/partitions/{number}/seal")
+            rates.note(window * WINDOW_S, "c1", "Pull")
+    assert not said
+    for _ in range(2):
+        rates.note(2 * WINDOW_S, "c0", "POST /v1/partitions/7/seal")
+    (line,) = said
+    assert "c0 asks POST /v1/partitions/#/seal" in line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 from keylane.consumer import acks as acks_module
@@ -205,6 +206,26 @@ def lost_session_goes_on(patches: Patches) -> None:
     deadline_not_checked(patches)
 
 
+def heartbeats_do_not_wait(patches: Patches) -> None:
+    """The metaserver is never told what is known already, so that it answers at once, and is asked again."""
+
+    async def beat_once(self: Any) -> None:
+        self._version = -1
+        await real(self)
+
+    real = patches.set(Membership, "_beat_once", beat_once)
+
+
+def pulls_do_not_wait(patches: Patches) -> None:
+    """A broker that has nothing new says so at once, and is asked again."""
+
+    def init(self: Any, **kwargs: Any) -> None:
+        kwargs["settings"] = replace(kwargs["settings"], pull_wait_ms=0)
+        real(self, **kwargs)
+
+    real = patches.set(PullClient, "__init__", init)
+
+
 BREAKS: tuple[Breaks, ...] = (
     deadline_not_checked,
     deadline_from_the_answer,
@@ -224,4 +245,6 @@ BREAKS: tuple[Breaks, ...] = (
     first_of_a_batch_dropped,
     cursor_read_once_for_all_tokens,
     lost_session_goes_on,
+    heartbeats_do_not_wait,
+    pulls_do_not_wait,
 )

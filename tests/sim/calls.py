@@ -1,0 +1,35 @@
+"""How often processes ask others: a loop without a pause between its calls is found, though each takes time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+WINDOW_S = 5.0
+CALLS_MAX = 1_000
+"""By one process, of one kind, in such a window of true time: several times the most that ordinary seeds show."""
+_NUMBER = re.compile(r"(?<=/)\d+")
+
+
+class CallRates:
+    """Counts calls in windows of true time; tells once of each process and kind of call that has too many."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._window = 0
+        self._counts: dict[tuple[str, str], int] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def note(self, now_s: float, process: str, kind: str) -> None:
+        """A process makes a call; the numbers in its kind, as those of a path, say nothing."""
+        window = int(now_s // WINDOW_S)
+        if window != self._window:
+            self._window = window
+            self._counts.clear()
+        who = (process, _NUMBER.sub("#", kind.partition("?")[0]))
+        count = self._counts[who] = self._counts.get(who, 0) + 1
+        if count > CALLS_MAX and who not in self._told:
+            self._told.add(who)
+            self._tell(
+                f"hot loop: {process} asks {who[1]} more than {CALLS_MAX} times in {WINDOW_S:.0f} s"
+            )
