@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable
 
 WINDOW_S = 5.0
-CALLS_MAX = 1_000
-"""By one process, of one kind, in such a window of true time: several times the most that ordinary seeds show."""
+CONTROLS_MAX = 300
+"""Control calls, and new connections, by one process, of one kind, in such a window of true time."""
+FRAMES_MAX = 1_000
+"""Requests on its connections, likewise.  Each is four times the most that ordinary seeds show."""
 _NUMBER = re.compile(r"(?<=/)\d+")
 
 
@@ -20,16 +22,16 @@ class CallRates:
         self._counts: dict[tuple[str, str], int] = {}
         self._told: set[tuple[str, str]] = set()
 
-    def note(self, now_s: float, process: str, kind: str) -> None:
-        """A process makes a call; the numbers in its kind, as those of a path, say nothing."""
+    def note(self, now_s: float, process: str, kind: str, *, most: int) -> None:
+        """A process makes a call, one of at most so many; the numbers in a path say nothing."""
         window = int(now_s // WINDOW_S)
         if window != self._window:
             self._window = window
             self._counts.clear()
         who = (process, _NUMBER.sub("#", kind.partition("?")[0]))
         count = self._counts[who] = self._counts.get(who, 0) + 1
-        if count > CALLS_MAX and who not in self._told:
+        if count > most and who not in self._told:
             self._told.add(who)
             self._tell(
-                f"hot loop: {process} asks {who[1]} more than {CALLS_MAX} times in {WINDOW_S:.0f} s"
+                f"hot loop: {process} asks {who[1]} more than {most} times in {WINDOW_S:.0f} s"
             )

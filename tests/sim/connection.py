@@ -18,6 +18,7 @@ from keylane.protocol.frames import (
     refusal,
     refusal_error,
 )
+from sim.calls import FRAMES_MAX
 from sim.loop import Process
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Connection:
 
     def asks(self, kind: str) -> None:
         """The client makes a call."""
-        self._internet.asks(self.client, kind)
+        self._internet.asks(self.client, kind, most=FRAMES_MAX)
 
     def send_up(self, frame: bytes) -> None:
         self._send(self._up, frame)

@@ -29,7 +29,7 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
 )
 from keylane.rpc.server import ControlRoute, DataHandler, status_of
-from sim.calls import CallRates
+from sim.calls import CONTROLS_MAX, CallRates
 from sim.connection import Connection, SimChannel
 from sim.loop import Process, SimLoop
 from sim.machine import Machine
@@ -93,9 +93,9 @@ class Internet:
         self._held: list[tuple[str, str, Callable[[], None]]] = []
         self._rates = CallRates(loop.faults.append)
 
-    def asks(self, process: Process, kind: str) -> None:
-        """A process makes a call."""
-        self._rates.note(self.loop.now, process.name, kind)
+    def asks(self, process: Process, kind: str, *, most: int = CONTROLS_MAX) -> None:
+        """A process makes a call; see `CallRates.note`."""
+        self._rates.note(self.loop.now, process.name, kind, most=most)
 
     def listen(self, address: str, listener: Listener) -> None:
         self.listeners[address] = listener

@@ -32,6 +32,7 @@ from sim.loop import Process, SimLoop, StuckError
 from sim.machine import Machine
 from sim.network import Internet, SimNetwork
 from sim.operators import Operator, for_operators, is_operated
+from sim.service import Service
 from sim.swarm import Swarm, draw
 
 DRAIN_S = 90.0
@@ -87,6 +88,8 @@ class World:
         self._operations: list[asyncio.Task[None]] = []
         self.faults = Faults(self)
         self.operator = Operator(self, self._operator_meta)
+        load = {"ttl_ms": self.swarm.ttl_ms, "queued_bytes": self.swarm.queued_bytes}
+        self.service = Service(self.brokers, self.swarm.groups, **load)
 
     @property
     def hosts(self) -> list[Host]:
@@ -304,6 +307,8 @@ class World:
             if self.loop.now > healed_at + DRAIN_S:
                 return -1.0
             await asyncio.sleep(LOOK_S)
+            if self.operator.idle:
+                self.service.look(self.loop.now)
             if (
                 self._drained()
                 and self.operator.idle
@@ -325,19 +330,7 @@ class World:
     def _drained(self) -> bool:
         if any(one.busy or one.waiting for one in self.producers):
             return False
-        groups = sorted({f"group{index % self.swarm.groups}" for index in range(self.swarm.groups)})
-        for broker in self.brokers:
-            if not broker.running or broker.store is None:
-                return False
-            for partition in broker.store.state.partitions.values():
-                if partition.next_offset != partition.readable_offset:
-                    return False
-                for name in groups:
-                    group = partition.groups.get(name)
-                    cursor = partition.first_offset if group is None else group.acked.cursor
-                    if cursor < partition.readable_offset:
-                        return False
-        return True
+        return self.service.drained
 
     def read_logs(self, *, quiet: bool) -> None:
         """The final log into the history, as the brokers' disks give it to readers after the power went."""
@@ -368,6 +361,7 @@ class World:
             for one in self.loop.faults
             if not isinstance(one, Crashed)
         ]
+        problems += self.service.problems.values()
         findings = check_history(self.history)
         if drained_s < 0 and not findings.total:
             findings.note("starvation", f"not drained after {DRAIN_S} s")

@@ -79,6 +79,7 @@ CATCHES: dict[str, int] = {
     "sequence_gap_accepted": 0,
     "session_renewed_after_expiry": 2,
     "sessions_expire_early": 0,
+    "sessions_expire_late": 2,
     "sessions_never_expire": 2,
     "state_kept_over_grants": 111,
     "strict_gives_up": 0,

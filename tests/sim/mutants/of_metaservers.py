@@ -74,12 +74,19 @@ def session_renewed_after_expiry(patches: Patches) -> None:
 
 def sessions_never_expire(patches: Patches) -> None:
     """The first heartbeat keeps a session for a day, whatever its ttl is."""
+    _keep_sessions(patches, 86_400_000)
 
+
+def sessions_expire_late(patches: Patches) -> None:
+    """A consumer that died is waited for half a minute, whatever its ttl is."""
+    _keep_sessions(patches, 30_000)
+
+
+def _keep_sessions(patches: Patches, ms: int) -> None:
     def renew(connection: Any, ids: Any) -> Any:
         rows = real(connection, ids)
         kept = sessions.c.session.in_(rows)
-        day = now_ms() + 86_400_000
-        connection.execute(sa.update(sessions).where(kept).values(expires_at=day))
+        connection.execute(sa.update(sessions).where(kept).values(expires_at=now_ms() + ms))
         return rows
 
     real = patches.set(members, "renew_sessions", renew)
@@ -167,6 +174,7 @@ BREAKS: tuple[Breaks, ...] = (
     lease_by_the_calendar,
     session_renewed_after_expiry,
     sessions_never_expire,
+    sessions_expire_late,
     sessions_expire_early,
     unheard_grants_stay,
     releases_ignored,

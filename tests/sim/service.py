@@ -1,0 +1,93 @@
+"""Whether consumer groups are served, once everything is healed: at last all of it, and no partition late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from keylane.broker.partition import HostedPartition
+from sim.hosts import META_SETTINGS, BrokerHost
+
+PATIENCE_S = 10.0
+"""For calls that were under way to silent programs, and the pauses of whoever asks again: some seconds each."""
+QUEUED_BYTES_MIN = 10_000
+"""A broker that lets less wait for its disk refuses new owners for as long as producers are quicker."""
+
+
+class Service:
+    """
+    Looks at what the brokers have, every now and then.
+
+    A partition may be read when it has something unread, and its group is through with all that it continues.  Then
+    it waits, from the moment it is seen so or from the group's last progress there, for no longer than a silent owner
+    takes to expire and a silent broker to be found, each by a clock that drifts, and `PATIENCE_S`.
+    """
+
+    def __init__(
+        self, brokers: Sequence[BrokerHost], groups: int, *, ttl_ms: int, queued_bytes: int
+    ) -> None:
+        self._brokers = brokers
+        self._groups = [f"group{index}" for index in range(groups)]
+        self._limit_s = 1.1 * (ttl_ms + META_SETTINGS.broker_ttl_ms) / 1000 + PATIENCE_S
+        self._overloaded = queued_bytes < QUEUED_BYTES_MIN
+        self._since: dict[tuple[str, int], tuple[int, float]] = {}
+        """Where a group stands in a partition that it may read, and since when."""
+        self.problems: dict[tuple[str, int], str] = {}
+
+    def _hosted(self) -> Iterator[HostedPartition]:
+        for broker in self._brokers:
+            if broker.running and broker.store is not None:
+                yield from broker.store.state.partitions.values()
+
+    @property
+    def drained(self) -> bool:
+        """Every broker is there, everything is durable, and every group has had all of it."""
+        if not all(broker.running and broker.store is not None for broker in self._brokers):
+            return False
+        return all(
+            one.next_offset == one.readable_offset
+            and all(_cursor(one, group) >= one.readable_offset for group in self._groups)
+            for one in self._hosted()
+        )
+
+    def look(self, now_s: float) -> None:
+        """See how long partitions wait."""
+        partitions = {int(one.facts.partition.partition_id): one for one in self._hosted()}
+        before = {name: _before(name, partitions) for name in partitions}
+        for group in self._groups if not self._overloaded else ():
+            unread = {
+                name
+                for name, one in partitions.items()
+                if _cursor(one, group) < one.readable_offset
+            }
+            for name, one in partitions.items():
+                if name in unread and unread.isdisjoint(before[name]):
+                    self._waits((group, name), _cursor(one, group), now_s)
+                else:
+                    self._since.pop((group, name), None)
+
+    def _waits(self, who: tuple[str, int], cursor: int, now_s: float) -> None:
+        seen, since_s = self._since.setdefault(who, (cursor, now_s))
+        if seen != cursor:
+            self._since[who] = (cursor, now_s)
+        elif now_s - since_s > self._limit_s:
+            self.problems[who] = (
+                f"{who[0]} is not served on partition {who[1]} from {cursor} on for "
+                f"{now_s - since_s:.1f} s; {self._limit_s:.1f} s are allowed"
+            )
+
+
+def _cursor(partition: HostedPartition, group: str) -> int:
+    found = partition.groups.get(group)
+    return partition.first_offset if found is None else found.acked.cursor
+
+
+def _before(name: int, partitions: dict[int, HostedPartition]) -> set[int]:
+    """All that a partition continues, near and far, as far as brokers still have it."""
+    found: set[int] = set()
+    left = [name]
+    while left:
+        one = partitions.get(left.pop())
+        parents = {int(parent) for parent in one.facts.partition.parents} if one else set()
+        left += sorted(parents - found)
+        found |= parents
+    return found
