@@ -13,15 +13,17 @@ from keylane.cli.history.events import Event, Routed, Sent, Settled
 from keylane.consumer.client import Consumer
 from keylane.consumer.settings import ConsumerSettings
 from keylane.producer.client import Producer
+from keylane.producer.sender import SubjectSender
 from keylane.producer.settings import ProducerSettings
 from keylane.producer.ticket import Ticket
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import Fate, KeylaneError, QueueFullError
 from keylane.protocol.ids import Subject
 from keylane.protocol.message import Message
-from keylane.protocol.routing import Route
-from sim.hosts import Host
+from keylane.protocol.routing import Partition, Route
+from sim.hosts import BrokerHost, Host
 from sim.network import SimNetwork
+from sim.promises import is_sealed
 
 Record = Callable[[Event], None]
 SUBJECT = "orders"
@@ -38,6 +40,7 @@ class ProducerHost(Host):
         keys: list[bytes],
         settings: dict[str, Any],
         strict: bool,
+        brokers: list[BrokerHost],
         padding_bytes: int,
         pace: float,
     ) -> None:
@@ -49,6 +52,7 @@ class ProducerHost(Host):
         self._keys = keys
         self._settings = settings
         self._strict = strict
+        self._brokers = brokers
         self.waiting: dict[bytes, None] = {}
         """Messages sent whose fate is not known yet."""
         self.busy = False
@@ -58,6 +62,7 @@ class ProducerHost(Host):
         self._number = 0
         """Of the next message of this process."""
         self._route: Route | None = None
+        self._watched: SubjectSender | None = None
 
     def start(self, count: int) -> None:
         process = self.new_process()
@@ -126,9 +131,9 @@ class ProducerHost(Host):
             value += b"." * int(self._padding_bytes * dice.random() ** 3)
             if self._closing:
                 return
-            self._look_at_route(producer, name)
             try:
                 ticket = producer.send(SUBJECT, value, key=key)
+                self._watch_routes(producer, name)
             except QueueFullError:
                 await producer.room()
                 continue
@@ -137,14 +142,36 @@ class ProducerHost(Host):
             self.spawn(self._settle(ticket, value), self.process.context.copy())
             self._number += 1
 
-    def _look_at_route(self, producer: Producer, name: str) -> None:
-        """Note which route it follows, when that is another one."""
-        sender = producer._senders.get(Subject(SUBJECT))
-        route = None if sender is None else sender._route
-        if route is not None and route is not self._route:
-            self._route = route
-            ids = sorted(one.partition_id for one in route.open_partitions())
-            self._record(Routed(name, route.version, tuple(ids)))
+    def _watch_routes(self, producer: Producer, name: str) -> None:
+        """Note each route at the moment in which it is followed, when that is another one."""
+        sender = producer._senders[Subject(SUBJECT)]
+        if sender is self._watched:
+            return
+        self._watched = sender
+        follow = sender._follow_brokers
+
+        def followed(route: Route) -> None:
+            if route is not self._route:
+                self._route = route
+                found = route.open_partitions()
+                ids = sorted(one.partition_id for one in found)
+                self._record(Routed(name, route.version, tuple(ids)))
+                if self._strict:
+                    self._check_sealed(found)
+            follow(route)
+
+        sender._follow_brokers = followed  # type: ignore[method-assign]
+        if sender._route is not None:
+            followed(sender._route)
+
+    def _check_sealed(self, found: tuple[Partition, ...]) -> None:
+        """What a partition continues takes no more messages before anybody hears of it, unless that was given up."""
+        for one in found:
+            for parent in one.parents:
+                stores = [host.store for host in self._brokers if host.running]
+                if is_sealed(stores, parent) is False:
+                    said = f"partition {one.partition_id} was opened before {parent} was sealed"
+                    self.loop.faults.append(said)
 
     async def _settle(self, ticket: Ticket, value: bytes) -> None:
         try:

@@ -43,6 +43,7 @@ from sim.logs import Removed
 from sim.loop import Process, SimLoop
 from sim.machine import Machine
 from sim.network import Internet, Listener, SimNetwork
+from sim.promises import DurableEnds
 from sim.store import settings_of
 
 META_SETTINGS = MetaserverSettings(
@@ -232,6 +233,7 @@ class BrokerHost(Host):
         disk.lock()
         identity = claim_folder(disk, broker_group=self.group, dice=self.dice)
         store = self.store = self._open_store()
+        durable = DurableEnds(store)
         service = BrokerService(store, clock=machine)
         network = SimNetwork(self.internet, self.process)
 
@@ -257,6 +259,8 @@ class BrokerHost(Host):
         async def handle(request: Request, payload: memoryview) -> tuple[Answer, bytes]:
             began = self._tick()
             answer, data = await service.handle(request, payload)
+            if early := durable.told_early(request, answer):
+                self.loop.faults.append(early)
             event = served(request, answer, began)
             if event is not None:
                 self._record(event)

@@ -17,18 +17,18 @@ class Machine:
         self.up = True
         self.boots = 1
         self.wall_jump_ms = 0
-        self._loop = loop
+        self.loop = loop
         self._boot_ns = int(boot_s * 1e9)
         self._zero = 0.0
 
     def boot_ns(self) -> int:
-        return self._boot_ns + int((self._loop.now - self._zero) * self.rate * 1e9)
+        return self._boot_ns + int((self.loop.now - self._zero) * self.rate * 1e9)
 
     def boot_ms(self) -> int:
         return self.boot_ns() // 1_000_000
 
     def wall_ms(self) -> int:
-        return 1_700_000_000_000 + self.wall_jump_ms + int(self._loop.now * self.rate * 1000)
+        return 1_700_000_000_000 + self.wall_jump_ms + int(self.loop.now * self.rate * 1000)
 
     def wall_ns(self) -> int:
         return self.wall_ms() * 1_000_000
@@ -36,5 +36,5 @@ class Machine:
     def reboot(self, boot_s: float) -> None:
         """The boot clock begins anew."""
         self.boots += 1
-        self._zero = self._loop.now
+        self._zero = self.loop.now
         self._boot_ns = int(boot_s * 1e9)

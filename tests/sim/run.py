@@ -6,6 +6,7 @@ Every process runs with the same hash seed, so that a seed is the same run where
 from __future__ import annotations
 
 import argparse
+import builtins
 import json
 import multiprocessing
 import os
@@ -22,6 +23,13 @@ PROCESSOR_SECONDS_MAX = 60
 MUTANT_SEEDS_MAX = 2_000
 OUT_OF_DATE = ("TypeError", "AttributeError", "NameError", "ImportError")
 """What a mutant raises when what it replaces has changed: it has to be mended, it was not caught."""
+NO_CATCH = tuple(
+    name
+    for name, one in vars(builtins).items()
+    if isinstance(one, type) and issubclass(one, Exception) and one is not AssertionError
+)
+"""An exception of the language itself says that something broke, not what: the mutant's own code may be at fault.  A
+typed error of ours, and an assertion that says what should hold, name what they found."""
 
 
 class TooSlow(KeyboardInterrupt):
@@ -64,12 +72,14 @@ def hunt(name: str, limit: int) -> dict[str, Any]:
 
     known = [CATCHES[name]] if name in CATCHES else []
     seeds = [*known, *(seed for seed in range(limit) if seed not in known)][:limit]
+    unclear: list[str] = []
     with MUTANTS[name].applied():
         for tried, seed in enumerate(seeds, 1):
             try:
                 outcome = run_one(seed)
             except Exception as error:  # noqa: BLE001 - a mutant may break anything, that is its nature
-                outcome = {"problems": [repr(error)], "violations": 1, "findings": {"counts": {}}}
+                said = f"{type(error).__name__}: {error}"
+                outcome = {"problems": [said], "violations": 1, "findings": {"counts": {}}}
             broken = [one for one in outcome["problems"] if one.startswith(OUT_OF_DATE)]
             if broken:
                 return {
@@ -79,11 +89,20 @@ def hunt(name: str, limit: int) -> dict[str, Any]:
                     "caught": False,
                     "by": broken[0],
                 }
-            if outcome["violations"]:
+            if any(_is_plain(one) for one in outcome["problems"]):
+                unclear.append(outcome["problems"][0])
+            elif outcome["violations"]:
                 counts = outcome["findings"]["counts"]
                 by = [kind for kind, count in counts.items() if count] or outcome["problems"][:1]
                 return _caught(name, seed, tried, ", ".join(by))
-    return {"mutant": name, "seed": None, "tried": len(seeds), "caught": False, "by": ""}
+    by = f"{len(unclear)} plain exceptions, as {unclear[0]}" if unclear else ""
+    return {"mutant": name, "seed": None, "tried": len(seeds), "caught": False, "by": by}
+
+
+def _is_plain(problem: str) -> bool:
+    """It is an exception that does not say what should have held."""
+    kind, _, said = problem.partition(":")
+    return kind in NO_CATCH or (kind == "AssertionError" and not said.strip())
 
 
 def _caught(name: str, seed: int, tried: int, by: str) -> dict[str, Any]:

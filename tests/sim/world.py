@@ -164,6 +164,7 @@ class World:
                     keys=shared,
                     settings=swarm.producer,
                     strict=swarm.strict,
+                    brokers=self.brokers,
                     padding_bytes=swarm.padding_bytes,
                     pace=swarm.pace,
                 )

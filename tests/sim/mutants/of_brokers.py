@@ -13,6 +13,7 @@ from keylane.broker.records import CursorBody
 from keylane.broker.service import BrokerService
 from keylane.broker.storage import recovery
 from keylane.broker.store import Store
+from keylane.broker.tail_cache import TailCache
 from keylane.protocol.errors import ProducerFencedError, SequenceGapError
 from keylane.protocol.frames import Ack, Acked, Appended, Pull
 from keylane.protocol.offsets import AckedOffsets
@@ -235,7 +236,14 @@ def readable_before_durable(patches: Patches) -> None:
             self._wake(partition_id)
         return durable, base_offset, duplicate
 
+    def add(self: Any, partition_id: int, base_offset: int, *args: Any, **kwargs: Any) -> None:
+        """Again once it is durable, or in the place of what the disk refused: counted once."""
+        batches = self._partitions.get(partition_id, {})
+        if base_offset not in batches:
+            add_new(self, partition_id, base_offset, *args, **kwargs)
+
     real = patches.set(Store, "append", append)
+    add_new = patches.set(TailCache, "add", add)
 
 
 def no_fsync(patches: Patches) -> None:

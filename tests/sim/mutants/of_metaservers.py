@@ -11,8 +11,8 @@ from keylane.metaserver import leases as leases_module
 from keylane.metaserver import members, store_brokers, store_leases, store_operations
 from keylane.metaserver.dialect import now_ms
 from keylane.metaserver.reshaper import Reshaper
-from keylane.metaserver.schema import sessions, subjects
-from keylane.protocol.operations import OperationState
+from keylane.metaserver.schema import partitions, sessions, steps, subjects
+from keylane.protocol.operations import OperationState, StepAction
 from keylane.protocol.routing import PartitionState
 from sim import hosts
 from sim.database import _ClockOfNow
@@ -58,18 +58,15 @@ def lease_by_the_calendar(patches: Patches) -> None:
 
 
 def session_renewed_after_expiry(patches: Patches) -> None:
+    """Until somebody looks, a session whose ttl has passed is renewed as any other."""
+
     def renew(connection: Any, ids: Any) -> Any:
-        renewed = (
-            sa.update(sessions)
-            .where(sessions.c.session.in_(ids))
-            .values(expires_at=now_ms() + sessions.c.ttl_ms)
-        )
-        connection.execute(renewed)
+        later = now_ms() + sessions.c.ttl_ms
+        these = sessions.c.session.in_(ids)
+        connection.execute(sa.update(sessions).where(these).values(expires_at=later))
         return real(connection, ids)
 
     real = patches.set(members, "renew_sessions", renew)
-    # And a look in time never comes to it: only another's join sweeps.
-    patches.set(store_leases, "sweep_sessions", lambda connection, group_id: [])
 
 
 def sessions_never_expire(patches: Patches) -> None:
@@ -157,14 +154,36 @@ def route_version_not_raised(patches: Patches) -> None:
 
 
 def child_opened_before_seal(patches: Patches) -> None:
-    """The route changes although the brokers of the parents were never told to seal."""
+    """The route changes before the brokers of the parents are told to seal, which they are then."""
 
-    async def ask(self: Any, operation: Any, one: Any) -> Any:
-        if operation.state is OperationState.SEAL:
-            return one.partition_id, 0
-        return await real(self, operation, one)
+    def opened(connection: Any, operation: Any) -> bool:
+        mine = steps.c.operation_id == operation.operation_id
+        ids = {
+            action: sa.select(steps.c.partition_id).where(mine, steps.c.action == action)
+            for action in StepAction
+        }
+        children = partitions.c.partition_id.in_(ids[StepAction.HOST])
+        planned = sa.and_(children, partitions.c.state == PartitionState.PLANNED)
+        if connection.execute(sa.select(partitions.c.partition_id).where(planned)).first() is None:
+            return False
+        parents = partitions.c.partition_id.in_(ids[StepAction.SEAL])
+        for which, state in (
+            (parents, PartitionState.SEALED),
+            (children, PartitionState.OPEN),
+        ):
+            connection.execute(sa.update(partitions).where(which).values(state=state))
+        here = subjects.c.subject_id == operation.subject_id
+        raised = {"route_version": subjects.c.route_version + 1}
+        connection.execute(sa.update(subjects).where(here).values(raised))
+        return True
 
-    real = patches.set(Reshaper, "_ask", ask)
+    async def ask(self: Any, operation: Any) -> Any:
+        early = operation.state is OperationState.SEAL and not operation.static
+        if early and await self._database.write(opened, operation):
+            await self._tell(operation)
+        return await real(self, operation)
+
+    real = patches.set(Reshaper, "_ask_brokers", ask)
 
 
 BREAKS: tuple[Breaks, ...] = (

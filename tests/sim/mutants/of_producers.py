@@ -119,7 +119,9 @@ def older_route_accepted(patches: Patches) -> None:
     def apply(self: Any, route: Any) -> bool:
         before = self._route
         followed = real(self, route)
-        if before is not None and before.version < route.version:
+        newer = before is not None and before.version < route.version
+        if newer and before is not getattr(self, "_came_late", None):
+            self._came_late = before
             self._route = None
             real(self, before)
         return followed
