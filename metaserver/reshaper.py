@@ -56,6 +56,9 @@ CALL_TIMEOUT_MS = 2_000
 DRIVEN_AT_ONCE_MAX = 64
 IDS_MAX = 1_024
 WAITS = Backoff(first_ms=20, max_ms=500)
+ATTEMPTS_MAX = 10
+"""In vain, one after the other; then an operation makes room for others, and is tried again after a pause."""
+PAUSE_MS = 2_000
 _ENTERED = {
     OperationState.SEAL: "hosted",
     OperationState.OPEN: "sealed",
@@ -77,7 +80,8 @@ class Reshaper:
     operation and starts a task of this event loop that runs it to its end; after a crash `resume()` of any
     metaserver, called again and again as the attendant does, takes up what nobody drives.  `after_step(name)` is
     called after each of planned, hosted, sealing (a broker has sealed, SQL does not know it), sealed, opened.
-    An operation that waits for a silent broker has no task; it is resumed when the broker is back.
+    An operation that waits for a silent broker has no task; it is resumed when the broker is back.  Nor has one, for a
+    while, whose brokers have refused often: what cannot go on keeps nothing else from going on.
 
     Args:
         driver: names this process among the metaservers; never used by another.
@@ -206,6 +210,9 @@ class Reshaper:
                 if goes_on is None:
                     return
                 attempt = 0 if goes_on else attempt + 1
+                if attempt == ATTEMPTS_MAX:
+                    await self._let_rest(operation_id)
+                    return
                 if attempt:
                     await asyncio.sleep(WAITS.wait_ms(attempt, self._dice) / 1000)
         except Exception:
@@ -213,6 +220,15 @@ class Reshaper:
             raise
         finally:
             del self._driving[operation_id]
+
+    async def _let_rest(self, operation_id: int) -> None:
+        """Nobody drives it for a while; behind those that have waited for longer."""
+        try:
+            await self._database.write(let_go, operation_id, driver=self._driver, pause_ms=PAUSE_MS)
+        except StorageError as error:
+            log.warning(
+                "operation %d: %s", operation_id, error.message
+            )  # until its lease has passed
 
     async def _step(self, operation_id: int) -> bool | None:
         """One round at the brokers and in SQL: True if it came on, None if there is nothing to do here now."""

@@ -307,10 +307,11 @@ def _open(connection: Connection, operation: Operation) -> OperationState:
     return OperationState.FENCE if forsaken else OperationState.DONE
 
 
-def let_go(connection: Connection, operation_id: int, *, driver: str) -> None:
-    """The driver stops; another may go on at once."""
+def let_go(connection: Connection, operation_id: int, *, driver: str, pause_ms: int = 0) -> None:
+    """The driver stops; another may go on at once, or after a pause."""
     mine = sa.and_(operations.c.operation_id == operation_id, operations.c.driver == driver)
-    connection.execute(sa.update(operations).where(mine).values(driven_until=0))
+    until = now_ms() + pause_ms if pause_ms else 0
+    connection.execute(sa.update(operations).where(mine).values(driven_until=until))
 
 
 _left = (
@@ -337,12 +338,12 @@ _left = (
         operations.c.driven_until <= now_ms(),
         sa.or_(operations.c.state != OperationState.CANCELED, steps.c.partition_id.is_not(None)),
     )
-    .order_by(operations.c.operation_id)
+    .order_by(operations.c.driven_until, operations.c.operation_id)
 )
 
 
 def idle_operations(connection: Connection) -> list[int]:
-    """The unfinished operations that nobody drives and that can go on, the oldest first."""
+    """The unfinished operations that nobody drives and that can go on; first those that have waited for longest."""
     left: dict[int, list[sa.Row[Any]]] = {}
     for row in connection.execute(_left):
         left.setdefault(row.operation_id, []).append(row)

@@ -277,6 +277,21 @@ def test_nothing_is_sealed_before_every_parent_is_said_to_be_sealable(rows: Rows
     assert rows.run(advance_operation, operation_id, sealable=parents) is OperationState.SEAL
 
 
+def test_what_was_driven_in_vain_comes_last(rows: Rows):
+    """Let go with a pause, an operation rests for that long, and then stands behind those that waited meanwhile."""
+    rows.create("other", 1)
+    other = Reshape(kind=OperationKind.RESIZE, subject="other", partitions=2)
+    (first,), (second,) = rows.begin(resize(4)), rows.begin(other)
+    rows.run(let_go, first, driver="another", pause_ms=0)
+    assert rows.run(idle_operations) == []
+    rows.run(let_go, first, driver="first", pause_ms=LEASE_MS + 100)
+    rows.now_ms += LEASE_MS
+    assert rows.run(idle_operations) == [second]
+    rows.now_ms += 100
+    assert rows.run(idle_operations) == [second, first]
+    assert rows.drive(first, driver="second") is OperationState.DONE
+
+
 def evacuate(rows: Rows) -> Reshape:
     rows.now_ms += TTL_MS
     rows.report("g2")

@@ -1,0 +1,91 @@
+"""As many operations as are driven at once, none of which can go on, and another one behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from hosting_broker import HostingBroker
+from keylane.metaserver import reshaper
+from keylane.metaserver.running import running_metaserver
+from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol.control import CreateSubject
+from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+ROOM = 4
+LEASE_MS = 200
+REFUSED = [f"refused{number}" for number in range(ROOM)]
+
+
+@asynccontextmanager
+async def metaserver(folder: Path) -> AsyncIterator[MetaClient]:
+    """One whose brokers need to report themselves only once, and that soon takes up what another left."""
+    settings = MetaserverSettings(
+        data=folder, port=0, poll_ms=50, operation_lease_ms=LEASE_MS, broker_ttl_ms=600_000
+    )
+    network = HttpNetwork()
+    try:
+        async with running_metaserver(settings) as running:
+            yield MetaClient(network, [running.address])
+    finally:
+        await network.close()
+
+
+async def latest(meta: MetaClient, subject: str) -> OperationView:
+    return (await meta.operations(subject)).operations[0]
+
+
+async def moved(meta: MetaClient, subject: str, to: str) -> None:
+    """Begin to move a new subject's only partition; until it is known that its broker refuses."""
+    view = await meta.create_subject(CreateSubject(subject=subject, partitions=1))
+    ids = (view.route.partitions[0].partition_id,)
+    await meta.reshape(Reshape(kind=OperationKind.MOVE, partition_ids=ids, broker_group=to))
+    while not (await latest(meta, subject)).problem:
+        await asyncio.sleep(0.02)
+
+
+async def done(meta: MetaClient, subject: str) -> None:
+    async with asyncio.timeout(60):
+        while (await latest(meta, subject)).state is not OperationState.DONE:
+            await asyncio.sleep(0.05)
+
+
+async def test_operations_that_are_refused_keep_no_other_from_being_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A younger one is done all the same; they say why they wait, and are done when their broker takes its part."""
+    monkeypatch.setattr(reshaper, "DRIVEN_AT_ONCE_MAX", ROOM)
+    source, busy, well = (HostingBroker(name) for name in ("source", "busy", "well"))
+    async with AsyncExitStack() as stack:
+        for broker in (source, busy, well):
+            await broker.start()
+            stack.push_async_callback(broker.stop)
+        async with metaserver(tmp_path) as meta, asyncio.timeout(60):
+            await source.report(meta)
+            for subject in (*REFUSED, "free"):  # "source" alone is there to be created on
+                await meta.create_subject(CreateSubject(subject=subject, partitions=1))
+            busy.refuse_after = well.refuse_after = 0
+            for broker in (busy, well):
+                await broker.report(meta)
+            for subject in REFUSED:
+                await moved(meta, subject, "busy")
+            await moved(meta, "free", "well")
+        well.refuse_after = None
+        await asyncio.sleep(
+            2 * LEASE_MS / 1000
+        )  # else it might be a moment earlier that nobody has "free"
+        async with metaserver(tmp_path) as meta:  # which only resumes
+            await done(meta, "free")
+            for subject in REFUSED:
+                view = await latest(meta, subject)
+                assert view.state is OperationState.PLAN
+                assert busy.refusal.message in view.problem
+            busy.refuse_after = None
+            for subject in REFUSED:
+                await done(meta, subject)
