@@ -23,7 +23,7 @@ DUTY = "announce"
 CALL_TIMEOUT_MS = 2_000
 ASKED_AT_ONCE_MAX = 8
 PAIRS_MAX = 512
-"""Of groups and partitions in one round."""
+"""Of groups and partitions in one round; the next one goes on behind them, heard or not."""
 
 
 class Announcer:
@@ -38,20 +38,22 @@ class Announcer:
         self._holder = holder
 
     async def look(self) -> int:
-        """One look; how many partitions were told of a group.  Raises StorageError."""
+        """One look at all there are; how many partitions were told of a group.  Raises StorageError."""
         mine = await self._database.write(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         )
-        told = 0
+        told, after = 0, (0, 0)
         while mine:
-            found = await self._database.read(unheard_groups, limit=PAIRS_MAX)
+            found = await self._database.read(unheard_groups, limit=PAIRS_MAX, after=after)
+            if not found:
+                break
             room = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
             answers = await asyncio.gather(*(self._tell(one, room) for one in found))
             heard = [one for one, known in zip(found, answers, strict=True) if known]
-            if not heard:
-                break
-            await self._database.write(note_heard, heard)
+            if heard:
+                await self._database.write(note_heard, heard)
             told += len(heard)
+            after = found[-1].partition_id, found[-1].groups[-1][0]
         return told
 
     async def _tell(self, one: Unheard, room: asyncio.Semaphore) -> bool:

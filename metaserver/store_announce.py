@@ -26,8 +26,17 @@ class Unheard:
     groups: tuple[tuple[int, str], ...]
 
 
-def unheard_groups(connection: Connection, *, limit: int) -> list[Unheard]:
-    """Groups that were never granted a partition and are not through with it, where messages wait for every group."""
+def unheard_groups(
+    connection: Connection, *, limit: int, after: tuple[int, int] = (0, 0)
+) -> list[Unheard]:
+    """
+    Groups that were never granted a partition and are not through with it, where messages wait for every group.
+
+    Args:
+        limit: of pairs of a partition and a group.
+        after: the pair of ids behind which to go on; pairs come in their order.
+    """
+    partition_id, group_id = after
     granted = sa.select(sa.literal(1)).where(
         leases.c.group_id == groups.c.group_id,
         leases.c.partition_id == partitions.c.partition_id,
@@ -43,6 +52,10 @@ def unheard_groups(connection: Connection, *, limit: int) -> list[Unheard]:
         .join(brokers, brokers.c.broker_group == partitions.c.broker_group)
         .where(
             partitions.c.state.in_(SERVED),
+            sa.or_(
+                partitions.c.partition_id > partition_id,
+                sa.and_(partitions.c.partition_id == partition_id, groups.c.group_id > group_id),
+            ),
             subjects.c.retention == Retention.ACKED,
             brokers.c.expires_at > now_ms(),
             sa.not_(sa.exists(granted.correlate(groups, partitions))),

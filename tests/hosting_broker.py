@@ -9,11 +9,13 @@ from msgspec.structs import replace
 
 from keylane.protocol.control import (
     BrokerHeartbeat,
+    Done,
     HostPartition,
     PartitionStatus,
     PartitionStatusList,
 )
 from keylane.protocol.errors import BrokerReadOnlyError, KeylaneError, PartitionUnknownError
+from keylane.protocol.progress import KnowGroups
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.rpc.client import MetaClient
 from keylane.rpc.server import ControlRoute, Params, Server
@@ -30,12 +32,17 @@ class HostingBroker:
         self.calls = 0
         self.refuse_after: int | None = None
         self.refusal: KeylaneError = BrokerReadOnlyError("this broker takes no more partitions")
+        self.known: dict[int, set[str]] = {}
+        """Groups that it was told of, by partition."""
+        self.deaf = False
+        """It hears of no group."""
         self._server = Server(
             [
                 ControlRoute("POST", "/v1/partitions", HostPartition, self._host),
                 ControlRoute("GET", "/v1/partitions", None, self._list),
                 ControlRoute("GET", "/v1/partitions/{id}", None, self._describe),
                 ControlRoute("POST", "/v1/partitions/{id}/seal", None, self._seal),
+                ControlRoute("POST", "/v1/partitions/{id}/groups", KnowGroups, self._know),
             ]
         )
 
@@ -84,6 +91,12 @@ class HostingBroker:
         sealed = replace(self.hosted[partition_id], state=PartitionState.SEALED)
         self.hosted[partition_id] = sealed
         return self._status(partition_id)
+
+    async def _know(self, body: KnowGroups, params: Params) -> Done:
+        if self.deaf:
+            raise BrokerReadOnlyError
+        self.known.setdefault(int(params["id"]), set()).update(body.groups)
+        return Done()
 
     async def _list(self, _body: object, _params: object) -> PartitionStatusList:
         return PartitionStatusList(

@@ -162,6 +162,22 @@ def test_brokers_hear_of_groups_that_are_still_behind(rows: Rows):
     assert rows.run(mark_expired, {1: 10}) == ["s"]
 
 
+def test_those_that_are_not_heard_of_come_in_pages(rows: Rows):
+    """Pairs of a partition and a group, in order, each on one page, also where a partition's groups are on two."""
+    rows.join()
+    for group_id, name in ((2, "c"), (3, "d")):
+        rows.run(join_group, Join(subject="s", group=name, session=name * 16), sessions_max=9)
+        rows.run(settle_group, group_id)
+    for limit in (1, 2, 3, 4, 9):
+        pairs, after = [], (0, 0)
+        while found := rows.run(unheard_groups, limit=limit, after=after):
+            page = [(one.partition_id, each) for one in found for each, _name in one.groups]
+            assert len(page) <= limit
+            pairs += page
+            after = pairs[-1]
+        assert pairs == [(partition, group) for partition in (2, 3) for group in (1, 2, 3)]
+
+
 def test_where_time_alone_counts_nobody_is_told(rows: Rows):
     """A subject whose messages wait for nobody needs no group made known."""
     rows.join()

@@ -1,0 +1,65 @@
+"""Brokers that do not hear of groups keep no other broker from hearing of them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from hosting_broker import HostingBroker
+from keylane.metaserver import announcer
+from keylane.metaserver.running import running_metaserver
+from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol.control import CreateSubject, Join
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+PAIRS = 2
+
+
+async def moved(meta: MetaClient, subject: str, to: str) -> None:
+    """A new subject's partitions, each with a group at work, are continued elsewhere; nobody has come there yet."""
+    view = await meta.create_subject(CreateSubject(subject=subject, partitions=2 * PAIRS))
+    await meta.join(Join(subject=subject, group="g", session=to * 16))
+    ids = tuple(one.partition_id for one in view.route.partitions)
+    await meta.reshape(Reshape(kind=OperationKind.MOVE, partition_ids=ids, broker_group=to))
+    while (await meta.operations(subject)).operations[0].state is not OperationState.DONE:
+        await asyncio.sleep(0.02)
+
+
+async def test_those_that_refuse_hold_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more refusals than a round asks for, partitions behind them are known to their broker in one look."""
+    monkeypatch.setattr(announcer, "PAIRS_MAX", PAIRS)
+    settings = MetaserverSettings(
+        data=tmp_path, port=0, poll_ms=50, expire_ms=200, broker_ttl_ms=600_000
+    )
+    source, deaf, hearing = (HostingBroker(name) for name in ("a", "b", "c"))
+    deaf.deaf = True
+    async with AsyncExitStack() as stack:
+        network = HttpNetwork()
+        stack.push_async_callback(network.close)
+        running = await stack.enter_async_context(running_metaserver(settings))
+        meta = MetaClient(network, [running.address])
+        for broker in (source, deaf, hearing):
+            await broker.start()
+            stack.push_async_callback(broker.stop)
+        await source.report(meta)
+        async with asyncio.timeout(60):
+            for subject in ("first", "second"):  # "a" alone is there to be created on
+                await meta.create_subject(CreateSubject(subject=subject, partitions=2 * PAIRS))
+            for broker in (deaf, hearing):
+                await broker.report(meta)
+            await moved(meta, "first", "b")
+            await moved(meta, "second", "c")
+            assert max(deaf.hosted) < min(hearing.hosted)
+            while hearing.known != {one: {"g"} for one in hearing.hosted}:
+                await asyncio.sleep(0.05)
+            assert deaf.known == {}
+            deaf.deaf = False
+            while deaf.known != {one: {"g"} for one in deaf.hosted}:
+                await asyncio.sleep(0.05)
