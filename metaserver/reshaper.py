@@ -226,9 +226,8 @@ class Reshaper:
         try:
             await self._database.write(let_go, operation_id, driver=self._driver, pause_ms=PAUSE_MS)
         except StorageError as error:
-            log.warning(
-                "operation %d: %s", operation_id, error.message
-            )  # until its lease has passed
+            # It rests for as long as its lease lasts.
+            log.warning("operation %d: %s", operation_id, error.message)
 
     async def _step(self, operation_id: int) -> bool | None:
         """One round at the brokers and in SQL: True if it came on, None if there is nothing to do here now."""
