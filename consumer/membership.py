@@ -3,7 +3,8 @@
 Invariants
     The deadline is the boot clock at the sending of the heartbeat + ttl - margin, so it ends before the
     metaserver's; an answer that comes late has less of it left, never more.
-    A lower version of the grants never replaces a higher one.
+    One heartbeat is under way at a time, so no answer overtakes another.  A version lower than the last is of a database
+    that lost its last commits: it counts when it is told again, after a pause, and tokens and fences guard the rest.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Membership:
         self._holding = holding
         self._on_fatal = on_fatal
         self._version = -1
+        self._falls = 0
+        """How often the version fell in this session."""
         self._heartbeat_ms = settings.ttl_ms // 3
         self._nudge = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -85,6 +88,7 @@ class Membership:
         )
         self.session = session
         self._version = -1
+        self._falls = 0
         self._heartbeat_ms = joined.heartbeat_ms
 
     def nudge(self) -> None:
@@ -145,9 +149,21 @@ class Membership:
             nudge.cancel()
             await asyncio.gather(call, nudge, return_exceptions=True)
         if grants.version < self._version:
+            await self._fell(grants.version)
             return
         self._version = grants.version
         self._on_grants(grants, sent_at_ms + grants.ttl_ms - self._settings.margin_ms)
+
+    async def _fell(self, version: int) -> None:
+        """Of two databases in turn it asks ever more slowly."""
+        self._falls += 1
+        log.warning(
+            "the metaserver's grants went back from version %d to %d: its database has lost its last commits",
+            self._version, version,
+        )  # fmt: skip
+        self._version = -1
+        wait_ms = self._settings.backoff.wait_ms(self._falls, self._dice)
+        await asyncio.sleep(min(wait_ms, self._heartbeat_ms) / 1000)
 
     async def released(
         self, session: str, partition_id: int, token: int, *, fence: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+from cluster import eventually
 from keylane.consumer.membership import Membership
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.control import Done, Grants, Joined
@@ -16,18 +17,20 @@ class Meta:
 
     def __init__(self, clock: ManualClock, *versions: int, took_ms: int = 0) -> None:
         self._clock = clock
-        self._versions = list(versions)
+        self.versions = list(versions)
         self._took_ms = took_ms
+        self.known: list[int] = []
 
     async def join(self, _body):
         return Joined(ttl_ms=1_000, heartbeat_ms=300)
 
-    async def heartbeat(self, _body, *, timeout_ms=None):
-        if not self._versions:
+    async def heartbeat(self, body, *, timeout_ms=None):
+        self.known.append(body.known_version)
+        if not self.versions:
             await asyncio.Event().wait()
         await asyncio.sleep(0)
         self._clock.now_ms += self._took_ms
-        return Grants(version=self._versions.pop(0), ttl_ms=1_000, grants=())
+        return Grants(version=self.versions.pop(0), ttl_ms=1_000, grants=())
 
     async def leave(self, _body):
         return Done()
@@ -51,16 +54,26 @@ async def granted(meta: Meta, clock: ManualClock) -> list[tuple[int, int]]:
         on_fatal=lambda error: None,
     )
     await membership.start()
-    await asyncio.sleep(0.05)
+    await eventually(lambda: not meta.versions)
+    await asyncio.sleep(0.01)
     await membership.stop()
     return found
 
 
 async def test_an_older_answer_never_takes_grants_back():
-    """A lower version than one seen is passed over, from whichever metaserver it comes."""
+    """A lower version than one seen is passed over when it is told once, from whichever metaserver it comes."""
     clock = ManualClock()
     found = await granted(Meta(clock, 3, 5, 4, 5, 6), clock)
     assert [version for version, _ in found] == [3, 5, 5, 6]
+
+
+async def test_a_database_that_went_back_is_believed_when_it_says_so_again():
+    """What it tells without regard to what was known before counts, and so does what follows."""
+    clock = ManualClock()
+    meta = Meta(clock, 12, 10, 10, 11)
+    found = await granted(meta, clock)
+    assert [version for version, _ in found] == [12, 10, 11]
+    assert meta.known == [-1, 12, -1, 10, 11]
 
 
 async def test_the_deadline_counts_from_the_sending():

@@ -1,0 +1,69 @@
+"""A database that lost its last commits, as after a fail-over to a standby that was behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, eventually
+from keylane import Consumer, Message, Producer
+
+SENT = 40
+LOOK_S = 3
+BEATS_PER_S_MAX = 10
+
+
+def copy_database(source: Path, target: Path) -> None:
+    with (
+        contextlib.closing(sqlite3.connect(source)) as old,
+        contextlib.closing(sqlite3.connect(target)) as new,
+    ):
+        old.backup(new)
+
+
+@pytest.mark.crash
+async def test_a_consumer_works_on_with_a_database_that_went_back(
+    own_cluster: Cluster, tmp_path: Path
+):
+    """Its session lives and knows newer grants than the database: it takes the older ones, asks seldom, and handles."""
+    await own_cluster.create("back", partitions=2)
+    database = tmp_path / "meta-0" / "meta.db"
+    handled: list[Message] = []
+    beats = 0
+
+    def consumer() -> Consumer:
+        return Consumer(own_cluster.meta, subject="back", group="g", handler=handled.append)
+
+    async with asyncio.timeout(120), consumer() as one:
+        await eventually(lambda: len(one.assignment) == 2)
+        copy_database(database, tmp_path / "older.db")
+        async with consumer() as two:
+            await eventually(lambda: len(one.assignment) == 1 == len(two.assignment))
+        await eventually(lambda: len(one.assignment) == 2)
+        own_cluster.meta_program.kill()
+        for file in database.parent.glob("meta.db*"):
+            file.unlink()
+        copy_database(tmp_path / "older.db", database)
+
+        assert one._membership is not None
+        session, ask = one._membership.session, one._membership._meta.heartbeat
+
+        async def counted(*args, **kwargs):
+            nonlocal beats
+            beats += 1
+            return await ask(*args, **kwargs)
+
+        one._membership._meta.heartbeat = counted  # type: ignore[method-assign]
+        own_cluster.meta_program.restart()
+        await asyncio.sleep(LOOK_S)
+        async with Producer(own_cluster.meta) as producer:
+            for number in range(SENT):
+                producer.send("back", b"%d" % number, key=b"k%d" % number)
+        await eventually(lambda: len(handled) == SENT, seconds=60)
+        assert one._membership.session == session
+        assert 0 < beats < BEATS_PER_S_MAX * LOOK_S
+        assert one._membership._falls == 1
