@@ -48,21 +48,23 @@ def lineage(partitions: list[PartitionHistory]) -> list[str]:
         for parent in one.partition.parents:
             children.setdefault(parent, []).append(one)
     drawn: list[str] = []
-
-    def draw(one: PartitionHistory, first: str, rest: str) -> None:
+    roots = [one for one in partitions if not one.partition.parents]
+    # What is to be drawn, the next one last: who it stands under, itself, what its line and those below it begin with.
+    left = [
+        (0, one, "", "")
+        for one in sorted(roots, key=lambda one: one.partition.range_start, reverse=True)
+    ]
+    while left:
+        above, one, first, rest = left.pop()
+        partition = one.partition
+        if above and min(partition.parents) != above:
+            drawn.append(f"{first}{partition.name}, drawn once, elsewhere")
+            continue
         drawn.append(f"{first}{_described(one)}")
-        below = children.get(one.partition.partition_id, [])
-        for child in below:
-            last = child is below[-1]
-            branch, under = ("└─ ", "   ") if last else ("├─ ", "│  ")
-            if min(child.partition.parents) == one.partition.partition_id:
-                draw(child, rest + branch, rest + under)
-            else:
-                drawn.append(f"{rest}{branch}{child.partition.name}, drawn once, elsewhere")
-
-    for one in sorted(partitions, key=lambda one: one.partition.range_start):
-        if not one.partition.parents:
-            draw(one, "", "")
+        below = children.get(partition.partition_id, [])
+        for child in reversed(below):
+            branch, under = ("└─ ", "   ") if child is below[-1] else ("├─ ", "│  ")
+            left.append((int(partition.partition_id), child, rest + branch, rest + under))
     return drawn
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ..protocol.control import (
     Done,
@@ -47,7 +48,7 @@ from .store_sessions import (
     suspend_session,
 )
 from .store_switch import switch_group
-from .wakeups import Turns, Wakeups
+from .wakeups import Ring, Turns, Wakeups
 
 log = logging.getLogger("keylane.metaserver")
 DRAINED_MAX = 4_096
@@ -56,6 +57,14 @@ SETTLE_REST_MS_MAX = 250
 """A group of a thousand takes tens of milliseconds to settle: while many join, some of them wait for each other."""
 RENEWED_AT_ONCE_MAX = 1_000
 GRANTS_CACHED_MAX = 20_000
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A call that waits; its row is as new as this version of its group, None: nobody knows."""
+
+    row: SessionRow
+    group_version: int | None
 
 
 class Members:
@@ -73,8 +82,10 @@ class Members:
         )
         self._to_release: dict[SessionId, list[ReleaseGrant]] = {}
         self._cached: dict[SessionId, Grants] = {}
-        self._known: dict[SessionId, SessionRow] = {}
+        self._waiting: dict[Ring, _Waiting] = {}
+        """By call: of two of one session the older may end later."""
         self._group_versions: dict[int, int] = {}
+        """As of the last look; another one with each."""
 
     async def join(self, ask: Join) -> Joined:
         """Begin a session.  When this returns, the group's partitions are dealt out anew."""
@@ -95,7 +106,9 @@ class Members:
             raise InvalidRequestError(f"at most {DRAINED_MAX} partitions at once")
         session = SessionId(ask.session)
         with self._wakeups.listen(session) as ring:
-            row = self._known[session] = await self._renew(session)
+            versions = self._group_versions  # the row is read after them
+            row = await self._renew(session)
+            self._waiting[ring] = _Waiting(row, versions.get(row.group_id))
             try:
                 if _misunderstood(ask, row):
                     await self.suspend(Suspend(session=session, suspended=bool(ask.suspended)))
@@ -115,7 +128,7 @@ class Members:
                     return cached
                 return await self._read_grants(session)
             finally:
-                self._known.pop(session, None)
+                del self._waiting[ring]
 
     async def release(self, ask: ReleaseGrant) -> Done:
         """
@@ -173,20 +186,22 @@ class Members:
 
     async def look_around(self) -> None:
         """Wake those whose grants were changed by another metaserver."""
-        waiting = dict(self._known)
-        ids = {row.group_id for row in waiting.values()}
-        if not ids:
-            self._group_versions.clear()
-            return
-        versions = await self._database.read(group_versions, ids)
-        moved = [
-            one for one, version in versions.items() if self._group_versions.get(one) != version
-        ]
+        waiting = dict(self._waiting)
+        ids = {one.row.group_id for one in waiting.values()}
+        versions = await self._database.read(group_versions, ids) if ids else {}
+        moved = {
+            one.row.group_id
+            for one in waiting.values()
+            if one.group_version != versions.get(one.row.group_id)
+        }
         if moved:
             grants = await self._database.read(grants_versions, moved)
-            for session, row in waiting.items():
-                if row.group_id in moved and grants.get(session) != row.grants_version:
-                    self._wakeups.wake([session])
+            for ring, one in waiting.items():
+                row = one.row
+                if row.group_id in moved and grants.get(row.session) != row.grants_version:
+                    ring.ring()
+        for one in waiting.values():
+            one.group_version = versions.get(one.row.group_id)
         self._group_versions = versions
 
     def close(self) -> None:

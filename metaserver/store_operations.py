@@ -310,7 +310,7 @@ def _open(connection: Connection, operation: Operation) -> OperationState:
 def let_go(connection: Connection, operation_id: int, *, driver: str, pause_ms: int = 0) -> None:
     """The driver stops; another may go on at once, or after a pause."""
     mine = sa.and_(operations.c.operation_id == operation_id, operations.c.driver == driver)
-    until = now_ms() + pause_ms if pause_ms else 0
+    until = now_ms() + pause_ms
     connection.execute(sa.update(operations).where(mine).values(driven_until=until))
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from ..protocol.errors import ConfigError
 from ..protocol.operations import OperationKind, OperationState
 from ..protocol.routing import PartitionState
-from .dialect import insert_new, insert_or_replace
+from .dialect import insert_new, insert_or_replace, now_ms
 from .rebuild_rows import RebuiltCluster, RebuiltGroup, RebuiltOperation, RebuiltSubject
 from .schema import (
     brokers,
@@ -168,7 +168,7 @@ def _store_operation(connection: Connection, subject_id: int, one: RebuiltOperat
         "problem": "",
         "running": subject_id if runs else None,
         "driver": None,
-        "driven_until": 0,
+        "driven_until": now_ms(),
     }
     operation_id = connection.execute(
         sa.insert(operations).values(row).returning(operations.c.operation_id)

@@ -33,7 +33,7 @@ def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool
     connection.execute(
         sa.update(brokers).values(seen_at=now_ms(), expires_at=now_ms() + broker_ttl_ms)
     )
-    connection.execute(sa.update(operations).values(driven_until=0))
+    connection.execute(sa.update(operations).values(driven_until=now_ms()))
     forget_duties(connection)
     insert_or_replace(connection, facts, {"name": BOOT, "value": boot})
     return True

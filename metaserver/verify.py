@@ -308,9 +308,17 @@ def _drained_to_the_end(index: Index) -> Iterator[str]:
             end = status.next_offset if one.end_offset is None else one.end_offset
             cursors = [each.cursor for each in status.groups if each.group == group.name]
             cursor = max([status.first_offset, *cursors])
-            if cursor < end:
+            if cursor < end and not _set_meanwhile(index, group, partition_id):
                 yield f"{where}: drained, with its cursor at {cursor} of {end}"
         yield from drained_too_early(index.before, group)
+
+
+def _set_meanwhile(index: Index, group: GroupRow, partition_id: int) -> bool:
+    """Has a reset begun since the first look at SQL: it takes back what is drained, and gives a fresh token."""
+    now = index.group(group.subject_id, group.name)
+    if now is None or partition_id not in now.drained:
+        return True
+    return now.tokens.get(partition_id) != group.tokens.get(partition_id)
 
 
 def _versions_rise(index: Index) -> Iterator[str]:

@@ -359,6 +359,19 @@ def test_what_goes_on_meanwhile_is_no_fault() -> None:
     assert verify(views).ok
 
 
+def test_a_reset_meanwhile_is_no_fault() -> None:
+    """The cursor of what was drained before fell because a reset took that back, whether it has ended since or not."""
+    for after_it in ((), {1}):
+        before, after = World(), World()
+        before.at_group(1, token=9, cursor=0)
+        tokens = dict(after.group.tokens) | {1: 9}
+        after.group = replace(after.group, last_token=9, tokens=tokens, drained=after_it)
+        views = Views(
+            before=before.views().before, answers=before.views().answers, after=after.views().after
+        )
+        assert verify(views).ok
+
+
 def test_forsaken_parent_is_no_fault() -> None:
     """A source that was given up by the operator may be open and its end unknown until it is back."""
     world = World()

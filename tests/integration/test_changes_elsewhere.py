@@ -1,0 +1,137 @@
+"""Grants that another metaserver changes are told to who waits here, whoever else waited or comes to wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keylane.metaserver.database import SqlDatabase, open_database
+from keylane.metaserver.members import Members
+from keylane.metaserver.settings import MetaserverSettings
+from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_groups import group_versions
+from keylane.metaserver.store_subjects import open_subject, plan_subject
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.control import (
+    BrokerHeartbeat,
+    CreateSubject,
+    Grants,
+    Heartbeat,
+    Join,
+    Leave,
+)
+from keylane.protocol.errors import SessionUnknownError
+
+FIRST, SECOND = "a" * 16, "b" * 16
+LONG_MS = 30_000
+TTL_MS = 300_000
+
+
+class Watched:
+    """A database that does something else before it tells the versions of groups."""
+
+    def __init__(self, database: SqlDatabase) -> None:
+        self._database = database
+        self.meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+    async def read(self, work: Callable[..., Any], *args: Any) -> Any:
+        if work is group_versions and self.meanwhile is not None:
+            await self.meanwhile()
+        return await self._database.read(work, *args)
+
+
+class House:
+    """Two metaservers over one database; `here` looks around when it is told to."""
+
+    def __init__(self, database: SqlDatabase, folder: Path) -> None:
+        settings = MetaserverSettings(data=folder)
+        self.database = Watched(database)
+        self.here = Members(self.database, settings)  # type: ignore[arg-type]
+        self.elsewhere = Members(database, settings)
+
+    async def join(self, session: str, *, members: Members | None = None) -> None:
+        ask = Join(subject="s", group="g", session=session, ttl_ms=TTL_MS)
+        await (members or self.elsewhere).join(ask)
+
+    async def version(self, session: str) -> int:
+        """Of its grants now."""
+        return (await self.elsewhere.heartbeat(Heartbeat(session=session))).version
+
+    async def waiting(self, session: str, version: int) -> asyncio.Task[Grants]:
+        """A long poll that waits for other grants than these."""
+        ask = Heartbeat(session=session, known_version=version, wait_ms=LONG_MS)
+        task = asyncio.create_task(self.here.heartbeat(ask))
+        _, still = await asyncio.wait([task], timeout=0.3)
+        assert still
+        return task
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with open_database(
+        folder=tmp_path, url=None, clock=SystemClock(), boot="boot", broker_ttl_ms=TTL_MS
+    ) as database:
+        body = BrokerHeartbeat(broker_group="g1", broker_id="g1", address="g1:1")
+        await database.write(report_broker, body, ttl_ms=TTL_MS)
+        ask = CreateSubject(subject="s", partitions=6)
+        await database.write(plan_subject, ask, subjects_max=10)
+        await database.write(open_subject, "s")
+        yield House(database, tmp_path)
+
+
+async def test_a_poll_that_is_given_up_takes_no_other_with_it(house: House):
+    """A session asks again and its older long poll ends: a change elsewhere is told to the newer one."""
+    await house.join(FIRST)
+    version = await house.version(FIRST)
+    older = await house.waiting(FIRST, version)
+    newer = await house.waiting(FIRST, version)
+    older.cancel()
+    with suppress(asyncio.CancelledError):
+        await older
+    await house.here.look_around()
+    await house.join(SECOND)
+    await house.here.look_around()
+    assert (await asyncio.wait_for(newer, LONG_MS / 3_000)).version > version
+
+
+async def test_who_comes_while_it_is_looked_is_told_with_the_next_look(house: House):
+    """A session that was renewed before it was ended elsewhere, and waits since the look that saw that, hears of it."""
+    for session in (FIRST, SECOND):
+        await house.join(session)
+    first, second = [await house.version(one) for one in (FIRST, SECOND)]
+    tasks = [await house.waiting(FIRST, first)]
+
+    async def meanwhile() -> None:
+        house.database.meanwhile = None
+        tasks.append(await house.waiting(SECOND, second))
+        await house.elsewhere.leave(Leave(session=SECOND))
+
+    house.database.meanwhile = meanwhile
+    await house.here.look_around()
+    await house.here.look_around()
+    assert (await asyncio.wait_for(tasks[0], LONG_MS / 3_000)).version > first
+    with pytest.raises(SessionUnknownError):
+        await asyncio.wait_for(tasks[1], LONG_MS / 3_000)
+
+
+async def test_nobody_is_woken_for_nothing(house: House):
+    """A look after which nothing has changed for a session lets it wait; so does one without changes."""
+    await house.join(FIRST)
+    version = await house.version(FIRST)
+    waits = await house.waiting(FIRST, version)
+    for _ in range(3):
+        await house.here.look_around()
+    _, still = await asyncio.wait([waits], timeout=0.3)
+    assert still
+    await house.elsewhere.leave(Leave(session=FIRST))
+    await house.here.look_around()
+    with pytest.raises(SessionUnknownError):
+        await asyncio.wait_for(waits, LONG_MS / 3_000)

@@ -1,0 +1,56 @@
+"""How the lineage of a subject's partitions is drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keylane.cli.lineage import lineage
+from keylane.protocol.operations import PartitionHistory
+from keylane.protocol.routing import Partition, PartitionState
+
+
+def one(number: int, start: int, end: int, *parents: int, **more: Any) -> PartitionHistory:
+    partition = Partition(
+        partition_id=number,
+        name=f"s.p{number - 1}",
+        queue=number - 1,
+        range_start=start,
+        range_end=end,
+        broker_group="g1",
+        state=PartitionState.SEALED if more else PartitionState.OPEN,
+        parents=parents,
+    )
+    return PartitionHistory(partition=partition, **more)
+
+
+def test_parents_stand_above_their_children():
+    """Trees in the order of ranges; a child of two stands under the oldest, the other one names it."""
+    found = lineage(
+        [
+            one(1, 512, 1024, end_offset=7),
+            one(2, 0, 512, end_offset=5, forsaken=True),
+            one(3, 0, 256, 2),
+            one(4, 256, 768, 1, 2, end_offset=3),
+            one(5, 768, 1024, 1),
+            one(6, 256, 768, 4),
+        ]
+    )
+    assert found == [
+        "s.p1 (id 2) [0, 512) on g1: sealed at 5, forsaken",
+        "├─ s.p2 (id 3) [0, 256) on g1: open",
+        "└─ s.p3, drawn once, elsewhere",
+        "s.p0 (id 1) [512, 1024) on g1: sealed at 7",
+        "├─ s.p3 (id 4) [256, 768) on g1: sealed at 3",
+        "│  └─ s.p5 (id 6) [256, 768) on g1: open",
+        "└─ s.p4 (id 5) [768, 1024) on g1: open",
+    ]
+
+
+def test_very_many_generations_are_drawn():
+    """A partition that was moved thousands of times is a tree as any other."""
+    moves = 3_000
+    history = [one(1, 0, 1024, end_offset=1)]
+    history += [one(number, 0, 1024, number - 1, end_offset=1) for number in range(2, moves)]
+    found = lineage(history)
+    assert len(found) == len(history)
+    assert found[-1].lstrip() == f"└─ s.p{moves - 2} (id {moves - 1}) [0, 1024) on g1: sealed at 1"

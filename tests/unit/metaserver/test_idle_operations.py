@@ -1,0 +1,44 @@
+"""For how long nobody has driven an operation, as the checks of a cluster are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from kept_by_brokers import HALVES, source, status
+from keylane.metaserver.rebuild import plan_rebuild
+from keylane.metaserver.store_operations import claim_operation, let_go
+from keylane.metaserver.store_rebuild import store_rebuilt
+from keylane.metaserver.store_time import adopt_boot
+from keylane.metaserver.store_verify import read_sql_view
+from keylane.protocol.operations import OperationKind, Reshape
+from sql_rows import Rows
+
+
+def idle_ms(rows: Rows) -> int:
+    (operation,) = rows.run(read_sql_view).operations
+    return operation.idle_ms
+
+
+@pytest.mark.parametrize("how", ["let go", "another boot"])
+def test_what_was_left_a_moment_ago_has_just_been_left(rows: Rows, how: str) -> None:
+    """Free for anybody at once, and idle from then on, whatever the clock of the database shows."""
+    ask = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=3)
+    rows.create("s", 2)
+    ((operation_id, _),) = rows.begin(ask)
+    if how == "let go":
+        rows.run(let_go, operation_id, driver="d")
+    else:
+        rows.run(adopt_boot, "another", broker_ttl_ms=1_000)
+    assert idle_ms(rows) == 0
+    assert rows.run(claim_operation, operation_id, driver="next", lease_ms=1) is not None
+    rows.now_ms += 501
+    assert idle_ms(rows) == 500
+
+
+def test_what_a_rebuild_left_has_just_been_left() -> None:
+    """An operation in a database made anew is idle from that moment on."""
+    rows = Rows()
+    child = status(3, 0, 1024, parents=(1, 2), messages=0)
+    found = plan_rebuild([source(status(1, 0, 512, sealed=True), HALVES[1], child)])
+    rows.run(store_rebuilt, found, route_version=1_000_000)
+    assert idle_ms(rows) == 0
