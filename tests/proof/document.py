@@ -46,8 +46,8 @@ Two control runs, with the broker's look at tokens and with the drain rule taken
 A handler begins with its first line, the worker's look at its lease comes just before.  A process that the test stops
 between the two wakes up late without a fault of its own; that is counted as "stopped at a first line", and
 `tests/crash/test_troubled_processes.py` brings it about.  A first line behind the lease's end without such a stop is
-a late start.  In rows without that count stops were not told apart: such a stop is a late start there, and two grants
-with it.
+a late start, unless it came within two milliseconds of a look that was in time: the margin of a lease is longer.
+In rows without that count stops were not told apart: such a stop is a late start there, and two grants with it.
 
 | date | version | cycles | faults | messages | events | stale effects | late starts | inversions | other | stopped at a first line | control: stale effects | control: skips | seconds |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |

@@ -48,6 +48,8 @@ KINDS: tuple[type[Any], ...] = (
     Sent, Settled, Started, Ended, Dropped, LetGo, Holds, Served
 )  # fmt: skip
 LENGTH_BYTES = 4
+LOOK_AHEAD_NS = 2_000_000
+"""A worker's look at the lease may lie so long before the handler's first line; the margin of a lease is 50 ms or more."""
 STOP_SLACK_NS = 2_000_000
 """How far from the instant that is noted a process may really have been stopped, or gone on."""
 Timed = tuple[int, Event]
@@ -117,24 +119,28 @@ def starts_placed(timed: Iterable[Timed], stops: Sequence[Stop]) -> Iterator[Tim
     What one consumer wrote down, with the beginning of each handler where it belongs.
 
     Its record says of each the instant of its first line, and as `clock_ns` the worker's look at the lease.  A
-    handler begins with its first line.  Only if its process was stopped in between, and the lease ended there, it
-    begins with the look, and is `Frozen`: whatever else lies between the two is of our own making.
+    handler begins with its first line.  Only where the lease ended between the two it begins with the look: if that
+    was a moment before, for which the lease's margin is there, or if its process was stopped in between; then it is
+    `Frozen`.  Whatever else lies between the two is of our own making.
     """
     for first_line_ns, event in timed:
         if type(event) is not Started:
             yield first_line_ns, event
             continue
         look_ns, deadline_ns = event.clock_ns, event.deadline_ns
-        if look_ns < deadline_ns <= first_line_ns and any(
+        at_once = first_line_ns - look_ns <= LOOK_AHEAD_NS
+        frozen_there = any(
             stopped_ns - STOP_SLACK_NS <= first_line_ns and look_ns <= went_on_ns + STOP_SLACK_NS
             for stopped_ns, went_on_ns in stops
-        ):
-            yield look_ns, event
+        )
+        if not look_ns < deadline_ns <= first_line_ns or not (at_once or frozen_there):
+            yield first_line_ns, event._replace(clock_ns=first_line_ns)
+            continue
+        yield look_ns, event
+        if not at_once:
             late_ms = (first_line_ns - deadline_ns) / 1e6
             frozen: Any = Frozen(event.partition_id, event.offset, late_ms)
             yield first_line_ns, frozen
-        else:
-            yield first_line_ns, event._replace(clock_ns=first_line_ns)
 
 
 def one_history(timed: Iterable[Timed], log: Iterable[Stored]) -> list[Event]:

@@ -44,6 +44,17 @@ def test_a_gap_in_which_the_process_was_stopped_is_no_late_start():
     assert frozen == (1, 0, 499.0)
 
 
+def test_a_lease_that_ends_within_a_moment_of_the_look_is_no_late_start():
+    """Between the look and the first line there is always a moment, and the lease may end in it."""
+    found, events = judged([], deadline_ns=LOOK + 1)
+    assert found.counts["late start"] == found.total == 1
+    log = [Stored(1, 0, b"k", b"a")]
+    begun = (LOOK + MS, a_start(deadline_ns=LOOK + 1))
+    events = one_history(starts_placed([begun], []), log)
+    assert check_history(events, drained=False).counts["late start"] == 0
+    assert not [one for one in events if type(one) is Frozen]
+
+
 def test_a_handler_in_time_begins_with_its_first_line():
     """A stop before it, behind which the lease goes on, is nothing."""
     found, events = judged([(LOOK, FIRST_LINE)], deadline_ns=FIRST_LINE + 1)
