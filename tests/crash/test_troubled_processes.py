@@ -13,7 +13,7 @@ import pytest
 
 from cluster import eventually
 from keylane.cli.history.events import Settled, Started
-from proof.actor import READY_S
+from proof.actor import READY_S, Actor
 from proof.controls import run_without_drain_rule, run_without_fence
 from proof.recording import Frozen
 from proof.stage import Stage
@@ -62,10 +62,14 @@ async def test_handlers_of_a_killed_consumer_are_forgotten(tmp_path: Path):
 
 async def test_a_program_that_died_is_told_with_its_last_words(tmp_path: Path):
     """Whoever looks at a failed story need not search the logs."""
+    broken = Actor("x", ["--wall", str(tmp_path / "wall"), "proof.consumer"], tmp_path / "x.log")
+    with pytest.raises(AssertionError, match=r"(?s)x ended with 1: .*Traceback.*Error"):
+        await broken.start()
+    await broken.kill()
     async with Stage(tmp_path, keys=10, per_second=100) as stage:
-        stage.actors["c1"].signal(signal.SIGINT)
+        stage.actors["c1"].signal(signal.SIGKILL)
         await eventually(lambda: not stage.actors["c1"].running, what="the end of c1")
-        with pytest.raises(AssertionError, match=r"(?s)c1 ended with -?\d+: .*KeyboardInterrupt"):
+        with pytest.raises(AssertionError, match="c1 ended with -9: "):
             await stage.judge()
 
 

@@ -15,6 +15,7 @@ from keylane.protocol.errors import (
     BrokerCordonedError,
     BrokerGroupUnknownError,
     InvalidRequestError,
+    NotEnoughBrokersError,
     OperationForwardError,
     OperationRunningError,
     PartitionUnknownError,
@@ -149,8 +150,12 @@ async def test_a_metaserver_killed_after_any_step_is_finished_by_the_next(
         meta_program.restart()
         (view,) = (await meta.operations("steps")).operations
         if view.state is not OperationState.DONE:
-            with pytest.raises(OperationRunningError):
-                await meta.reshape(resize("steps", 3))
+            # It may come to its end just now; then brokers have yet to report themselves for a second one.
+            with contextlib.suppress(OperationRunningError, NotEnoughBrokersError):
+                (second,) = (await meta.reshape(resize("steps", 3))).operations
+                (_, view) = (await meta.operations("steps")).operations  # the latest first
+                assert view.state is OperationState.DONE, "a second one began beside it"
+                await done_operation(meta, second)
         await done_operation(meta, view)
         await load.progress(300)
         await load.finish()
