@@ -108,11 +108,21 @@ class Load:
             await self.producer.flush()
         until = time.monotonic() + seconds
         while any(len(seen) < self.count for seen in self.handled.values()):
-            assert time.monotonic() < until, f"of {self.count}: {self._state()}"
+            assert time.monotonic() < until, f"of {self.count}: {self._state()}\n{self._held()}"
             await asyncio.sleep(0.01)
 
     def _state(self) -> dict[str, int]:
         return {group: len(seen) for group, seen in self.handled.items()}
+
+    def _held(self) -> str:
+        """What every consumer has, is handing over, and waits for."""
+        return "\n".join(
+            f"{group} {one._membership.session[:8]}: {one.assignment}, "
+            f"hands over {[client.partition_id for client in one._composite.ending]}"
+            for group, consumers in self.consumers.items()
+            for one in consumers
+            if one._membership is not None
+        )
 
     def check(self) -> None:
         """Every group handled the messages of each key in the order of sending, each once."""
