@@ -236,6 +236,9 @@ class Members:
 
     async def _read_grants(self, session: SessionId) -> Grants:
         grants = await self._database.read(read_grants, session)
+        if any(one.partition.address is None for one in grants.grants):
+            self._forget(session)  # of a broker that is silent just now
+            return grants
         if len(self._cached) >= GRANTS_CACHED_MAX:
             self._cached.clear()
         self._cached[session] = grants

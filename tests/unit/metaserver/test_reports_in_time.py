@@ -1,0 +1,29 @@
+"""Reports of brokers: those in time change no route, those about to be late do."""
+
+from __future__ import annotations
+
+from keylane.metaserver.store_brokers import renew_broker, report_broker
+from keylane.metaserver.store_subjects import read_route
+from keylane.protocol.control import BrokerHeartbeat
+from sql_rows import Rows
+
+TTL_MS = 1_000
+HERE = BrokerHeartbeat(broker_group="g1", broker_id="g1", address="g1:1")
+
+
+def test_a_report_at_the_last_moment_tells_the_route_again():
+    """A reader beside it may have seen the broker silent, and would never hear of its address."""
+    rows = Rows()
+    rows.report("g1")
+    rows.create("s", 2)
+    rows.run(report_broker, HERE, ttl_ms=TTL_MS)
+    version = rows.run(read_route, "s").version
+    rows.now_ms += TTL_MS // 2
+    assert rows.run(renew_broker, HERE, ttl_ms=TTL_MS)
+    assert not rows.run(report_broker, HERE, ttl_ms=TTL_MS)
+    assert rows.run(read_route, "s").version == version
+    rows.now_ms += TTL_MS - 1
+    assert all(one.address == HERE.address for one in rows.run(read_route, "s").partitions)
+    assert not rows.run(renew_broker, HERE, ttl_ms=TTL_MS)
+    assert len(rows.run(report_broker, HERE, ttl_ms=TTL_MS)) == 1
+    assert rows.run(read_route, "s").version == version + 1
