@@ -161,6 +161,7 @@ class Consumer:
         return Workers(
             self._handler,
             concurrency=self._settings.concurrency,
+            handover_ms=self._settings.handover_ms,
             backoff=self._settings.handler_backoff,
             clock=self._clock,
             dice=self._dice,
@@ -312,11 +313,7 @@ class Consumer:
         """Stop pulling (done) → finish or cancel handlers → flush acks → release → report."""
         assert self._dispatch is not None
         assert self._membership is not None
-        if isinstance(self._dispatch, Stream):
-            await self._dispatch.quiesce(client)
-        else:
-            quiet_ms = min(self._settings.handover_ms, client.left_ms)
-            await self._dispatch.quiesce(client, timeout_ms=quiet_ms)
+        await self._dispatch.quiesce(client)
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
         if self._parting is not None:
             await asyncio.wait([self._parting])

@@ -56,6 +56,7 @@ class Workers:
         handler: Handler,
         *,
         concurrency: int,
+        handover_ms: int,
         backoff: Backoff,
         clock: Clock,
         dice: random.Random,
@@ -67,6 +68,7 @@ class Workers:
         self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
         )
+        self._handover_ms = handover_ms
         self._backoff = backoff
         self._boot_ns = clock.boot_ns
         self._dice = dice
@@ -182,8 +184,12 @@ class Workers:
             exc_info=error if complaint.whole else None,
         )
 
-    async def quiesce(self, client: PullClient, *, timeout_ms: int) -> None:
-        """Forget what waits of `client`'s partition; let its running handlers end or, late, be cancelled."""
+    async def quiesce(self, client: PullClient) -> None:
+        """
+        Forget what waits of `client`'s partition; let its running handlers end or be cancelled: after `handover_ms`,
+        or as soon as the lease ends.
+        """
+        timeout_ms = min(self._handover_ms, client.left_ms)
         client.forget(self._lanes.drop(client.partition_id))
         try:
             async with asyncio.timeout(timeout_ms / 1000):

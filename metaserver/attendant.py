@@ -34,7 +34,7 @@ class Attendant:
         members: Members,
         catalogue: Catalogue,
         settings: MetaserverSettings,
-        reshaper: Reshaper | None = None,
+        reshaper: Reshaper,
         duties: Sequence[Callable[[], Awaitable[object]]] = (),
     ) -> None:
         self._database = database
@@ -65,8 +65,7 @@ class Attendant:
                 await self._members.settle(group_id)
             await self._members.look_around()
             await self._catalogue.look_around()
-            if self._reshaper is not None:
-                await self._reshaper.resume()
+            await self._reshaper.resume()
         except KeylaneError as error:
             _warn(error)
             return poll_ms

@@ -19,28 +19,26 @@ from ..protocol.routing import PartitionState
 from .dialect import insert_new, insert_or_replace, now_ms
 from .schema import brokers, partitions, refused_brokers, subjects
 
+_ttl_ms = sa.bindparam("for_ms", type_=sa.BigInteger)
 _reported = (
     sa.update(brokers)
     .where(brokers.c.broker_group == sa.bindparam("of_group"))
-    .values(seen_at=now_ms(), expires_at=now_ms() + sa.bindparam("for_ms"))
-)
-_renewed = _reported.where(
-    brokers.c.broker_id == sa.bindparam("of_id"),
-    brokers.c.address == sa.bindparam("at_address"),
-    brokers.c.expires_at > now_ms() + sa.bindparam("in_time_ms"),
+    .values(seen_at=now_ms(), expires_at=now_ms() + _ttl_ms)
 )
 IN_TIME_SHARE = 4
 """A report that comes in the last quarter of the ttl counts as one of a broker that was silent: whoever reads before it
 is committed may see it silent already, and has to be told again."""
+_in_time = brokers.c.expires_at > now_ms() + _ttl_ms // IN_TIME_SHARE
+_renewed = _reported.where(
+    brokers.c.broker_id == sa.bindparam("of_id"),
+    brokers.c.address == sa.bindparam("at_address"),
+    _in_time,
+)
 
 
 def renew_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> bool:
     """Renew a broker that is alive where it was; False if there is more to do: `report_broker`."""
-    where_it_was = {
-        "of_id": report.broker_id,
-        "at_address": report.address,
-        "in_time_ms": ttl_ms // IN_TIME_SHARE,
-    }
+    where_it_was = {"of_id": report.broker_id, "at_address": report.address}
     renewed = connection.execute(_renewed, _told(report, ttl_ms) | where_it_was)
     return renewed.rowcount == 1
 
@@ -59,7 +57,7 @@ _known = (
         brokers.c.broker_id,
         brokers.c.address,
         (brokers.c.expires_at > now_ms()).label("alive"),
-        (brokers.c.expires_at > now_ms() + sa.bindparam("in_time_ms")).label("in_time"),
+        _in_time.label("in_time"),
     )
     .where(brokers.c.broker_group == sa.bindparam("of_group"))
     .with_for_update()
@@ -76,7 +74,7 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
     Raises:
         DataFolderError: the group is another data folder's.
     """
-    here = {"of_group": report.broker_group, "in_time_ms": ttl_ms // IN_TIME_SHARE}
+    here = {"of_group": report.broker_group, "for_ms": ttl_ms}
     who = {"broker_id": report.broker_id, "address": report.address}
     row = connection.execute(_known, here).one_or_none()
     if row is None:

@@ -77,9 +77,8 @@ async def test_operations_that_are_refused_keep_no_other_from_being_resumed(
                 await moved(meta, subject, "busy")
             await moved(meta, "free", "well")
         well.refuse_after = None
-        await asyncio.sleep(
-            2 * LEASE_MS / 1000
-        )  # else it might be a moment earlier that nobody has "free"
+        # Else it might be a moment earlier that nobody has "free".
+        await asyncio.sleep(2 * LEASE_MS / 1000)
         async with metaserver(tmp_path) as meta:  # which only resumes
             await done(meta, "free")
             for subject in REFUSED:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -33,19 +35,27 @@ async def first_of_each(consumer: Consumer) -> dict[int, Message]:
     return found
 
 
-async def test_a_body_may_take_longer_than_handover_and_lease(shared_cluster: Cluster):
-    """Another consumer gets nothing of a partition before the body has acked what it is in; then what comes next."""
-    meta = shared_cluster.meta
-    await shared_cluster.create("in-the-body", partitions=2)
-    one, two = (Consumer(meta, subject="in-the-body", group="g", settings=HASTY) for _ in range(2))
+@asynccontextmanager
+async def two_of(cluster: Cluster, subject: str) -> AsyncIterator[tuple[Consumer, Consumer]]:
+    """A consumer that has both partitions, with messages in them, and one that is still to come."""
+    await cluster.create(subject, partitions=2)
+    one, two = (
+        Consumer(cluster.meta, subject=subject, group="g", settings=HASTY) for _ in range(2)
+    )
     async with asyncio.timeout(90), one:
         await eventually(lambda: len(one.assignment) == 2)
-        await send(meta, "in-the-body")
+        await send(cluster.meta, subject)
+        yield one, two
+
+
+async def test_a_body_may_take_longer_than_handover_and_lease(shared_cluster: Cluster):
+    """Another consumer gets nothing of a partition before the body has acked what it is in; then what comes next."""
+    async with two_of(shared_cluster, "in-the-body") as (one, two):
         held = await first_of_each(one)
         async with two:
             await eventually(lambda: len(one.assignment) == 1)
             (gone,) = held.keys() - {kept.partition_id for kept in one.assignment}
-            await send(meta, "in-the-body")
+            await send(shared_cluster.meta, "in-the-body")
             await asyncio.sleep(2 * TTL_MS / 1000)
             assert two.assignment == []
             await held[gone].ack()
@@ -57,12 +67,7 @@ async def test_a_body_may_take_longer_than_handover_and_lease(shared_cluster: Cl
 
 async def test_what_was_passed_over_comes_again_elsewhere(shared_cluster: Cluster):
     """Who goes on without an ack holds nobody up for longer than `handover_ms`."""
-    meta = shared_cluster.meta
-    await shared_cluster.create("passed-over", partitions=2)
-    one, two = (Consumer(meta, subject="passed-over", group="g", settings=HASTY) for _ in range(2))
-    async with asyncio.timeout(90), one:
-        await eventually(lambda: len(one.assignment) == 2)
-        await send(meta, "passed-over")
+    async with two_of(shared_cluster, "passed-over") as (one, two):
         held = await first_of_each(one)
 
         async def drain() -> None:

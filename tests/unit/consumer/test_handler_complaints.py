@@ -42,6 +42,7 @@ async def test_one_traceback_for_many_failures(caplog):
     workers = Workers(
         handle,
         concurrency=50,
+        handover_ms=0,
         backoff=Backoff(first_ms=1, max_ms=1),
         clock=SystemClock(),
         dice=random.Random(1),

@@ -21,6 +21,7 @@ class Client:
     """What workers need of a pull client."""
 
     deadline_ns = 2**62
+    left_ms = 60_000
 
     def __init__(self, partition_id: int = 1) -> None:
         self.partition_id = partition_id
@@ -50,6 +51,7 @@ def workers_of(handler: Handler, crashed: list[BaseException]) -> Workers:
     return Workers(
         handler,
         concurrency=1,
+        handover_ms=0,
         backoff=Backoff(first_ms=1, max_ms=1),
         clock=SystemClock(),
         dice=random.Random(1),
@@ -98,7 +100,7 @@ async def test_a_handler_that_goes_on_after_its_cancellation_holds_its_partition
     give(workers, client, 7, 8)
     await asyncio.sleep(0)
     with caplog.at_level(logging.WARNING, "keylane.consumer"):
-        quiesced = asyncio.create_task(workers.quiesce(client, timeout_ms=0))
+        quiesced = asyncio.create_task(workers.quiesce(client))
         await eventually(lambda: deaf and caplog.messages)
         give(workers, other, 0)
         await asyncio.sleep(0.05)
@@ -128,6 +130,6 @@ async def test_a_handler_that_crashes_holds_nothing_up():
     workers = workers_of(handle, crashed)
     give(workers, client, 0, 1)
     await eventually(lambda: crashed)
-    await asyncio.wait_for(workers.quiesce(client, timeout_ms=0), 30)
+    await asyncio.wait_for(workers.quiesce(client), 30)
     assert client.handled == []
     await workers.close()

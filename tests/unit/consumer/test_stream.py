@@ -47,6 +47,14 @@ def stream_of(client: Client, *, handover_ms: int, count: int = 3) -> Stream:
     return stream
 
 
+async def waiting(stream: Stream, client: Client) -> asyncio.Task[None]:
+    """A hand-over that has begun, and does not end by itself."""
+    quiesced = asyncio.create_task(stream.quiesce(client))
+    await asyncio.sleep(0.1)
+    assert not quiesced.done()
+    return quiesced
+
+
 async def test_the_bodys_message_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -72,9 +80,7 @@ async def test_what_was_passed_over_is_not_waited_for_longer_than_handover_ms():
     client = Client()
     stream = stream_of(client, handover_ms=20)
     await stream.next()
-    quiesced = asyncio.create_task(stream.quiesce(client))
-    await asyncio.sleep(0.1)
-    assert not quiesced.done()
+    quiesced = await waiting(stream, client)
     asked = asyncio.create_task(stream.next())
     await asyncio.wait_for(quiesced, 30)
     await asyncio.wait_for(stream.quiesce(client), 30)
@@ -104,9 +110,7 @@ async def test_acks_of_what_was_passed_over_may_take_as_long_as_the_lease_is_ren
     await stream.next()
     asked = [asyncio.create_task(stream.next()) for _ in range(3)]
     await asyncio.gather(*asked[:2])
-    quiesced = asyncio.create_task(stream.quiesce(client))
-    await asyncio.sleep(0.1)
-    assert not quiesced.done()
+    quiesced = await waiting(stream, client)
     client.left_ms = 0
     await asyncio.wait_for(quiesced, 30)
     asked[2].cancel()
@@ -117,8 +121,6 @@ async def test_leaving_waits_for_no_body():
     client = Client()
     stream = stream_of(client, handover_ms=600_000)
     await stream.next()
-    quiesced = asyncio.create_task(stream.quiesce(client))
-    await asyncio.sleep(0.01)
-    assert not quiesced.done()
+    quiesced = await waiting(stream, client)
     stream.leave()
     await asyncio.wait_for(quiesced, 30)
