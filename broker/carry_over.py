@@ -121,7 +121,7 @@ class CarryOver:
         return sorted(found)
 
     def _write_again(self, partition: HostedPartition) -> list[Entry]:
-        self._commit.check_room(0, though_held=True)
+        self._commit.check_room(0, own=True)
         image = image_of(partition)
         if len(image) <= STATE_BYTES_MAX:
             return [self._submit(partition, _state_record(partition, image))]

@@ -42,6 +42,8 @@ from .storage.consume_queue import ConsumeQueues, Unit
 log = logging.getLogger("keylane.broker")
 
 RETRY_FULL_MS = 1_000
+OWN_QUEUED_BYTES_MAX = 1 << 20
+"""Room that messages never fill: however quick producers are, owners are let in, and partitions sealed."""
 _NOTHING = bytearray()
 
 
@@ -175,9 +177,9 @@ class GroupCommit:
         """Take no messages for this reason from now on; "" to take them again.  What consumers do goes on."""
         self._held = reason
 
-    def check_room(self, length: int, *, though_held: bool = False) -> None:
+    def check_room(self, length: int, *, own: bool = False) -> None:
         """
-        Let a record of `length` bytes be decided on; `though_held` if it is none of messages.
+        Let a record of `length` bytes be decided on; the broker's `own` have room, and go on, where messages do not.
 
         Raises:
             BrokerReadOnlyError: a write failed before, or the disk was full a moment ago.
@@ -185,9 +187,10 @@ class GroupCommit:
         """
         if self._failure is not None or self._held or self._full_until_ms:
             reason = self.reason
-            if reason and not (though_held and reason is self._held):
+            if reason and not (own and reason is self._held):
                 raise BrokerReadOnlyError(f"the broker takes no writes: {reason}")
-        if self._queued_bytes + length > self._queued_bytes_max and self._queued_bytes:
+        most = self._queued_bytes_max + (OWN_QUEUED_BYTES_MAX if own else 0)
+        if self._queued_bytes + length > most and self._queued_bytes:
             raise OverloadedError(
                 f"{self._queued_bytes} bytes are waiting for the disk", retry_after_ms=10
             )

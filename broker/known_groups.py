@@ -33,7 +33,7 @@ def know_groups(
         if name in partition.groups:
             continue
         group = partition.group_for_acquire(name)
-        store.commit.check_room(OWN_RECORD_BYTES, though_held=True)
+        store.commit.check_room(OWN_RECORD_BYTES, own=True)
         durable = _keep(store, partition, group)
     return durable
 

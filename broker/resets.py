@@ -46,7 +46,7 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     if not rises and group.acked.cursor == cursor and not group.acked.ranges:
         return store.commit.flushed()
     # Room for both before either is decided.
-    store.commit.check_room(2 * OWN_RECORD_BYTES, though_held=True)
+    store.commit.check_room(2 * OWN_RECORD_BYTES, own=True)
     if rises:
         store.raise_fence(partition, group, token=ask.token, session=session)
     return _submit(store, partition, group, cursor)

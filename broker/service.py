@@ -206,7 +206,7 @@ class BrokerService:
             raise OverloadedError(f"more than {ACK_RANGES_MAX} ranges in one ack")
         if ranges:
             decide_ack(group.acked, ranges, next_offset=partition.readable_offset)
-            self._store.commit.check_room(0, though_held=True)
+            self._store.commit.check_room(0, own=True)
             if apply_ack(group.acked, ranges):
                 group.version += 1
             if group.lock.shared:
@@ -228,7 +228,7 @@ class BrokerService:
         """
         if group.version <= group.saved_version:
             return None
-        self._store.commit.check_room(0, though_held=True)
+        self._store.commit.check_room(0, own=True)
         return self._store.save_progress(partition, group)
 
     async def _release(self, request: Release, _payload: memoryview) -> Handled:

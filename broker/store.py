@@ -271,14 +271,14 @@ class Store:
         """Raises CorruptLogError, OverloadedError, BrokerReadOnlyError if it could not be sealed now."""
         partition.check_end_known()
         # A disk too full for messages has room for a seal, and is relieved by what leaves it.
-        self.commit.check_room(OWN_RECORD_BYTES, though_held=True)
+        self.commit.check_room(OWN_RECORD_BYTES, own=True)
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
     def raise_fence(
         self, partition: HostedPartition, group: Group, *, token: int, session: str
     ) -> asyncio.Future[None]:
         """Raise a group's fence after `decide_acquire` said so; the group is kept from now on."""
-        self.commit.check_room(OWN_RECORD_BYTES, though_held=True)
+        self.commit.check_room(OWN_RECORD_BYTES, own=True)
         self.state.touch(partition)
         before = copy(group.lock) if group.name in partition.groups else None
         if before is None:

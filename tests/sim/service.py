@@ -9,8 +9,6 @@ from sim.hosts import META_SETTINGS, BrokerHost
 
 PATIENCE_S = 10.0
 """For calls that were under way to silent programs, and the pauses of whoever asks again: some seconds each."""
-QUEUED_BYTES_MIN = 10_000
-"""A broker that lets less wait for its disk refuses new owners for as long as producers are quicker."""
 
 
 class Service:
@@ -22,13 +20,10 @@ class Service:
     takes to expire and a silent broker to be found, each by a clock that drifts, and `PATIENCE_S`.
     """
 
-    def __init__(
-        self, brokers: Sequence[BrokerHost], groups: int, *, ttl_ms: int, queued_bytes: int
-    ) -> None:
+    def __init__(self, brokers: Sequence[BrokerHost], groups: int, *, ttl_ms: int) -> None:
         self._brokers = brokers
         self._groups = [f"group{index}" for index in range(groups)]
         self._limit_s = 1.1 * (ttl_ms + META_SETTINGS.broker_ttl_ms) / 1000 + PATIENCE_S
-        self._overloaded = queued_bytes < QUEUED_BYTES_MIN
         self._since: dict[tuple[str, int], tuple[int, float]] = {}
         """Where a group stands in a partition that it may read, and since when."""
         self.problems: dict[tuple[str, int], str] = {}
@@ -53,7 +48,7 @@ class Service:
         """See how long partitions wait."""
         partitions = {int(one.facts.partition.partition_id): one for one in self._hosted()}
         before = {name: _before(name, partitions) for name in partitions}
-        for group in self._groups if not self._overloaded else ():
+        for group in self._groups:
             unread = {
                 name
                 for name, one in partitions.items()

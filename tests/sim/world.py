@@ -88,8 +88,7 @@ class World:
         self._operations: list[asyncio.Task[None]] = []
         self.faults = Faults(self)
         self.operator = Operator(self, self._operator_meta)
-        load = {"ttl_ms": self.swarm.ttl_ms, "queued_bytes": self.swarm.queued_bytes}
-        self.service = Service(self.brokers, self.swarm.groups, **load)
+        self.service = Service(self.brokers, self.swarm.groups, ttl_ms=self.swarm.ttl_ms)
 
     @property
     def hosts(self) -> list[Host]:

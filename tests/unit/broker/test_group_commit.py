@@ -95,9 +95,11 @@ async def test_too_much_waiting_is_refused():
     await asyncio.sleep(0)
     with pytest.raises(OverloadedError):
         await desk.append(large[2])
+    owner = asyncio.create_task(desk.acquire(1))  # an owner is let in all the same
 
     gate.set()
     assert [answer.base_offset for answer in await asyncio.gather(*first)] == [0, 1]
+    assert (await owner).next_offset == 2
     assert (await desk.append(large[2])).base_offset == 2
 
 

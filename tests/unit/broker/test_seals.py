@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from keylane.broker import group_commit
 from keylane.broker.control import BrokerControl
-from keylane.protocol.errors import BrokerReadOnlyError, KeylaneError
+from keylane.protocol.errors import BrokerReadOnlyError, KeylaneError, OverloadedError
 from keylane.protocol.routing import PartitionState
 from sim.clock import ManualClock
 from sim.disk import SimDisk
@@ -83,12 +84,23 @@ async def test_a_full_disk_says_so_until_there_is_room(office):
     assert await office.seal() is PartitionState.SEALED
 
 
-async def test_a_broker_that_is_busy_for_a_moment_can_seal(office):
+async def test_a_seal_has_room_where_messages_have_none(office):
+    """However much producers have waiting for the disk, a partition is sealed behind it."""
+    office.store.commit._queued_bytes_max = 1
+    sending = office.store.append(1, memoryview(batch()))[0]
+    with pytest.raises(OverloadedError):
+        office.store.append(1, memoryview(batch(sequence=2)))
+    assert await office.seal() is PartitionState.SEALED
+    assert sending.done()
+
+
+async def test_a_broker_that_is_busy_for_a_moment_can_seal(office, monkeypatch):
     """More waits for the disk than it takes at once: that passes by itself, and is no reason to wait with a plan."""
+    monkeypatch.setattr(group_commit, "OWN_QUEUED_BYTES_MAX", 0)
     office.store.commit._queued_bytes_max = 1
     sending = office.store.append(1, memoryview(batch()))[0]
     assert await office.unsealable() == ""
-    with pytest.raises(KeylaneError):
+    with pytest.raises(OverloadedError):
         await office.seal()
     await sending
     assert await office.seal() is PartitionState.SEALED
