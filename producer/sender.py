@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..protocol.clock import Clock
 from ..protocol.errors import KeylaneError, NoPartitionError, Retry
@@ -110,6 +110,7 @@ class SubjectSender:
         while True:
             try:
                 if self._apply(await self._ask()):
+                    await self._seek_brokers()
                     attempt = 0
                     continue
             except KeylaneError as error:
@@ -166,7 +167,7 @@ class SubjectSender:
         for partition in route.open_partitions():
             if partition.address is not None and partition.partition_id not in self._executors:
                 self._executors[partition.partition_id] = self._new_executor(partition, route)
-        self._follow_brokers(route)
+        self._follow_brokers(route.partitions)
         listed = {one.partition_id for one in route.partitions}
         for partition_id, executor in list(self._executors.items()):
             executor.gone = partition_id not in listed
@@ -189,9 +190,19 @@ class SubjectSender:
                 self.subject, route.version, known,
             )  # fmt: skip
 
-    def _follow_brokers(self, route: Route) -> None:
+    async def _seek_brokers(self) -> None:
+        """
+        Find the brokers that do not answer and have no partition in the route any more, wherever they are now.
+
+        Only they know whether a batch that was sent there is stored.
+        """
+        if any(one.gone and not one.available for one in self._executors.values()):
+            history = await self._meta.history(self.subject)
+            self._follow_brokers(one.partition for one in history.partitions)
+
+    def _follow_brokers(self, partitions: Iterable[Partition]) -> None:
         """Executors go where their broker groups are now; also those of partitions that are open no more."""
-        addresses = {one.broker_group: one.address for one in route.partitions if one.address}
+        addresses = {one.broker_group: one.address for one in partitions if one.address}
         for executor in self._executors.values():
             address = addresses.get(executor.partition.broker_group)
             if address is not None and address != executor.partition.address:

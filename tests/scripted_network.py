@@ -18,6 +18,7 @@ from keylane.protocol.errors import (
     StaleRouteError,
 )
 from keylane.protocol.frames import Appended
+from keylane.protocol.operations import PartitionHistory, SubjectHistory
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 
 
@@ -49,6 +50,8 @@ class ScriptedNetwork:
         self.sealed: set[int] = set()
         self.unknown: set[int] = set()
         """Partitions that their brokers say they do not have."""
+        self.lost: set[int] = set()
+        """Partitions whose batches are lost on the way, nobody knows where."""
         self.mute: set[int] = set()
         """Partitions whose batches are stored, and whose answers are lost."""
         self.producers: dict[tuple[int, int], ProducerState] = {}
@@ -63,11 +66,13 @@ class ScriptedNetwork:
         """Batches that came to a sealed partition, or to an unknown one."""
         self.route_asks = 0
         self.route = self.route_to(1, version=1)
+        self.past: list[Partition] = []
+        """Partitions that the route has no more."""
 
-    def route_to(self, partition_id: int, *, version: int) -> Route:
-        """A STRICT route to one partition of the only broker group."""
+    def route_to(self, partition_id: int, *, version: int, group: str = "g") -> Route:
+        """A STRICT route to one partition of one broker group."""
         whole = {partition_id: (0, 1024)}
-        return route_over(whole, version=version, strategy=OrderStrategy.STRICT, group="g")
+        return route_over(whole, version=version, strategy=OrderStrategy.STRICT, group=group)
 
     async def open_channel(self, address: str, *, timeout_ms: int):
         if address in self.unreachable:
@@ -77,9 +82,12 @@ class ScriptedNetwork:
     async def control(self, method, address, path, answer, *, body=None, query=None, timeout_ms):
         if answer is Health:
             return Health(program="metaserver", ready=True)
-        self.route_asks += 1
+        self.route_asks += answer is Route
         if address in self.unreachable:
             raise NotSentError
+        if answer is SubjectHistory:
+            found = [PartitionHistory(partition=one) for one in self.past]
+            return SubjectHistory(subject="s", route_version=1, partitions=found)
         known = int(query["known_version"])
         for _ in range(int(query["wait_ms"]) // 5):
             if self.route.version != known:
@@ -110,6 +118,8 @@ class ScriptedChannel:
             self.network.busy = True
             await asyncio.sleep(0.001)
             self.network.busy = False
+        if request.partition_id in self.network.lost:
+            raise OutcomeUnknownError
         if request.partition_id in self.network.unknown:
             self.network.asked += 1
             raise PartitionUnknownError(partition_id=request.partition_id)

@@ -148,21 +148,24 @@ class ProducerHost(Host):
         if sender is self._watched:
             return
         self._watched = sender
-        follow = sender._follow_brokers
+        refill = sender._refill
 
-        def followed(route: Route) -> None:
-            if route is not self._route:
+        def note() -> None:
+            route = sender._route
+            if route is not None and route is not self._route:
                 self._route = route
                 found = route.open_partitions()
                 ids = sorted(one.partition_id for one in found)
                 self._record(Routed(name, route.version, tuple(ids)))
                 if self._strict:
                     self._check_sealed(found)
-            follow(route)
 
-        sender._follow_brokers = followed  # type: ignore[method-assign]
-        if sender._route is not None:
-            followed(sender._route)
+        def refilled() -> None:
+            note()
+            refill()
+
+        sender._refill = refilled  # type: ignore[method-assign]
+        note()
 
     def _check_sealed(self, found: tuple[Partition, ...]) -> None:
         """What a partition continues takes no more messages before anybody hears of it, unless that was given up."""

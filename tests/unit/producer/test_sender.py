@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 
+import msgspec
 import pytest
 
 from cluster import eventually
@@ -216,6 +217,28 @@ async def test_what_may_be_stored_in_a_partition_that_is_gone_is_told_as_unknown
         await asyncio.wait_for(newer, 30)
 
     assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
+
+
+async def test_a_broker_that_moved_is_found_though_the_route_has_nothing_of_it():
+    """It alone knows whether what it was sent is stored: what is not goes on, and what is newer behind it."""
+    network = ScriptedNetwork()
+    settings = ProducerSettings(backoff=QUICK.backoff, call_timeout_ms=50)
+    async with Producer("meta", network=network, settings=settings) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.lost.add(1)
+        older = producer.send("s", b"1", key=b"k")
+        await eventually(lambda: producer.stats.retries > 0)
+        network.lost.clear()
+        network.unreachable.add("broker-1")
+        newer = producer.send("s", b"2", key=b"k")
+        (left,) = network.route.partitions
+        network.past.append(msgspec.structs.replace(left, address="elsewhere"))
+        network.sealed.add(1)
+        network.route = network.route_to(2, version=2, group="another")
+        receipts = [await asyncio.wait_for(one, 30) for one in (older, newer)]
+
+    assert [one.partition_id for one in receipts] == [2, 2]
+    assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
 
 
 async def test_a_message_sent_before_the_route_is_known_keeps_its_place():
