@@ -1,7 +1,7 @@
 """What a new boot of the machine means for the times in an SQLite database.  SQL, synchronous.
 
 SQLite's time here is the machine's boot-time clock.  After another boot it says nothing about the times
-stored before; so whoever was alive then gets a whole ttl from now.  Nobody's lease can end early by that.
+stored before; so whoever was alive then gets a whole ttl from now, and what was held against somebody is forgotten.  Nobody's lease can end early by that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from .dialect import insert_or_replace, now_ms
-from .schema import brokers, facts, operations, sessions
+from .schema import brokers, facts, operations, refused_brokers, sessions
 from .store_duties import forget_duties
 
 BOOT = "boot"
@@ -34,6 +34,7 @@ def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool
         sa.update(brokers).values(seen_at=now_ms(), expires_at=now_ms() + broker_ttl_ms)
     )
     connection.execute(sa.update(operations).values(driven_until=now_ms()))
+    connection.execute(sa.delete(refused_brokers))  # one that is there still reports itself again
     forget_duties(connection)
     insert_or_replace(connection, facts, {"name": BOOT, "value": boot})
     return True

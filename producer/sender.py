@@ -16,6 +16,7 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from ..protocol.clock import Clock
 from ..protocol.errors import KeylaneError, NoPartitionError, Retry
@@ -124,16 +125,16 @@ class SubjectSender:
     async def _ask(self) -> Route:
         """A newer route when there is one; the same after a while, a short one when something is amiss."""
         known = -1 if self._route is None else self._route.version
+        ask = partial(
+            self._meta.route, self.subject, known_version=known, order_strategy=self._asked
+        )
         amiss = self._refresh.is_set() or self._amiss()
         self._refresh.clear()
-        call = asyncio.create_task(
-            self._meta.route(
-                self.subject,
-                known_version=known,
-                wait_ms=AMISS_WAIT_MS if amiss else PULL_WAIT_MS_MAX,
-                order_strategy=self._asked,
-            )
-        )
+        if (
+            amiss
+        ):  # soon answered: whatever more goes amiss meanwhile, perhaps often, waits for that
+            return await ask(wait_ms=AMISS_WAIT_MS)
+        call = asyncio.create_task(ask(wait_ms=PULL_WAIT_MS_MAX))
         refresh = asyncio.create_task(self._refresh.wait())
         try:
             await asyncio.wait((call, refresh), return_when=asyncio.FIRST_COMPLETED)

@@ -15,10 +15,16 @@ from keylane.metaserver import dialect
 from keylane.metaserver.database import SqlDatabase, open_database
 from keylane.metaserver.dialect import now_ms
 from keylane.metaserver.schema import brokers, groups, sessions, subjects
-from keylane.metaserver.store_brokers import broker_views, report_broker, writable_groups
+from keylane.metaserver.store_brokers import (
+    broker_views,
+    note_refused,
+    report_broker,
+    writable_groups,
+)
 from keylane.metaserver.store_groups import due_groups
 from keylane.metaserver.store_sessions import join_group, live_session, renew_sessions
 from keylane.metaserver.store_subjects import open_subject, plan_subject
+from keylane.metaserver.store_verify import read_sql_view
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.errors import (
@@ -74,6 +80,17 @@ async def test_another_boot_gives_everybody_a_whole_ttl(tmp_path: Path, uptime_m
             await database.read(live_session, A)
         clock.now_ms += 5_000
         assert not await database.read(writable_groups)
+
+
+async def test_another_boot_forgets_who_was_refused(tmp_path: Path) -> None:
+    """A second broker refused before the machine started again is no fault of the cluster after it."""
+    second = BrokerHeartbeat(broker_group="b", broker_id="y", address="b:2")
+    async with opened(tmp_path, BootClock(7_000_000)) as database:
+        await populate(database)
+        await database.write(note_refused, second, ttl_ms=10_000)
+        assert (await database.read(read_sql_view)).refused
+    async with opened(tmp_path, BootClock(10), "second") as database:
+        assert not (await database.read(read_sql_view)).refused
 
 
 async def test_restart_in_one_boot_changes_no_time(tmp_path: Path) -> None:

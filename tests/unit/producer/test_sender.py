@@ -219,6 +219,21 @@ async def test_what_may_be_stored_in_a_partition_that_is_gone_is_told_as_unknown
     assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
 
 
+async def test_the_metaserver_is_not_asked_at_each_refusal():
+    """However often partitions refuse and take messages again, one who asks for the route waits for the answer."""
+    network = ScriptedNetwork()
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        await producer.send("s", b"0", key=b"k")
+        (executor,) = producer._senders["s"].executors
+        for _ in range(100):
+            executor._set_available(False)
+            await asyncio.sleep(0.001)
+            executor._set_available(True)
+            await asyncio.sleep(0.001)
+
+    assert network.route_asks < 10
+
+
 async def test_a_broker_that_moved_is_found_though_the_route_has_nothing_of_it():
     """It alone knows whether what it was sent is stored: what is not goes on, and what is newer behind it."""
     network = ScriptedNetwork()
