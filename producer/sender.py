@@ -130,9 +130,8 @@ class SubjectSender:
         )
         amiss = self._refresh.is_set() or self._amiss()
         self._refresh.clear()
-        if (
-            amiss
-        ):  # soon answered: whatever more goes amiss meanwhile, perhaps often, waits for that
+        if amiss:
+            # Soon answered: whatever else goes amiss meanwhile, perhaps often, waits for that.
             return await ask(wait_ms=AMISS_WAIT_MS)
         call = asyncio.create_task(ask(wait_ms=PULL_WAIT_MS_MAX))
         refresh = asyncio.create_task(self._refresh.wait())
