@@ -229,6 +229,7 @@ class Store:
             known.check_same_facts(facts)
             return known, self.commit.flushed()
         self.state.check_no_orphan(partition_id)
+        # Not as the broker's own: one that takes no messages now is no place for a new partition.
         self.commit.check_room(OWN_RECORD_BYTES)
         partition = self.state.host(facts)
         entry = Entry(

@@ -1,7 +1,8 @@
 """What a new boot of the machine means for the times in an SQLite database.  SQL, synchronous.
 
 SQLite's time here is the machine's boot-time clock.  After another boot it says nothing about the times
-stored before; so whoever was alive then gets a whole ttl from now, and what was held against somebody is forgotten.  Nobody's lease can end early by that.
+stored before; so whoever was alive then gets a whole ttl from now.  Nobody's lease can end early by that.
+Who was refused lately is forgotten.
 """
 
 from __future__ import annotations

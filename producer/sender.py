@@ -124,22 +124,23 @@ class SubjectSender:
 
     async def _ask(self) -> Route:
         """A newer route when there is one; the same after a while, a short one when something is amiss."""
-        known = -1 if self._route is None else self._route.version
+        known = self._route
         ask = partial(
-            self._meta.route, self.subject, known_version=known, order_strategy=self._asked
+            self._meta.route,
+            self.subject,
+            known_version=-1 if known is None else known.version,
+            order_strategy=self._asked,
         )
         amiss = self._refresh.is_set() or self._amiss()
         self._refresh.clear()
-        if amiss:
+        if known is None or amiss:
             # Soon answered: whatever else goes amiss meanwhile, perhaps often, waits for that.
             return await ask(wait_ms=AMISS_WAIT_MS)
         call = asyncio.create_task(ask(wait_ms=PULL_WAIT_MS_MAX))
         refresh = asyncio.create_task(self._refresh.wait())
         try:
             await asyncio.wait((call, refresh), return_when=asyncio.FIRST_COMPLETED)
-            if not call.done() and self._route is not None:
-                return self._route
-            return await call
+            return await call if call.done() else known
         finally:
             call.cancel()
             refresh.cancel()
