@@ -113,6 +113,9 @@ class Membership:
                     if error.retry is Retry.NEVER and not self.session:
                         raise
                     attempt += 1
+                    self._version = (
+                        -1
+                    )  # the next is answered at once: what is left of the lease may be short
                     log.info("heartbeat: %s", error.message)
                     wait_ms = self._settings.backoff.wait_ms(attempt, self._dice)
                     await asyncio.sleep(min(wait_ms, self._heartbeat_ms) / 1000)
@@ -135,7 +138,7 @@ class Membership:
                     wait_ms=self._heartbeat_ms,
                     suspended=self._suspended,
                 ),
-                timeout_ms=self._heartbeat_ms,
+                timeout_ms=self._heartbeat_ms // 2,
             )
         )
         nudge = asyncio.create_task(self._nudge.wait())

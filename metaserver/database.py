@@ -11,7 +11,6 @@ Losing a renewal with the machine is harmless: after a new boot every session ge
 from __future__ import annotations
 
 import asyncio
-import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
@@ -20,27 +19,24 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy.engine import URL, Connection, make_url
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ..protocol.clock import Clock
-from ..protocol.errors import ConfigError, DataFolderError, DiskFullError, StorageError
+from ..protocol.errors import ConfigError, DataFolderError
 from .dialect import BUSY_MS, prepare_sqlite
 from .group_write import GroupWriter
 from .migrate import migrate
+from .postgres_database import PostgresDatabase
 from .sqlite_driver import open_connection
 from .store_time import adopt_boot
+from .transactions import UnderWay
 
-log = logging.getLogger("keylane.metaserver")
 P = ParamSpec("P")
 T = TypeVar("T")
 FILE = "meta.db"
 READERS = 2
-CONNECTIONS = 8
-TRIES = 3
-CLOSE_S = 2.0
 LOCKED_PAUSE_MS = 50
-_RETRY_STATES = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks to try again
 
 
 class Database(Protocol):
@@ -63,74 +59,6 @@ class Database(Protocol):
     ) -> T:
         """Run `work`, which only reads."""
         ...
-
-
-class UnderWay:
-    """
-    The works under way.  None is broken off because its caller gave up: its connection would be lost with it.
-
-    What the event loop still does for nobody is waited for at the end, so that every connection is closed.
-    """
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[object]] = set()
-        self._closed = False
-
-    async def run(
-        self,
-        engine: AsyncEngine,
-        work: Callable[Concatenate[Connection, P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
-        """What `work` answers in a transaction of its own.  Raises what it raises, and StorageError."""
-        if self._closed:
-            raise StorageError("the metaserver is ending; ask another, or again", operation="query")
-        task = asyncio.create_task(_run(engine, work, *args, **kwargs))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
-
-    async def close(self) -> None:
-        """Take no more; wait for what is under way, break off what takes too long."""
-        self._closed = True
-        if not self._tasks:
-            return
-        _, late = await asyncio.wait(self._tasks, timeout=CLOSE_S)
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.wait(late)
-
-
-class PostgresDatabase:
-    """PostgreSQL: every work has a connection of its own.  See `Database` for the contract."""
-
-    name = "postgresql"
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-        self._under_way = UnderWay()
-
-    async def write(
-        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """See `Database.write`."""
-        return await self._under_way.run(self._engine, work, *args, **kwargs)
-
-    renew = write
-    """Nothing is saved here: after a crash of the server its clock goes on, and a lost renewal would count."""
-
-    async def read(
-        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """See `Database.read`."""
-        return await self._under_way.run(self._engine, work, *args, **kwargs)
-
-    async def close(self) -> None:
-        """Close every connection, after what is under way."""
-        await self._under_way.close()
-        await self._engine.dispose()
 
 
 class SqliteDatabase:
@@ -183,46 +111,6 @@ class SqliteDatabase:
 SqlDatabase = SqliteDatabase | PostgresDatabase
 
 
-async def _run(
-    engine: AsyncEngine,
-    work: Callable[Concatenate[Connection, P], T],
-    *args: P.args,
-    **kwargs: P.kwargs,
-) -> T:
-    for left in reversed(range(TRIES)):
-        try:
-            async with engine.begin() as connection:
-                return await connection.run_sync(work, *args, **kwargs)
-        except DBAPIError as error:
-            if not left or getattr(error.orig, "sqlstate", None) not in _RETRY_STATES:
-                raise storage_error(error, engine) from error
-        except (SQLAlchemyError, OSError) as error:
-            raise storage_error(error, engine) from error
-    raise AssertionError("unreachable")
-
-
-def storage_error(error: Exception, engine: AsyncEngine) -> StorageError:
-    """What went wrong with the database, as an error of ours that says what to do."""
-    said = str(getattr(error, "orig", None) or error).splitlines()[0]
-    where = engine.url.render_as_string(hide_password=True)
-    if "unable to open" in said or "readonly" in said or "not a database" in said:
-        return DataFolderError(
-            f"cannot use the database {where}: {said}; give a folder this user may write, "
-            "or move the file away",
-            operation="open",
-        )
-    if "locked" in said:
-        return StorageError(
-            f"the database {where} is locked by another program; end that program, or wait",
-            operation="lock",
-        )
-    if "disk is full" in said or "No space left" in said:
-        return DiskFullError(f"the disk of {where} is full: {said}", operation="write")
-    if isinstance(error, OSError) or getattr(error, "connection_invalidated", False):
-        return StorageError(f"cannot reach the database {where}: {said}", operation="connect")
-    return StorageError(f"the database {where} answered: {said}", operation="query")
-
-
 @asynccontextmanager
 async def open_database(
     *, folder: Path, url: str | None, clock: Clock, boot: str, broker_ttl_ms: int
@@ -240,7 +128,7 @@ async def open_database(
     """
     try:
         where = _embedded(folder) if url is None else make_url(url)
-        database = _engines(where, clock)
+        database = _engines(where, clock, broker_ttl_ms=broker_ttl_ms)
     except (ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"cannot use database_url: {error}") from error
     try:
@@ -279,11 +167,9 @@ async def _keep_write_ahead(path: str) -> None:
         await asyncio.sleep(LOCKED_PAUSE_MS / 1000)
 
 
-def _engines(url: URL, clock: Clock) -> SqlDatabase:
+def _engines(url: URL, clock: Clock, *, broker_ttl_ms: int) -> SqlDatabase:
     if url.get_backend_name() == "postgresql":
-        return PostgresDatabase(
-            create_async_engine(url, pool_size=CONNECTIONS, max_overflow=0, pool_pre_ping=True)
-        )
+        return PostgresDatabase(url, clock, broker_ttl_ms=broker_ttl_ms)
     connect = partial(open_connection, url.database or "")
     engine = partial(create_async_engine, url, max_overflow=0, async_creator=connect)
     write = engine(pool_size=1)

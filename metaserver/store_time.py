@@ -1,8 +1,8 @@
-"""What a new boot of the machine means for the times in an SQLite database.  SQL, synchronous.
+"""What it means for the times in a database when its clock begins anew, or jumps.  SQL, synchronous.
 
-SQLite's time here is the machine's boot-time clock.  After another boot it says nothing about the times
-stored before; so whoever was alive then gets a whole ttl from now.  Nobody's lease can end early by that.
-Who was refused lately is forgotten.
+SQLite's time here is the machine's boot-time clock: after another boot it says nothing about the times stored
+before.  PostgreSQL's is a calendar, which people and time servers set (`time_watch.py`).  Either way whoever was
+alive gets a whole ttl from now, so nobody's lease can end early.  Who was refused lately is forgotten.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool
     found = sa.select(facts.c.value).where(facts.c.name == BOOT)
     if boot and connection.execute(found).scalar_one_or_none() == boot:
         return False
+    restart_times(connection, broker_ttl_ms=broker_ttl_ms)
+    insert_or_replace(connection, facts, {"name": BOOT, "value": boot})
+    return True
+
+
+def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:
+    """Let every time count from now."""
     connection.execute(sa.update(sessions).values(expires_at=now_ms() + sessions.c.ttl_ms))
     connection.execute(
         sa.update(brokers).values(seen_at=now_ms(), expires_at=now_ms() + broker_ttl_ms)
@@ -37,5 +44,3 @@ def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool
     connection.execute(sa.update(operations).values(driven_until=now_ms()))
     connection.execute(sa.delete(refused_brokers))  # one that is there still reports itself again
     forget_duties(connection)
-    insert_or_replace(connection, facts, {"name": BOOT, "value": boot})
-    return True

@@ -293,6 +293,7 @@ class Executor:
             tries_max=self._settings.tries_max,
             home_tries=self._settings.home_tries,
             doubtful=head.doubtful,  # what is behind it cannot be stored if it is not
+            leaving=self.leaving,
             gone=self.gone,
         )
         if step is Step.ELSEWHERE and not self._spare(self):

@@ -50,6 +50,7 @@ def decide_after_failure(
     tries_max: int,
     home_tries: int,
     doubtful: bool,
+    leaving: bool,
     gone: bool,
 ) -> Step:
     """
@@ -58,12 +59,14 @@ def decide_after_failure(
     STRICT never leaves its partition but through a route change, and never gives up what may pass later.
     BEST_TRIED goes elsewhere after `home_tries` and gives up after `tries_max`.
     A `doubtful` parcel, which may be stored, keeps its sequence until the right broker has answered, because only
-    that one knows it again; `gone`: there is none any more, as no route has this partition.
+    that one knows it again; `gone`: there is none any more, as no route has this partition.  What is not doubtful
+    need not wait for the broker of a partition that is `leaving`, sealed as the route says.
     """
     may_be_stored = doubtful and isinstance(error, _NOT_HERE)
     if may_be_stored and gone and strategy is OrderStrategy.STRICT:
         return Step.GIVE_UP
-    if isinstance(error, (StaleRouteError, *_NOT_HERE)) and not may_be_stored:
+    left = leaving and not doubtful and isinstance(error, _TRY_AGAIN)
+    if left or (isinstance(error, (StaleRouteError, *_NOT_HERE)) and not may_be_stored):
         if strategy is OrderStrategy.BEST_TRIED and tries >= tries_max:
             return Step.GIVE_UP
         return Step.NEW_ROUTE

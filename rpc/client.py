@@ -34,7 +34,7 @@ from ..protocol.control import (
     SwitchGroup,
     TimeBound,
 )
-from ..protocol.errors import NotSentError
+from ..protocol.errors import NotSentError, OutcomeUnknownError, StorageError
 from ..protocol.frames import Answer, Request
 from ..protocol.operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
 from ..protocol.progress import GroupReset, KnowGroups, ResetGroup, SetCursor
@@ -48,7 +48,12 @@ CALL_TIMEOUT_MS = 5_000
 
 
 class MetaClient:
-    """Calls to a metaserver; tries the next address when one cannot be reached at all."""
+    """
+    Calls to a metaserver, the one that answered last before the others.
+
+    One that cannot be reached, does not answer or has no database is asked last from then on.  The call itself goes on
+    to the next address unless it may have been done and may not be done twice: that is raised.
+    """
 
     def __init__(
         self, network: Network, addresses: Sequence[str], *, timeout_ms: int = CALL_TIMEOUT_MS
@@ -68,6 +73,7 @@ class MetaClient:
         query: dict[str, str] | None = None,
         wait_ms: int = 0,
         timeout_ms: int | None = None,
+        repeatable: bool = False,
     ) -> T:
         # A copy: calls at the same time each try every address, whoever moves the list on.
         addresses = list(self._addresses)
@@ -82,10 +88,11 @@ class MetaClient:
                     query=query,
                     timeout_ms=(timeout_ms or self._timeout_ms) + wait_ms,
                 )
-            except NotSentError:
+            except (NotSentError, OutcomeUnknownError, StorageError) as error:
                 if self._addresses[0] == address:
                     self._addresses.append(self._addresses.pop(0))
-                if address is addresses[-1]:
+                again = repeatable or method == "GET" or isinstance(error, NotSentError)
+                if address is addresses[-1] or not again:
                     raise
         raise AssertionError("unreachable")
 
@@ -95,7 +102,9 @@ class MetaClient:
 
     async def create_subject(self, body: CreateSubject) -> SubjectView:
         """Create a subject; again with the same settings changes nothing."""
-        return await self._call("POST", "/v1/subjects", SubjectView, body=body, timeout_ms=15_000)
+        return await self._call(
+            "POST", "/v1/subjects", SubjectView, body=body, timeout_ms=15_000, repeatable=True
+        )
 
     async def subjects(self) -> SubjectList:
         """All subjects."""
@@ -120,7 +129,7 @@ class MetaClient:
     async def cordon(self, broker_group: str, body: Cordon) -> BrokerView:
         """Keep a broker group from new partitions, or let it have some again."""
         path = f"/v1/brokers/{_segment(broker_group)}/cordon"
-        return await self._call("POST", path, BrokerView, body=body)
+        return await self._call("POST", path, BrokerView, body=body, repeatable=True)
 
     async def operations(self, subject: str) -> OperationList:
         """The operations of a subject, the newest first."""
@@ -154,7 +163,7 @@ class MetaClient:
 
     async def join(self, body: Join) -> Joined:
         """Begin a consumer session."""
-        return await self._call("POST", "/v1/consumers/join", Joined, body=body)
+        return await self._call("POST", "/v1/consumers/join", Joined, body=body, repeatable=True)
 
     async def heartbeat(self, body: Heartbeat, *, timeout_ms: int | None = None) -> Grants:
         """Renew a consumer session; returns at once when its grants changed."""
@@ -169,15 +178,15 @@ class MetaClient:
 
     async def release(self, body: ReleaseGrant) -> Done:
         """Report the end of a hand-over."""
-        return await self._call("POST", "/v1/consumers/release", Done, body=body)
+        return await self._call("POST", "/v1/consumers/release", Done, body=body, repeatable=True)
 
     async def suspend(self, body: Suspend) -> Done:
         """Hand over what a session holds and grant it nothing new, or let it take part again."""
-        return await self._call("POST", "/v1/consumers/suspend", Done, body=body)
+        return await self._call("POST", "/v1/consumers/suspend", Done, body=body, repeatable=True)
 
     async def leave(self, body: Leave) -> Done:
         """End a consumer session."""
-        return await self._call("POST", "/v1/consumers/leave", Done, body=body)
+        return await self._call("POST", "/v1/consumers/leave", Done, body=body, repeatable=True)
 
     async def group(self, subject: str, group: str) -> GroupView:
         """Owners of a consumer group."""

@@ -27,6 +27,14 @@ T = TypeVar("T")
 DATA_PATH = "/v1/data"
 HEARTBEAT_SECONDS = 15.0
 """WebSocket pings find a peer that vanished without a word."""
+CONNECT_SECONDS = 3.0
+"""A machine that is there has taken a connection by then, even if the first packet was lost."""
+_NO_CONNECTION = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ConnectionTimeoutError,
+    aiohttp.InvalidURL,
+    UnicodeError,
+)
 
 
 class HttpNetwork:
@@ -82,11 +90,13 @@ class HttpNetwork:
                 params=query,
                 headers={"content-type": "application/json"},
                 allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=timeout_ms / 1000),
+                timeout=aiohttp.ClientTimeout(
+                    total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS
+                ),
             ) as response:
                 data = await response.read()
                 status = response.status
-        except (aiohttp.ClientConnectorError, aiohttp.InvalidURL, UnicodeError) as error:
+        except _NO_CONNECTION as error:
             raise NotSentError(
                 f"cannot reach {address}: {reason(error)}", address=address
             ) from error

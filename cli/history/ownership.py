@@ -18,8 +18,8 @@ class Ownership:
         self._sessions: dict[tuple[int, int, int], str] = {}
         """(group, partition, token) → session."""
         self._let_go: set[tuple[str, int, int]] = set()
-        self._running: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
-        """By session, (partition, offset) of its handlers."""
+        self._running: defaultdict[str, dict[tuple[int, int], int]] = defaultdict(dict)
+        """By session, (partition, offset) of its handlers → the token they began under."""
         self._holding: dict[str, tuple[tuple[int, int], ...]] = {}
 
     def granted(
@@ -57,10 +57,10 @@ class Ownership:
         return self._granted.get((self._group_of.get(session, 0), partition_id), 0)
 
     def let_go(self, session: str, partition_id: int, token: int) -> None:
-        """See `events.LetGo`."""
+        """See `events.LetGo`; one of an older token, sent again, lets go of nothing newer."""
         self._let_go.add((session, partition_id, token))
-        for running_id, offset in sorted(self._running[session]):
-            if partition_id in {0, running_id}:
+        for (running_id, offset), under in sorted(self._running[session].items()):
+            if not partition_id or (partition_id == running_id and token >= under):
                 where = f"{running_id}/{offset}"
                 self._note(
                     "two grants", f"{session[:8]} lets go of {where} while it is handled ({token})"
@@ -81,10 +81,10 @@ class Ownership:
                 f"{partition_id}/{offset} begun under token {token} after {granted} was granted",
             )
         if ours:
-            self._running[session].add((partition_id, offset))
+            self._running[session][partition_id, offset] = token
 
     def dropped(self, session: str, partition_id: int, offset: int) -> None:
         """See `events.Dropped`."""
         running = self._running.get(session)
         if running is not None:
-            running.discard((partition_id, offset))
+            running.pop((partition_id, offset), None)

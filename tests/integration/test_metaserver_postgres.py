@@ -233,7 +233,7 @@ async def test_work_that_takes_too_long_at_the_end(
     url: str, tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A statement that does not end is broken off, and its connection closed: a metaserver can always end."""
-    monkeypatch.setattr("keylane.metaserver.database.CLOSE_S", 0.2)
+    monkeypatch.setattr("keylane.metaserver.transactions.CLOSE_S", 0.2)
     sleep = sa.select(sa.func.pg_sleep(60))
     async with opened(url, tmp_path) as database:
         caller = asyncio.create_task(database.write(lambda connection: connection.execute(sleep)))

@@ -14,8 +14,8 @@ HEAD = """# What was proven, and how
 
 This page is written by `make proof` out of `docs/proof.jsonl`; nobody edits it.
 Each row is one share that was really run; a version with `+` had changes that were not committed yet.
-A share of seeds that found something is run once more, mended, and takes the place of its row; the log of commits says
-what it was.  Runs of real processes all stay.
+Of seeds that were run on several versions the latest rows stay; what a share found, and how it was mended, is in the log
+of commits.  Runs of real processes all stay.
 `make proof SEEDS=2000 FIRST=4000 LIMIT=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
 
 One checker (`cli/history/`) judges the simulation, the runs of real processes and the demo.
@@ -39,8 +39,8 @@ PROCESSES = """
 ## Real processes
 
 A metaserver, two brokers, three consumers and a producer on loopback, 10,000 keys, a ttl of one second: consumers
-stopped inside a handler for 1 to 10 ttl, every program killed, every way between two of them cut in one direction or both,
-calendars an hour off, of all programs or of one, while the subject goes from 2 to 4, 8, 3 and back to 2 partitions.
+stopped inside a handler for 1 to 10 ttl, every program killed, the ways between consumers, brokers and the metaserver cut
+in one direction or both, calendars an hour off, of all programs or of one, while the subject goes from 2 to 4, 8, 3 and back to 2 partitions.
 Two control runs, with the broker's look at tokens and with the drain rule taken out, have to show harm.
 
 A handler begins with its first line, the worker's look at its lease comes just before.  A process that the test stops
@@ -86,7 +86,8 @@ def document(shares: str) -> str:
         if name == "simulation":
             total = sum(part["seeds"] for _, part in rows)
             bad = sum(part["violations"] for _, part in rows)
-            text += f"\n{total:,} seeds in all, {bad} violations.\n"
+            versions = ", ".join(sorted({one["version"] for one, _ in rows}))
+            text += f"\n{total:,} seeds in all, of {versions}: {bad} violations.\n"
         if name == "processes" and rows:
             faults = ", ".join(f"{kind} {n}" for kind, n in rows[-1][1]["faults"].items())
             text += f"\nFaults of the latest run: {faults}.\n"

@@ -48,7 +48,7 @@ SECONDS = struct.Struct("<q")
 
 class Stage:
     """
-    One metaserver, two brokers, consumers of one group, a producer; every way between two of them can be cut.
+    One metaserver, two brokers, consumers of one group, a producer; every way but the producer's can be cut.
 
     `bugs` puts a mutant into the programs of a kind: "metaserver", "broker".
     """

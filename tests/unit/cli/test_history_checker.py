@@ -219,6 +219,17 @@ def test_what_a_receipt_calls_reordered_is_waited_for_by_nobody():
     assert not _kinds(_child_first(strict=False, reordered=True))
 
 
+def test_a_release_that_is_sent_again_lets_go_of_nothing_newer():
+    """The session has the partition again under a newer token, and handles it; of that one it would be a fault."""
+    again = [granted(1), LetGo(A, 1, 1), granted(2, A, A, 9)]
+    running = [started(0, 2, ours=True), LetGo(A, 1, 1), ended(0, 2), Dropped(A, 1, 0)]
+    history = [sent(0), settled(0), *again, *running, stored(0)]
+    assert not _kinds(history)
+    assert _kinds([LetGo(A, 1, 2) if one == LetGo(A, 1, 1) else one for one in history]) == {
+        "two grants"
+    }
+
+
 def test_what_was_forsaken_is_waited_for_by_nobody():
     """What continues a forsaken partition goes on without it, where that was declared: under best_tried alone."""
     declared = [Ranged(1, 0, 1024), Forsaken(1)]

@@ -31,7 +31,7 @@ PASSING = [
 ]
 
 
-def decide(error, strategy, tries, *, doubtful=False, gone=False):
+def decide(error, strategy, tries, *, doubtful=False, leaving=False, gone=False):
     return decide_after_failure(
         error(),
         strategy,
@@ -39,6 +39,7 @@ def decide(error, strategy, tries, *, doubtful=False, gone=False):
         tries_max=10,
         home_tries=3,
         doubtful=doubtful,
+        leaving=leaving,
         gone=gone,
     )
 
@@ -62,6 +63,15 @@ def test_best_tried_goes_elsewhere_then_gives_up(error):
 def test_a_sealed_partition_asks_for_a_new_route(error, strategy):
     """Only a route change moves messages of either strategy without a word."""
     assert decide(error, strategy, 1) is Step.NEW_ROUTE
+
+
+@pytest.mark.parametrize("error", PASSING)
+def test_what_cannot_be_stored_leaves_a_sealed_partition_whatever_its_broker_says(error):
+    """Only what may be stored waits for the broker of a partition that the route has left."""
+    for strategy in (STRICT, BEST_TRIED):
+        assert decide(error, strategy, 1, leaving=True) is Step.NEW_ROUTE
+        assert decide(error, strategy, 1, leaving=True, doubtful=True) is Step.AGAIN
+    assert decide(error, BEST_TRIED, 10, leaving=True) is Step.GIVE_UP
 
 
 @pytest.mark.parametrize("error", [PartitionUnknownError, WrongBrokerError])

@@ -82,18 +82,36 @@ async def test_a_left_partition_is_asked_where_its_broker_is_now():
     network = ScriptedNetwork()
     async with Producer("meta", network=network, settings=QUICK) as producer:
         await producer.send("s", b"0", key=b"k")
+        network.lost.add(1)
+        producer.send("s", b"1", key=b"k")
+        await eventually(lambda: producer.stats.retries > 0)
+        network.lost.clear()
         network.unreachable.add("broker-1")
         network.sealed.add(1)
-        producer.send("s", b"1", key=b"k")
-        sender = producer._senders["s"]
-        (executor,) = sender.executors
-        await eventually(lambda: not executor.available)
         network.route = network.route_to(2, version=2)
         receipt = await asyncio.wait_for(producer.send("s", b"2", key=b"k"), 30)
 
     assert network.asked > 0
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
     assert (receipt.partition_id, receipt.offset) == (2, 1)
+
+
+async def test_what_was_never_sent_does_not_wait_for_a_broker_that_is_gone():
+    """A sealed partition's broker was taken away: what it was not sent goes by the newer route, the older first."""
+    network = ScriptedNetwork()
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        await producer.send("s", b"0", key=b"k")
+        (executor,) = producer._senders["s"].executors
+        network.unreachable.add("broker-1")
+        older = producer.send("s", b"1", key=b"k")
+        await eventually(lambda: not executor.available)
+        network.route = network.route_to(2, version=2, group="another")
+        newer = producer.send("s", b"2", key=b"k")
+        receipts = [await asyncio.wait_for(one, 30) for one in (older, newer)]
+        await eventually(lambda: executor.closed)
+
+    assert [one.partition_id for one in receipts] == [2, 2]
+    assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
 
 
 async def test_pauses_do_not_grow_while_batches_are_stored():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from io import BytesIO
 
 import aiohttp
@@ -30,6 +31,7 @@ from keylane.protocol.errors import (
     NotSentError,
     OutcomeUnknownError,
     SessionUnknownError,
+    StorageError,
     SubjectExistsError,
     SubjectUnknownError,
 )
@@ -69,6 +71,7 @@ class Meta:
             ControlRoute("GET", "/v1/subjects/{subject}/route", None, self.answer),
             ControlRoute("POST", "/v1/subjects", CreateSubject, self.answer),
             ControlRoute("POST", "/v1/consumers/leave", Leave, self.answer),
+            ControlRoute("POST", "/v1/consumers/heartbeat", Heartbeat, self.answer),
         ]
 
 
@@ -286,16 +289,63 @@ async def test_all_addresses_dead_is_not_sent(network):
     assert sorted(client._addresses) == ["127.0.0.1:1", "127.0.0.1:2"]
 
 
-async def test_an_unknown_outcome_is_not_tried_elsewhere(network, serve, server, meta):
-    """A call that may have been done is not repeated at another metaserver: the caller decides."""
+@pytest.fixture
+async def pair(serve, server) -> tuple[list[str], Meta]:
+    """Addresses of the metaserver and of another, and that other."""
     other = Meta("other")
     second = await serve(*other.routes())
+    return [server.address, second.address], other
+
+
+async def test_an_unknown_outcome_is_not_tried_elsewhere(network, pair, meta):
+    """What may have been done is not done twice: the caller decides, and finds a metaserver that answers."""
+    addresses, other = pair
     meta.wait = asyncio.Event()
-    client = MetaClient(network, [server.address, second.address], timeout_ms=60)
+    client = MetaClient(network, addresses, timeout_ms=60)
     with pytest.raises(OutcomeUnknownError):
-        await client.leave(Leave(session="s"))
+        await client.heartbeat(Heartbeat(session="s"))
     assert not other.asked
+    assert client._addresses[0] == addresses[1]
     meta.wait.set()
+
+
+async def test_what_may_be_done_twice_goes_on_where_one_hangs(network, pair, meta):
+    """A metaserver that takes calls and answers none is asked last."""
+    addresses, other = pair
+    meta.wait = asyncio.Event()
+    client = MetaClient(network, addresses, timeout_ms=60)
+    assert (await client.health()).program == "other"
+    assert await client.leave(Leave(session="s")) == Done()
+    assert len(other.asked) == 2
+    assert len(meta.asked) == 1
+    meta.wait.set()
+
+
+async def test_a_metaserver_without_its_database_is_asked_last(network, pair, meta):
+    """What it cannot say, another can."""
+    addresses, other = pair
+    meta.error = StorageError("cannot reach the database", operation="connect")
+    client = MetaClient(network, addresses)
+    assert (await client.health()).program == "other"
+    assert client._addresses[0] == addresses[1]
+    other.error = meta.error
+    with pytest.raises(StorageError):
+        await client.health()
+
+
+async def test_a_machine_that_takes_no_connection_was_sent_nothing(network, monkeypatch):
+    """A call to a machine that is switched off never left: a full queue of connections answers as little."""
+    monkeypatch.setattr("keylane.rpc.http_network.CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
+        address = deaf.getsockname()
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(address)
+        with pytest.raises(NotSentError, match="timed out"):
+            await MetaClient(network, [f"127.0.0.1:{address[1]}"]).leave(Leave(session="s"))
+        for one in waiting:
+            one.close()
 
 
 async def test_a_broker_answers_control_calls_on_the_same_port(network, server):

@@ -1,0 +1,100 @@
+"""PostgreSQL, where several metaservers share a database; its clock is watched.  I/O: SQL."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Concatenate, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Connection
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from ..protocol.clock import Clock
+from .dialect import now_ms
+from .store_time import restart_times
+from .time_watch import Reading, TimeWatch
+from .transactions import UnderWay
+
+log = logging.getLogger("keylane.metaserver")
+P = ParamSpec("P")
+T = TypeVar("T")
+CONNECTIONS = 8
+IDLE_MS = 5_000
+"""So long a metaserver may hold rows and say nothing, before PostgreSQL takes them from it for the others."""
+_SETTINGS = {"idle_in_transaction_session_timeout": str(IDLE_MS)}
+_now = sa.select(now_ms())
+
+
+class _JumpedError(Exception):
+    """The database's clock is not to be trusted; nothing of the work was done."""
+
+    def __init__(self, by_ms: int) -> None:
+        super().__init__(by_ms)
+        self.by_ms = by_ms
+
+
+class PostgresDatabase:
+    """
+    PostgreSQL: every work has a connection of its own.  See `Database` for the contract.
+
+    Its clock may be set by anybody: nothing is written by a clock that has jumped, until the times stored fit it again.
+    """
+
+    name = "postgresql"
+
+    def __init__(self, url: URL, clock: Clock, *, broker_ttl_ms: int) -> None:
+        self._engine = create_async_engine(
+            url,
+            pool_size=CONNECTIONS,
+            max_overflow=0,
+            pool_pre_ping=True,
+            connect_args={"server_settings": _SETTINGS},
+        )
+        self._under_way = UnderWay()
+        self._boot_ms = clock.boot_ms
+        self._watch = TimeWatch()
+        self._broker_ttl_ms = broker_ttl_ms
+
+    async def write(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.write`."""
+        try:
+            return await self._under_way.run(self._engine, self._in_time(work), *args, **kwargs)
+        except _JumpedError as jumped:
+            log.warning(
+                "the database's clock jumped by %+d ms: every lease counts from now", jumped.by_ms
+            )
+        restart = partial(restart_times, broker_ttl_ms=self._broker_ttl_ms)
+        await self._under_way.run(self._engine, restart)
+        self._watch.restart()
+        return await self._under_way.run(self._engine, work, *args, **kwargs)
+
+    def _in_time(
+        self, work: Callable[Concatenate[Connection, P], T]
+    ) -> Callable[Concatenate[Connection, P], T]:
+        def in_time(connection: Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            asked_ms = self._boot_ms()
+            told_ms = connection.execute(_now).scalar_one()
+            by_ms = self._watch.jump_ms(Reading(asked_ms, told_ms, self._boot_ms()))
+            if by_ms:
+                raise _JumpedError(by_ms)
+            return work(connection, *args, **kwargs)
+
+        return in_time
+
+    renew = write
+    """Nothing is saved here: after a crash of the server its clock goes on, and a lost renewal would count."""
+
+    async def read(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.read`."""
+        return await self._under_way.run(self._engine, work, *args, **kwargs)
+
+    async def close(self) -> None:
+        """Close every connection, after what is under way."""
+        await self._under_way.close()
+        await self._engine.dispose()

@@ -1,0 +1,108 @@
+"""The calendar of a PostgreSQL server is set forward or back under live metaservers: leases last as they were promised."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from hosting_broker import hosting_broker
+from keylane.metaserver.running import running_metaserver
+from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+from postgres import Postgres
+
+A, B = "a" * 16, "b" * 16
+TTL_MS = 2_000
+
+
+class Calendar:
+    """A database whose clock can be set: its `clock_timestamp` is found before PostgreSQL's own."""
+
+    def __init__(self, postgres: Postgres) -> None:
+        self.url = postgres.url()
+        self._postgres = postgres
+        self._name = sa.make_url(self.url).database
+        self._run("CREATE SCHEMA moved")
+        self._run("CREATE TABLE moved.shift AS SELECT interval '0' AS shift")
+        self._run(
+            "CREATE FUNCTION moved.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE "
+            "AS 'SELECT pg_catalog.clock_timestamp() + shift FROM moved.shift'"
+        )
+        self._run(f"ALTER DATABASE {self._name} SET search_path = public, moved, pg_catalog")
+
+    def set_by(self, hours: int) -> None:
+        """Set the clock forward or back."""
+        self._run(f"UPDATE moved.shift SET shift = interval '{hours} hours'")
+
+    def _run(self, statement: str) -> None:
+        self._postgres.execute(statement, database=self._name)
+
+
+@pytest.fixture
+def calendar(postgres: Postgres) -> Calendar:
+    return Calendar(postgres)
+
+
+@pytest.fixture
+async def pair(tmp_path: Path, calendar: Calendar) -> AsyncIterator[list[MetaClient]]:
+    """Two metaservers of a subject with two partitions."""
+    network = HttpNetwork()
+    settings = MetaserverSettings(data=tmp_path, port=0, poll_ms=100, database_url=calendar.url)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(network.close)
+        running = [await stack.enter_async_context(running_metaserver(settings)) for _ in range(2)]
+        metas = [MetaClient(network, [each.address]) for each in running]
+        await stack.enter_async_context(hosting_broker(metas[0], "left"))
+        await metas[0].create_subject(CreateSubject(subject="s", partitions=2))
+        yield metas
+
+
+def held(grants: Grants) -> dict[int, int]:
+    return {one.partition.partition_id: one.token for one in grants.grants}
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_a_jump_ends_nobodys_lease(
+    pair: list[MetaClient], calendar: Calendar, hours: int
+) -> None:
+    """Whoever keeps its session keeps its partitions and tokens; another gets none of them meanwhile."""
+    one, two = pair
+    await one.join(Join(subject="s", group="g", session=A, ttl_ms=TTL_MS))
+    before = held(await one.heartbeat(Heartbeat(session=A)))
+    assert len(before) == 2
+    calendar.set_by(hours)
+    await two.join(Join(subject="s", group="g", session=B, ttl_ms=TTL_MS, suspended=True))
+    until = time.monotonic() + 1.5 * TTL_MS / 1000
+    while time.monotonic() < until:
+        assert held(await one.heartbeat(Heartbeat(session=A))) == before
+        assert not held(await two.heartbeat(Heartbeat(session=B)))
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_after_a_jump_the_silent_are_replaced_in_time(
+    pair: list[MetaClient], calendar: Calendar, hours: int
+) -> None:
+    """A consumer that crashed keeps its partitions for a ttl from the jump at most, not for an hour, and not for less."""
+    one, two = pair
+    await one.join(Join(subject="s", group="g", session=A, ttl_ms=TTL_MS))
+    heard = time.monotonic()
+    before = held(await one.heartbeat(Heartbeat(session=A)))
+    calendar.set_by(hours)
+    jumped = time.monotonic()
+    await two.join(Join(subject="s", group="g", session=B, ttl_ms=TTL_MS))
+    known, taken = -1, {}
+    while len(taken) < 2:
+        assert time.monotonic() < jumped + TTL_MS / 1000 + 5, "nobody takes over"
+        grants = await two.heartbeat(Heartbeat(session=B, known_version=known, wait_ms=500))
+        known, taken = grants.version, held(grants)
+        assert not taken or time.monotonic() >= heard + TTL_MS / 1000
+    assert min(taken.values()) > max(before.values())
