@@ -64,6 +64,8 @@ class Membership:
         self._version = -1
         self._falls = 0
         """How often the version fell in this session."""
+        self._hurry = False
+        """The last heartbeat failed: the next is answered at once, as what is left of the lease may be short."""
         self._heartbeat_ms = settings.ttl_ms // 3
         self._nudge = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -113,9 +115,7 @@ class Membership:
                     if error.retry is Retry.NEVER and not self.session:
                         raise
                     attempt += 1
-                    self._version = (
-                        -1
-                    )  # the next is answered at once: what is left of the lease may be short
+                    self._hurry = True
                     log.info("heartbeat: %s", error.message)
                     wait_ms = self._settings.backoff.wait_ms(attempt, self._dice)
                     await asyncio.sleep(min(wait_ms, self._heartbeat_ms) / 1000)
@@ -132,7 +132,7 @@ class Membership:
             self._meta.heartbeat(
                 Heartbeat(
                     session=self.session,
-                    known_version=self._version,
+                    known_version=-1 if self._hurry else self._version,
                     drained=self._drained(),
                     holding=self._holding(self.session),
                     wait_ms=self._heartbeat_ms,
@@ -147,6 +147,7 @@ class Membership:
             if not call.done():
                 return
             grants = call.result()
+            self._hurry = False
         finally:
             call.cancel()
             nudge.cancel()
