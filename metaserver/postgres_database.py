@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,7 @@ from sqlalchemy.engine import URL, Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from ..protocol.clock import Clock
+from ..protocol.errors import KeylaneError
 from .dialect import now_ms
 from .store_time import restart_times
 from .time_watch import Reading, TimeWatch
@@ -39,7 +41,8 @@ class PostgresDatabase:
     """
     PostgreSQL: every work has a connection of its own.  See `Database` for the contract.
 
-    Its clock may be set by anybody: nothing is written by a clock that has jumped, until the times stored fit it again.
+    Its clock may be set by anybody.  Work that met a jump is undone, or its answer forgotten, and is done again once the
+    times stored fit the clock: a look before it, if it writes, and one after it, before the commit.
     """
 
     name = "postgresql"
@@ -55,35 +58,20 @@ class PostgresDatabase:
         self._under_way = UnderWay()
         self._boot_ms = clock.boot_ms
         self._watch = TimeWatch()
-        self._broker_ttl_ms = broker_ttl_ms
+        self._restart = partial(restart_times, broker_ttl_ms=broker_ttl_ms)
+        self._restarting = asyncio.Lock()
+        self._restarts = 0
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write`."""
-        try:
-            return await self._under_way.run(self._engine, self._in_time(work), *args, **kwargs)
-        except _JumpedError as jumped:
-            log.warning(
-                "the database's clock jumped by %+d ms: every lease counts from now", jumped.by_ms
-            )
-        restart = partial(restart_times, broker_ttl_ms=self._broker_ttl_ms)
-        await self._under_way.run(self._engine, restart)
-        self._watch.restart()
-        return await self._under_way.run(self._engine, work, *args, **kwargs)
 
-    def _in_time(
-        self, work: Callable[Concatenate[Connection, P], T]
-    ) -> Callable[Concatenate[Connection, P], T]:
-        def in_time(connection: Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            asked_ms = self._boot_ms()
-            told_ms = connection.execute(_now).scalar_one()
-            by_ms = self._watch.jump_ms(Reading(asked_ms, told_ms, self._boot_ms()))
-            if by_ms:
-                raise _JumpedError(by_ms)
-            return work(connection, *args, **kwargs)
+        def in_time(connection: Connection) -> T:
+            self._look(connection)
+            return self._then_look(connection, work, *args, **kwargs)
 
-        return in_time
+        return await self._run(in_time)
 
     renew = write
     """Nothing is saved here: after a crash of the server its clock goes on, and a lost renewal would count."""
@@ -92,7 +80,50 @@ class PostgresDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.read`."""
-        return await self._under_way.run(self._engine, work, *args, **kwargs)
+
+        def in_time(connection: Connection) -> T:  # its first statement may be `at_one_moment`
+            return self._then_look(connection, work, *args, **kwargs)
+
+        return await self._run(in_time)
+
+    async def _run(self, work: Callable[[Connection], T]) -> T:
+        while True:
+            before = self._restarts
+            try:
+                return await self._under_way.run(self._engine, work)
+            except _JumpedError as jumped:
+                await self._restart_once(before, jumped.by_ms)
+
+    async def _restart_once(self, before: int, by_ms: int) -> None:
+        """Many find the same jump; one acts on it."""
+        async with self._restarting:
+            if self._restarts == before:
+                log.warning("the database's clock jumped by %+d ms: leases count from now", by_ms)
+                await self._under_way.run(self._engine, self._restart)
+                self._watch.restart()
+                self._restarts += 1
+
+    def _then_look(
+        self,
+        connection: Connection,
+        work: Callable[Concatenate[Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        try:
+            done = work(connection, *args, **kwargs)
+        except KeylaneError:
+            self._look(connection)  # whom it refused may be there by the right time
+            raise
+        self._look(connection)
+        return done
+
+    def _look(self, connection: Connection) -> None:
+        asked_ms = self._boot_ms()
+        told_ms = connection.execute(_now).scalar_one()
+        by_ms = self._watch.jump_ms(Reading(asked_ms, told_ms, self._boot_ms()))
+        if by_ms:
+            raise _JumpedError(by_ms)
 
     async def close(self) -> None:
         """Close every connection, after what is under way."""

@@ -10,11 +10,16 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from hosting_broker import hosting_broker
+from keylane.metaserver.database import SqlDatabase, open_database
 from keylane.metaserver.running import running_metaserver
+from keylane.metaserver.schema import facts
 from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join
+from keylane.protocol.errors import SessionUnknownError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from postgres import Postgres
@@ -67,6 +72,47 @@ async def pair(tmp_path: Path, calendar: Calendar) -> AsyncIterator[list[MetaCli
 
 def held(grants: Grants) -> dict[int, int]:
     return {one.partition.partition_id: one.token for one in grants.grants}
+
+
+@pytest.fixture
+async def database(tmp_path: Path, calendar: Calendar) -> AsyncIterator[SqlDatabase]:
+    options = {"clock": SystemClock(), "boot": "", "broker_ttl_ms": 1_000}
+    async with open_database(folder=tmp_path, url=calendar.url, **options) as database:
+        yield database
+
+
+async def test_what_met_a_jump_is_done_again(database: SqlDatabase, calendar: Calendar) -> None:
+    """A jump in the middle of a work, or before its end with a refusal: nothing of it stays, and it is done once."""
+    tries: list[str] = []
+
+    def write(connection: Connection) -> None:
+        tries.append("write")
+        connection.execute(sa.insert(facts).values(name="written", value=str(len(tries))))
+        if len(tries) == 1:
+            calendar.set_by(1)
+
+    def read(connection: Connection) -> str:
+        tries.append("read")
+        if len(tries) == 3:
+            calendar.set_by(0)
+            raise SessionUnknownError
+        return connection.execute(sa.select(facts.c.value)).scalar_one()
+
+    await database.write(write)
+    assert await database.read(read) == "2"
+    assert tries == ["write", "write", "read", "read"]
+
+
+async def test_one_jump_restarts_the_times_once(
+    database: SqlDatabase, calendar: Calendar, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many transactions meet it at the same time."""
+    one = sa.select(sa.literal(1))
+    works = [database.write, database.read] * 10
+    await asyncio.gather(*(work(lambda connection: connection.execute(one)) for work in works))
+    calendar.set_by(1)
+    await asyncio.gather(*(work(lambda connection: connection.execute(one)) for work in works))
+    assert caplog.text.count("jumped by +3") == 1
 
 
 @pytest.mark.parametrize("hours", [1, -1])
