@@ -21,7 +21,7 @@ from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
-from keylane.rpc.client import MetaClient
+from keylane.rpc.client import CALL_TIMEOUT_MS, MetaClient
 from sim.clients import SUBJECT, ConsumerHost, ProducerHost
 from sim.database import Shelf
 from sim.disk import Crashed
@@ -39,7 +39,9 @@ DRAIN_S = 90.0
 """After everything is healed, so much virtual time is enough to settle and handle all there is."""
 LOOK_S = 0.25
 QUIET_S = 4.0
-"""After the healing every broker has reported itself within this, wherever it is now."""
+"""After the healing a broker has reported itself within this, wherever it is now."""
+HEARD_S = CALL_TIMEOUT_MS / 1000 + 2
+"""And within this one whose last report was lost just before, for which it waits as long as a call takes."""
 T = TypeVar("T")
 
 
@@ -256,12 +258,14 @@ class World:
         except KeylaneError as error:
             self.trace(f"not begun: {error!r}")
 
-    async def _verify(self) -> None:
-        """The cluster's own look at itself, once all is quiet."""
+    async def _verify(self) -> list[str]:
+        """What the cluster's own look at itself finds, once all is quiet."""
         seen = await self._operator_meta.verify()
-        for check in seen.checks:
-            for violation in check.violations:
-                self.loop.faults.append(f"{check.code} {check.name}: {violation}")
+        return [
+            f"{check.code} {check.name}: {violation}"
+            for check in seen.checks
+            for violation in check.violations
+        ]
 
     async def _operations_done(self) -> bool:
         try:
@@ -314,8 +318,10 @@ class World:
                 and self.operator.idle
                 and await self._in_operator(self._operations_done())
             ):
-                await self._in_operator(self._verify())
-                verified = True
+                found = await self._in_operator(self._verify())
+                verified = not found or self.loop.now > healed_at + HEARD_S
+                if verified:
+                    self.loop.faults += found
         drained_s = self.loop.now - healed_at
         await self._in_operator(self._tell_forsaken())
         for broker in self.brokers:
