@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -244,3 +245,33 @@ async def test_work_that_takes_too_long_at_the_end(
     name = sa.make_url(url).database
     left = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}'"
     assert postgres.execute(left)[0][0] == 0
+
+
+async def test_who_stops_in_a_transaction_loses_it(
+    url: str, tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that a metaserver holds and says nothing about are the others' before long; nothing of its work stays."""
+    kept = {"idle_in_transaction_session_timeout": "300"}
+    monkeypatch.setattr("keylane.metaserver.postgres_database._SETTINGS", kept)
+    name = sa.make_url(url).database
+    async with opened(url, tmp_path) as database:
+
+        def begin(connection: Connection) -> None:
+            connection.execute(sa.insert(facts).values(name="held", value="before"))
+
+        def stop(connection: Connection) -> None:
+            connection.execute(sa.update(facts).values(value="stopped"))
+            time.sleep(1.0)
+            postgres.execute(
+                "UPDATE facts SET value = 'other'", database=name
+            )  # it waits for nobody
+
+        await database.write(begin)
+        async with asyncio.timeout(20):
+            with pytest.raises(StorageError):
+                await database.write(stop)
+
+        def value(connection: Connection) -> str:
+            return str(connection.execute(sa.select(facts.c.value)).scalar_one())
+
+        assert await database.read(value) == "other"

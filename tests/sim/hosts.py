@@ -219,10 +219,16 @@ class BrokerHost(Host):
         self.stalled_until = 0.0
         """Nothing comes back from the disk before."""
         self.crash_after_commits: int | None = None
+        self._registration: Registration | None = None
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def heard(self) -> bool:
+        """Whether its metaservers know where it is: since it began one has answered, and the last call too."""
+        return self._registration is not None and not self._registration.problem
 
     def start(self) -> None:
         process = self.new_process()
@@ -245,7 +251,7 @@ class BrokerHost(Host):
                 writable=not store.commit.reason,
             )
 
-        registration = Registration(
+        registration = self._registration = Registration(
             MetaClient(network, self._meta), report, dice=self.dice, clock=machine
         )
         control = BrokerControl(
