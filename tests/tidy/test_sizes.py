@@ -4,7 +4,7 @@ import ast
 
 from tidy.tree import FILES
 
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 80
 
 
