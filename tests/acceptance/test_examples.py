@@ -79,8 +79,8 @@ async def test_run_until_stopped(cluster):
             text=True,
         )
         try:
-            for _ in range(15 if not handled else 40 - len(handled)):
-                handled.append(process.stdout.readline())
+            count = 40 - len(handled) if handled else 15
+            handled += [process.stdout.readline() for _ in range(count)]
             process.send_signal(signal.SIGTERM)
             rest, _ = process.communicate(timeout=TIMEOUT_S)
             *more, last = rest.splitlines(keepends=True)
