@@ -21,6 +21,8 @@ from ..rpc.client import MetaClient
 from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
+REPORTS_AT_ONCE_MAX = 32
+"""Each has a connection of its own to the metaserver; a consumer may hand over a thousand partitions at once."""
 
 
 class Membership:
@@ -68,6 +70,7 @@ class Membership:
         """The last heartbeat failed: the next is answered at once, as what is left of the lease may be short."""
         self._heartbeat_ms = settings.ttl_ms // 3
         self._nudge = asyncio.Event()
+        self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -174,11 +177,18 @@ class Membership:
     ) -> None:
         """Report a finished hand-over; if that fails, the next heartbeat says the same."""
         try:
-            await self._meta.release(
-                ReleaseGrant(session=session, partition_id=partition_id, token=token, fence=fence)
-            )
-        except KeylaneError as error:
-            log.info("report of partition %d: %s", partition_id, error.message)
+            async with asyncio.timeout(self._settings.call_timeout_ms / 1000):
+                await self._reports.acquire()
+            try:
+                await self._meta.release(
+                    ReleaseGrant(
+                        session=session, partition_id=partition_id, token=token, fence=fence
+                    )
+                )
+            finally:
+                self._reports.release()
+        except (TimeoutError, KeylaneError) as error:
+            log.info("report of partition %d: %s", partition_id, error or "too many before it")
 
     async def suspend(self, suspended: bool) -> None:
         """Be granted nothing from now on, or take part again; a session that begins meanwhile is told as well."""

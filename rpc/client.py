@@ -35,7 +35,8 @@ from ..protocol.control import (
     TimeBound,
 )
 from ..protocol.errors import NotSentError, OutcomeUnknownError, StorageError
-from ..protocol.frames import Answer, Request
+from ..protocol.frames import Answer, Pull, PullShared, Request
+from ..protocol.limits import PULLS_AT_ONCE_MAX
 from ..protocol.operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
 from ..protocol.progress import GroupReset, KnowGroups, ResetGroup, SetCursor
 from ..protocol.queues import QueueList
@@ -45,6 +46,8 @@ from .network import Channel, Network
 
 T = TypeVar("T")
 CALL_TIMEOUT_MS = 5_000
+PULL_TURN_MS = 500
+"""How long a pull waits at a broker while others of this client have no room there."""
 
 
 class MetaClient:
@@ -223,6 +226,7 @@ class BrokerClient:
         self._timeout_ms = timeout_ms
         self._channel: Channel | None = None
         self._opening = asyncio.Lock()
+        self._pulls = asyncio.Semaphore(PULLS_AT_ONCE_MAX)
 
     async def channel(self) -> Channel:
         """The open channel.  Raises NotSentError."""
@@ -236,7 +240,23 @@ class BrokerClient:
     async def call(
         self, request: Request, payload: bytes = b"", *, wait_ms: int = 0
     ) -> tuple[Answer, memoryview]:
-        """One data call; its correlation id is replaced by the channel's."""
+        """
+        One data call; its correlation id is replaced by the channel's.
+
+        Of more than `PULLS_AT_ONCE_MAX` pulls the further ones wait, and each waits shortly at the broker, so that all
+        have their turn.
+        """
+        if not isinstance(request, Pull | PullShared):
+            return await self._call(request, payload, wait_ms)
+        async with self._pulls:
+            if self._pulls.locked() and wait_ms > PULL_TURN_MS:
+                wait_ms = PULL_TURN_MS
+                request = replace(request, wait_ms=wait_ms)
+            return await self._call(request, payload, wait_ms)
+
+    async def _call(
+        self, request: Request, payload: bytes, wait_ms: int
+    ) -> tuple[Answer, memoryview]:
         channel = await self.channel()
         return await channel.call(
             _numbered(request, channel.next_id()), payload, timeout_ms=self._timeout_ms + wait_ms
