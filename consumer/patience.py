@@ -10,7 +10,7 @@ addresses that have not failed since the last answer; asked in a hurry, a metase
 Invariants
     Of `addresses` metaservers all but one may hang at once, and the last one is asked while the lease holds: it is kept
     if they answer within `(ttl - margin - 2 * wait_ms) / (addresses + 1)` when they do not hang.  For a ttl up to 20 s
-    that is 0.4 ttl / (addresses + 1), so 200 ms for three and a ttl of 2 s.
+    that is 0.4 ttl / (addresses + 1), so 200 ms for three and a ttl of 2 s; `GRACE_MS_MAX` where that is less.
     Breaking a heartbeat off gives a metaserver that hangs no more time: the end of the lease is what counts.
 """
 
