@@ -124,6 +124,7 @@ class Consumer:
         self._deadline_ms = 0
         self._ended: asyncio.Future[None] | None = None
         self._leaving = False
+        self._closing = asyncio.Lock()
         self._failing: asyncio.Task[None] | None = None
         """Gives everything back after an error that ended the consumer."""
 
@@ -190,6 +191,10 @@ class Consumer:
         await self._close()
 
     async def _close(self) -> None:
+        async with self._closing:  # a signal, an error and the user may close it at the same time
+            await self._close_once()
+
+    async def _close_once(self) -> None:
         if self._membership is None or self._dispatch is None or self._watch is None:
             return
         if isinstance(self._dispatch, Stream):

@@ -172,3 +172,31 @@ async def test_run_ends_with_close_and_raises_what_ended_the_consumer(
     with pytest.raises(GroupStrategyError):
         await other.run()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+async def test_a_users_handler_may_close_it_too(shared_cluster: Cluster) -> None:
+    """A signal that ends `run` and also has the user close the consumer hands over once, and ends both."""
+    await shared_cluster.create("run-close-twice", partitions=1)
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0.5)
+        handled.append(message.value)
+
+    loop = asyncio.get_running_loop()
+    consumer = Consumer(shared_cluster.meta, subject="run-close-twice", group="g", handler=handle)
+    closing: list[asyncio.Task[None]] = []
+    loop.add_signal_handler(
+        signal.SIGTERM, lambda: closing.append(asyncio.create_task(consumer.close()))
+    )
+    try:
+        async with Producer(shared_cluster.meta) as producer, consumer:
+            await producer.send("run-close-twice", b"v", key=b"k")
+            running = asyncio.create_task(consumer.run())
+            await eventually(lambda: any(one.outstanding for one in consumer.assignment))
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.wait_for(running, 10)
+            await asyncio.wait_for(closing[0], 10)
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+    assert handled == [b"v"]
