@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 
 import pytest
 
@@ -20,9 +21,11 @@ WHO = ("g", SESSION, 1)
 
 
 class Broker:
-    """Has no messages: a pull waits for its whole time, an ack is answered at once."""
+    """Has no messages: a pull waits for its whole time, or until it is let go; an ack is answered at once."""
 
     def __init__(self) -> None:
+        self.let_go: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        """By partition."""
         self.waiting = 0
         self.waiting_max = 0
         self.pulled: set[int] = set()
@@ -36,7 +39,10 @@ class Broker:
         self.waiting += 1
         self.waiting_max = max(self.waiting_max, self.waiting)
         try:
-            await asyncio.sleep(request.wait_ms / 1000)
+            async with asyncio.timeout(request.wait_ms / 1000):
+                await self.let_go[request.partition_id].wait()
+        except TimeoutError:
+            pass
         finally:
             self.waiting -= 1
         return Batches(request.correlation_id, 0, 0, 0, False), b""
@@ -104,14 +110,13 @@ async def test_an_ack_is_answered_however_many_pulls_wait(channel, broker, share
 async def test_pulls_beyond_their_limit_are_refused(channel, broker, monkeypatch):
     """The refusal is typed, takes no room from anybody, and there is room again when a pull ends."""
     monkeypatch.setattr(data_plane, "PULLS_PER_CONNECTION_MAX", 3)
-    with started(
-        pull(channel, 1, wait_ms=200), *(pull(channel, number) for number in (2, 3))
-    ) as pulls:
+    with started(*(pull(channel, number) for number in (1, 2, 3))) as pulls:
         await until(lambda: broker.waiting == 3)
         for _ in range(IN_FLIGHT_PER_CONNECTION_MAX + 1):
             with pytest.raises(OverloadedError, match="at most 3 pulls"):
                 await pull(channel, 4)
         await ack(channel)
+        broker.let_go[1].set()
         await pulls[0]
         with started(pull(channel, 5)):
             await until(lambda: 5 in broker.pulled)
