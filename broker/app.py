@@ -17,6 +17,7 @@ from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat
 from ..rpc.client import MetaClient
 from ..rpc.http_network import HttpNetwork
+from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.server import Server
@@ -119,7 +120,11 @@ async def running_broker(
             registration=lambda: registration.problem,
             retention=lambda: cleaning.problem,
         )
-        server = Server(control.routes(), data_handler=service.handle)
+        server = Server(
+            control.routes(),
+            data_handler=service.handle,
+            limits=HttpLimits(connections_max=settings.http_connections_max),
+        )
         await server.start(settings.host, settings.port)
         stack.push_async_callback(server.stop)
         stack.callback(service.close)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from ..protocol.address import check_broker_address
 from ..protocol.control import (
     BrokerHeartbeat,
     BrokerView,
@@ -26,7 +26,7 @@ from ..protocol.control import (
     SubjectView,
 )
 from ..protocol.errors import (
-    DataFolderError,
+    BrokerGroupTakenError,
     InvalidRequestError,
     KeylaneError,
     NotEnoughBrokersError,
@@ -68,7 +68,6 @@ log = logging.getLogger("keylane.metaserver")
 PROBE_TIMEOUT_MS = 1_000
 HOSTED_AT_ONCE_MAX = 64
 """Calls to brokers at the same time; each waits for a disk, and the broker gathers them into one flush."""
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
 
 
 class Catalogue:
@@ -88,19 +87,20 @@ class Catalogue:
 
         Raises:
             InvalidNameError, InvalidRequestError
-            DataFolderError: its group is another data folder's, or its folder is a copy of one in use.
+            BrokerAddressError: it is not on loopback.
+            BrokerGroupTakenError: its group is another data folder's, or its folder is a copy of one in use.
         """
         check_name("broker group", report.broker_group)
         if not report.broker_id.isprintable() or not report.broker_id:
             raise InvalidRequestError("broker_id must be printable text")
-        check_address(report.address)
+        check_broker_address(report.address)
         settings = self._settings
         ttl_ms = settings.broker_ttl_ms
         if not await self._database.renew(renew_broker, report, ttl_ms=ttl_ms):
             try:
                 await self._check_no_copy(report)
                 changed = await self._database.write(report_broker, report, ttl_ms=ttl_ms)
-            except DataFolderError:
+            except BrokerGroupTakenError:
                 if not await self._is_past(report):
                     await self._database.write(note_refused, report, ttl_ms=ttl_ms)
                 raise
@@ -114,7 +114,7 @@ class Catalogue:
         A broker may move to another address; but a folder that is in use at the old one too has been copied.
 
         Raises:
-            DataFolderError: whoever is known at the old address answers with the same identity.
+            BrokerGroupTakenError: whoever is known at the old address answers with the same identity.
         """
         known = await self._database.read(broker_place, report.broker_group)
         if known is None or known[0] != report.broker_id or known[1] == report.address:
@@ -124,7 +124,7 @@ class Catalogue:
         except KeylaneError:
             return  # nobody there: the broker has moved
         if there == report.broker_id:
-            raise DataFolderError(
+            raise BrokerGroupTakenError(
                 f"the data folder of broker group {report.broker_group!r} is in use at {known[1]} "
                 f"too: the one at {report.address} is a copy",
                 broker_group=report.broker_group,
@@ -287,11 +287,3 @@ class Catalogue:
     def close(self) -> None:
         """Answer everybody who waits."""
         self._wakeups.wake_all()
-
-
-def check_address(address: str) -> str:
-    """Let `host:port` through.  Raises InvalidRequestError."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match[2]) <= 65_535:
-        raise InvalidRequestError(f"an address is host:port, not {address!r:.80}")
-    return address

@@ -14,6 +14,7 @@ from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import Health
 from ..protocol.errors import StorageError
 from ..rpc.http_network import HttpNetwork
+from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, Server
@@ -115,7 +116,8 @@ async def running_metaserver(
                 *control_routes(calls),
                 ControlRoute("GET", "/v1/openapi.json", None, openapi),
             ]
-            server = Server(routes)
+            limits = HttpLimits(connections_max=settings.http_connections_max)
+            server = Server(routes, limits=limits)
             await server.start(settings.host, settings.port)
             expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
             announcer = Announcer(database, network, settings, holder=driver)

@@ -11,11 +11,11 @@ to.  The port in `Host` may be any: what comes through a forwarded port is still
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
+from ..protocol.address import is_loopback
 from ..protocol.errors import ForeignHostError, OriginError
 
 HTTP_PORT = 80
@@ -38,7 +38,7 @@ def check_host(hosts: Sequence[str], host: str) -> None:
     """
     match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
     name = match[1].strip("[]").lower() if match is not None else ""
-    if not name or not (name == host.lower() or _is_loopback(name)):
+    if not name or not (name == host.lower() or is_loopback(name)):
         shown = ", ".join(hosts)[:SHOWN_CHARS_MAX]
         raise ForeignHostError(f"{shown!r} is not a name of this server", host=shown)
 
@@ -56,15 +56,6 @@ def check_fetch_site(sites: Iterable[str]) -> None:
             raise OriginError(
                 f"a web page of another origin ({shown!r}) may not call this server", origin=shown
             )
-
-
-def _is_loopback(name: str) -> bool:
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def check_origins(origins: Iterable[str], host: str, port: int) -> None:
