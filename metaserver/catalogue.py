@@ -5,13 +5,14 @@
                      └◀── the same call again, or the attendant, goes on from here
 
 Every step may be done twice: hosting is idempotent at the broker, planning and opening are in SQL.
+What was planned on a broker that has gone silent is planned on another one, as long as the subject is not open.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -48,6 +49,7 @@ from .store_brokers import (
     renew_broker,
     report_broker,
 )
+from .store_creations import plan_creation_anew
 from .store_queues import read_queues
 from .store_subjects import (
     SubjectRow,
@@ -66,6 +68,8 @@ from .wakeups import Wakeups
 log = logging.getLogger("keylane.metaserver")
 
 PROBE_TIMEOUT_MS = 1_000
+PLANS_MAX = 4
+"""How often one call plans a creation anew."""
 HOSTED_AT_ONCE_MAX = 64
 """Calls to brokers at the same time; each waits for a disk, and the broker gathers them into one flush."""
 
@@ -192,20 +196,41 @@ class Catalogue:
                 log.info("%s", error.message)
 
     async def _complete(self, row: SubjectRow) -> None:
-        name = row.name
-        planned = await self._database.read(planned_partitions, row.subject_id)
+        """
+        Have every planned partition hosted, elsewhere if its broker has gone, and open the subject.
+
+        Raises:
+            NotEnoughBrokersError: a broker did not take its part, and there is no other.
+        """
+        problem = ""
+        for _ in range(PLANS_MAX):
+            planned = await self._database.read(planned_partitions, row.subject_id)
+            if not planned:
+                return  # another metaserver has opened it
+            problem = await self._host_all(row, planned)
+            if not problem:
+                hosted = [one.partition_id for one in planned]
+                if await self._database.write(open_subject, row.name, hosted):
+                    self._wakeups.wake([row.name])
+                    return
+            elif not await self._database.write(plan_creation_anew, row.subject_id):
+                break
+        raise NotEnoughBrokersError(
+            f"{problem or 'its plan has changed meanwhile'}; the creation goes on by itself when its "
+            "broker takes it, or on another one once that is silent",
+            subject=row.name,
+        )
+
+    async def _host_all(self, row: SubjectRow, planned: Sequence[Partition]) -> str:
+        """Have brokers host partitions; why some are not hosted, "" if all are."""
         room = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._host(row, one, room)) for one in planned]
         refused = [task.result() for task in tasks if task.result()]
-        if refused:
-            raise NotEnoughBrokersError(
-                f"{len(refused)} of {len(planned)} partitions of {name!r} have no broker yet: "
-                f"{refused[0]}; the creation goes on by itself when its broker takes it",
-                subject=name,
-            )
-        if await self._database.write(open_subject, name):
-            self._wakeups.wake([name])
+        if not refused:
+            return ""
+        count = f"{len(refused)} of {len(planned)} partitions of {row.name!r}"
+        return f"{count} have no broker yet: {refused[0]}"
 
     async def _host(
         self, row: SubjectRow, partition: Partition, room: asyncio.Semaphore
