@@ -27,6 +27,7 @@ from .registration import Registration
 from .service import BrokerService
 from .settings import BrokerSettings
 from .storage.fail_points import files_of
+from .storage.files import narrow_rights
 from .storage.identity import Identity, claim_folder
 from .store import Store
 
@@ -81,6 +82,9 @@ async def running_broker(
         def open_store() -> tuple[Identity, Store]:
             files.lock()
             identity = claim_folder(files, broker_group=settings.group, dice=dice)
+            problem = narrow_rights(str(settings.data))
+            if problem:
+                log.warning("the data folder: %s", problem)
             store = Store.open(
                 files,
                 settings,

@@ -138,7 +138,7 @@ def prepare_folder(data: Path) -> Path:
         DataFolderError: it cannot be made.
     """
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise DataFolderError(f"cannot use {data} as data folder: {error}", path=data) from error
     return data

@@ -94,7 +94,7 @@ async def test_append_is_refused_when_too_many_wait(disk: SlowDisk):
     first = disk.append(batch(count=1, value=LARGE))
     await asyncio.sleep(0)
     waits = [
-        disk.append(batch(producer_id=100 + number, count=1, value=LARGE))
+        disk.append(batch(producer_id=100 + number, count=1, value=SMALL if number else LARGE))
         for number in range(disk.store.commit._line._waiting_max)
     ]
     await asyncio.sleep(0)
