@@ -168,7 +168,9 @@ def _keep_private(path: Path) -> None:
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_MODE))
-        files = [one for suffix in OWN_SUFFIXES if (one := path.with_name(path.name + suffix)).exists()]
+        files = [
+            one for suffix in OWN_SUFFIXES if (one := path.with_name(path.name + suffix)).exists()
+        ]
         for one in files:
             one.chmod(PRIVATE_MODE)
         if {one.name for one in path.parent.iterdir()} <= {one.name for one in files}:

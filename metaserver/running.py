@@ -22,7 +22,7 @@ from .announcer import Announcer
 from .attendant import Attendant
 from .calls import control_calls, control_routes
 from .catalogue import Catalogue
-from .database import SqlDatabase, open_database
+from .database import open_database
 from .expirer import Expirer
 from .members import Members
 from .openapi import openapi_document
@@ -30,6 +30,7 @@ from .resetter import Resetter
 from .reshaper import Reshaper
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .verifier import Verifier
+from .write_watch import WatchedDatabase
 
 API_VERSION = "1"
 
@@ -82,13 +83,15 @@ async def running_metaserver(
     if network is None:
         network = own = HttpNetwork()
     try:
+        clock = clock or SystemClock()
         async with open_database(
             folder=folder,
             url=settings.database_url,
-            clock=clock or SystemClock(),
+            clock=clock,
             boot=machine_boot(),
             broker_ttl_ms=settings.broker_ttl_ms,
-        ) as database:
+        ) as opened:
+            database = WatchedDatabase(opened, clock)
             catalogue = Catalogue(database, network, settings)
             members = Members(database, settings)
             dice = random.SystemRandom()
@@ -133,15 +136,18 @@ async def running_metaserver(
                 attending.cancel()
                 await asyncio.wait([attending])
                 await reshaper.stop()
+                await database.close()
     finally:
         if own is not None:
             await own.close()
 
 
-async def _health(database: SqlDatabase, catalogue: Catalogue) -> Health:
+async def _health(database: WatchedDatabase, catalogue: Catalogue) -> Health:
+    problem = await database.problem()
     try:
         brokers = await catalogue.brokers()
     except StorageError as error:
         return Health(program="metaserver", ready=False, reason=error.message)
     details = {"database": database.name, "brokers": to_builtins(brokers)}
-    return Health(program="metaserver", ready=True, details=details)
+    reason = f"the database cannot be written: {problem}" if problem else ""
+    return Health(program="metaserver", ready=not problem, reason=reason, details=details)

@@ -163,9 +163,7 @@ def planned_subjects(connection: Connection) -> list[SubjectRow]:
     return [row for row in found if row is not None]
 
 
-def open_subject(
-    connection: Connection, name: str, hosted: Collection[int] | None = None
-) -> bool:
+def open_subject(connection: Connection, name: str, hosted: Collection[int] | None = None) -> bool:
     """
     Every broker hosts its part: open the partitions and serve the route.
 

@@ -157,11 +157,16 @@ async def test_number_given_to_a_broker_that_died_is_never_used_again(tmp_path: 
         broker = BrokerClient(network, stopped.address)
         known = {one.partition_id for one in (*warm.partitions, *route.partitions)}
         async with asyncio.timeout(30):
-            while not (
-                left := [
-                    one for one in (await broker.partitions()).partitions if one.partition_id not in known
-                ]
-            ) or left[0].state is not PartitionState.SEALED:
+            while (
+                not (
+                    left := [
+                        one
+                        for one in (await broker.partitions()).partitions
+                        if one.partition_id not in known
+                    ]
+                )
+                or left[0].state is not PartitionState.SEALED
+            ):
                 await asyncio.sleep(0.1)
         assert [(one.subject, one.next_offset) for one in left] == [("s", 0)]
         await verified(meta)

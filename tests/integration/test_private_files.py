@@ -43,9 +43,7 @@ async def handled_messages(cluster: Cluster, count: int) -> None:
 
 
 @pytest.mark.parametrize("index", ["file", "rocksdb"])
-async def test_data_folder_is_closed_to_other_users_after_a_run(
-    tmp_path: Path, index: str
-) -> None:
+async def test_data_folder_is_closed_to_other_users_after_a_run(tmp_path: Path, index: str) -> None:
     """Log, index, snapshots, identity, reserve, SQLite's files: also those made before by a version that was careless."""
     umask = os.umask(0o022)
     settings = f'index = "{index}"\nsegment_bytes = 20000\nsnapshot_bytes = 10000\n'

@@ -69,7 +69,9 @@ def head(*headers: str, length: int | None = None, path: str = "/v1/leave") -> b
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-async def connect(server: Server, *pieces: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(
+    server: Server, *pieces: bytes
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Open a connection and send the pieces, each by itself."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     opened.append(writer)
@@ -125,7 +127,10 @@ async def test_body_that_cannot_be_decoded_is_refused_with_400(desk, caplog, cas
     """The error is typed, no handler is called, and the log keeps silent, whether body and head come together or not."""
     headers, body = BROKEN[case]
     async with serving(desk) as (server, asked):
-        for pieces in ((head(*headers, length=len(body)), body), (head(*headers, length=len(body)) + body,)):
+        for pieces in (
+            (head(*headers, length=len(body)), body),
+            (head(*headers, length=len(body)) + body,),
+        ):
             status, error = await answer(await send(server, *pieces))
             assert (status, type(error)) == (400, InvalidRequestError)
         assert not asked

@@ -163,7 +163,9 @@ async def test_request_of_a_foreign_page_is_refused_everywhere(server, site: str
             ) as response:
                 assert response.status == (404 if passes else 403)
         if passes:
-            await (await session.ws_connect(f"http://{server.address}{DATA_PATH}", headers=headers)).close()
+            await (
+                await session.ws_connect(f"http://{server.address}{DATA_PATH}", headers=headers)
+            ).close()
         else:
             with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
                 await session.ws_connect(f"http://{server.address}{DATA_PATH}", headers=headers)
