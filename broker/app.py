@@ -82,9 +82,7 @@ async def running_broker(
         def open_store() -> tuple[Identity, Store]:
             files.lock()
             identity = claim_folder(files, broker_group=settings.group, dice=dice)
-            problem = narrow_rights(str(settings.data))
-            if problem:
-                log.warning("the data folder: %s", problem)
+            narrow_rights(str(settings.data))
             store = Store.open(
                 files,
                 settings,
@@ -113,9 +111,8 @@ async def running_broker(
         cleaning = Cleaning(
             store, files, settings, clock=clock, run_commit=run_commit, run_read=run_background
         )
-        registration = Registration(
-            MetaClient(network, settings.meta), report, dice=dice, clock=clock
-        )
+        meta = MetaClient(network, settings.meta)
+        registration = Registration(meta, report, dice=dice, clock=clock)
         control = BrokerControl(
             store,
             broker_group=settings.group,
@@ -124,11 +121,7 @@ async def running_broker(
             registration=lambda: registration.problem,
             retention=lambda: cleaning.problem,
         )
-        server = Server(
-            control.routes(),
-            data_handler=service.handle,
-            limits=HttpLimits(connections_max=settings.http_connections_max),
-        )
+        server = Server(control.routes(), data_handler=service.handle, limits=_limits(settings))
         await server.start(settings.host, settings.port)
         stack.push_async_callback(server.stop)
         stack.callback(service.close)
@@ -136,6 +129,10 @@ async def running_broker(
             task = asyncio.create_task(loop, name=name)
             stack.push_async_callback(_end, task)
         yield RunningBroker(address=server.address, identity=identity, store=store)
+
+
+def _limits(settings: BrokerSettings) -> HttpLimits:
+    return HttpLimits(connections_max=settings.http_connections_max)
 
 
 def _in_pool(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:

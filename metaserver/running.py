@@ -20,7 +20,7 @@ from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, Server
 from .announcer import Announcer
 from .attendant import Attendant
-from .calls import control_calls, control_routes
+from .calls import Call, control_calls, control_routes
 from .catalogue import Catalogue
 from .database import open_database
 from .expirer import Expirer
@@ -110,17 +110,10 @@ async def running_metaserver(
             verifier = Verifier(database, network)
             health = partial(_health, database, catalogue)
             calls = control_calls(catalogue, members, health, reshaper, verifier, resetter)
-            document = openapi_document(calls, version=API_VERSION)
-
-            async def openapi(_body: object, _params: Params) -> object:
-                return document
-
-            routes = [
-                *control_routes(calls),
-                ControlRoute("GET", "/v1/openapi.json", None, openapi),
-            ]
-            limits = HttpLimits(connections_max=settings.http_connections_max)
-            server = Server(routes, limits=limits)
+            routes = [*control_routes(calls), _document_route(calls)]
+            server = Server(
+                routes, limits=HttpLimits(connections_max=settings.http_connections_max)
+            )
             await server.start(settings.host, settings.port)
             expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
             announcer = Announcer(database, network, settings, holder=driver)
@@ -140,6 +133,15 @@ async def running_metaserver(
     finally:
         if own is not None:
             await own.close()
+
+
+def _document_route(calls: list[Call]) -> ControlRoute:
+    document = openapi_document(calls, version=API_VERSION)
+
+    async def openapi(_body: object, _params: Params) -> object:
+        return document
+
+    return ControlRoute("GET", "/v1/openapi.json", None, openapi)
 
 
 async def _health(database: WatchedDatabase, catalogue: Catalogue) -> Health:

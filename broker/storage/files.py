@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import stat
 import threading
@@ -23,6 +24,7 @@ from typing import Protocol
 from ...protocol.errors import DataFolderError, FlushFailedError, StorageError
 from .append_file import Buffer, RealAppendFile, disk_error
 
+log = logging.getLogger("keylane.broker")
 FOLDER_MODE, FILE_MODE, PROTECTED_MODE = 0o700, 0o600, 0o400
 """Messages are for the user who runs the broker, and for nobody else on the machine."""
 OTHERS_MODE = 0o077
@@ -172,14 +174,8 @@ def _make_folders(path: Path) -> None:
         os.close(descriptor)
 
 
-def narrow_rights(root: str) -> str:
-    """
-    Take the rights of other users from a data folder and all in it, as an older version left them.
-
-    Returns:
-        What could not be narrowed, and why; "" if nothing is left.
-    """
-    problem = ""
+def narrow_rights(root: str) -> None:
+    """Take the rights of other users from a data folder and all in it, as an older version left them, or warn."""
     for folder, _names, files in os.walk(root):
         for path in (folder, *(f"{folder}/{name}" for name in files)):
             try:
@@ -189,8 +185,7 @@ def narrow_rights(root: str) -> str:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                problem = f"other users may read {path}: {error.strerror}"
-    return problem
+                log.warning("other users may read %s: %s", path, error.strerror)
 
 
 class RealFiles:

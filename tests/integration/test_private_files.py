@@ -79,6 +79,6 @@ def test_narrowing_leaves_what_a_link_leads_to(tmp_path: Path) -> None:
     other.chmod(0o644)
     (folder / "link").symlink_to(other)
     (folder / "file").write_text("ours")
-    assert narrow_rights(str(folder)) == ""
+    narrow_rights(str(folder))
     assert stat.S_IMODE(other.stat().st_mode) == 0o644
     assert stat.S_IMODE((folder / "file").stat().st_mode) & 0o077 == 0
