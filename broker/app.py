@@ -70,14 +70,9 @@ async def running_broker(
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))
         stack.callback(files.close)  # last: the lock outlives all threads
-        writer = ThreadPoolExecutor(1, "commit")
-        stack.callback(writer.shutdown)
-        readers = ThreadPoolExecutor(settings.reader_threads, "read")
-        stack.callback(readers.shutdown)
-        run_commit = _in_pool(writer)
-        background = ThreadPoolExecutor(1, "background")
-        stack.callback(background.shutdown)
-        run_background = _in_pool(background)
+        run_commit = _in_pool(stack, 1, "commit")
+        run_read = _in_pool(stack, settings.reader_threads, "read")
+        run_background = _in_pool(stack, 1, "background")
 
         def open_store() -> tuple[Identity, Store]:
             files.lock()
@@ -88,7 +83,7 @@ async def running_broker(
                 settings,
                 clock=clock,
                 run_commit=run_commit,
-                run_read=_in_pool(readers),
+                run_read=run_read,
                 run_background=run_background,
             )
             return identity, store
@@ -119,6 +114,7 @@ async def running_broker(
             broker_id=identity.broker_id,
             clock=clock,
             registration=lambda: registration.problem,
+            refusal=lambda: registration.refusal,
             retention=lambda: cleaning.problem,
         )
         server = Server(control.routes(), data_handler=service.handle, limits=_limits(settings))
@@ -135,7 +131,13 @@ def _limits(settings: BrokerSettings) -> HttpLimits:
     return HttpLimits(connections_max=settings.http_connections_max)
 
 
-def _in_pool(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:
+def _in_pool(
+    stack: contextlib.AsyncExitStack, threads: int, name: str
+) -> Callable[..., Awaitable[Any]]:
+    """Runs functions in threads of their own, which end with the stack."""
+    pool = ThreadPoolExecutor(threads, name)
+    stack.callback(pool.shutdown)
+
     def run(function: Callable[..., Any], /, *args: Any) -> Awaitable[Any]:
         return asyncio.get_running_loop().run_in_executor(pool, function, *args)
 
