@@ -72,6 +72,7 @@ class Consumer:
     Args:
         meta: `host:port` of a metaserver, or several.
         handler: `async def`, called for many keys at once; or `def`, called on the event loop, so it must be quick.
+            Whatever it returns and can be awaited is awaited before the message is acked; other values are ignored.
         concurrency: handlers at once, each on another key.
         ttl_ms: a consumer silent for so long loses its partitions; at least 1000.
         name: for people, shown with its partitions.
@@ -80,6 +81,7 @@ class Consumer:
 
     Raises:
         ConfigError, InvalidNameError: an argument that cannot work.
+        HandlerTypeError: the handler is a generator function, async or not; also a TypeError.
     """
 
     def __init__(
