@@ -60,7 +60,9 @@ class HandlerTypeError(ConfigError, TypeError):
 
     code = 1010
     summary = "not a handler"
-    hint = "Give a function that does its work when it is called or awaited: no generator, no yield."
+    hint = (
+        "Give a function that does its work when it is called or awaited: no generator, no yield."
+    )
 
 
 class WorkerCancelledError(KeylaneError):
