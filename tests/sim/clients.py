@@ -21,6 +21,7 @@ from keylane.protocol.errors import Fate, KeylaneError, QueueFullError
 from keylane.protocol.ids import Subject
 from keylane.protocol.message import Message
 from keylane.protocol.routing import Partition, Route
+from keylane.rpc.identity import DrawBits
 from sim.hosts import BrokerHost, Host
 from sim.network import SimNetwork
 from sim.promises import is_sealed
@@ -43,8 +44,10 @@ class ProducerHost(Host):
         brokers: list[BrokerHost],
         padding_bytes: int,
         pace: float,
+        identity: DrawBits,
     ) -> None:
         super().__init__(*args)
+        self._identity = identity
         self._pace = pace
         self._padding_bytes = padding_bytes
         self._record = record
@@ -99,6 +102,7 @@ class ProducerHost(Host):
             network=SimNetwork(self.internet, self.process),
             clock=self.machine,
             dice=self.dice,
+            _identity=self._identity,
         )
         # What the metaserver's health call needs is a metaserver: ask until one answers.
         while True:
@@ -203,8 +207,10 @@ class ConsumerHost(Host):
         manners: dict[str, float],
         settings: dict[str, Any],
         left_ms: Callable[[str], int | None],
+        identity: DrawBits,
     ) -> None:
         super().__init__(*args)
+        self._identity = identity
         self._left_ms = left_ms
         self._record = record
         self._meta = meta
@@ -285,6 +291,7 @@ class ConsumerHost(Host):
                 network=_Listening(self.internet, self.process, self._record),
                 clock=self.machine,
                 dice=self.dice,
+                _identity=self._identity,
             )
             try:
                 await consumer.__aenter__()
