@@ -28,6 +28,7 @@ from sim.promises import is_sealed
 
 Record = Callable[[Event], None]
 SUBJECT = "orders"
+TWINS_ID = 1 << 60
 
 
 class ProducerHost(Host):
@@ -45,9 +46,11 @@ class ProducerHost(Host):
         padding_bytes: int,
         pace: float,
         identity: DrawBits,
+        twins: bool,
     ) -> None:
         super().__init__(*args)
         self._identity = identity
+        self._twins = twins
         self._pace = pace
         self._padding_bytes = padding_bytes
         self._record = record
@@ -95,6 +98,11 @@ class ProducerHost(Host):
             await asyncio.sleep(0.001)
         self.end(machine_down=False)
 
+    def _new_identity(self) -> DrawBits:
+        """Where a process has its ids from; of twins the first is the same, as after the copy of a whole machine."""
+        first = [TWINS_ID] if self._twins else []
+        return lambda bits: first.pop() if first else self._identity(bits)
+
     async def _run(self, count: int) -> None:
         producer = Producer(
             self._meta,
@@ -102,7 +110,7 @@ class ProducerHost(Host):
             network=SimNetwork(self.internet, self.process),
             clock=self.machine,
             dice=self.dice,
-            _identity=self._identity,
+            _identity=self._new_identity(),
         )
         # What the metaserver's health call needs is a metaserver: ask until one answers.
         while True:

@@ -34,7 +34,7 @@ from sim.machine import Machine
 from sim.network import Internet, SimNetwork
 from sim.operators import Operator, for_operators, is_operated
 from sim.service import Service
-from sim.swarm import Swarm, draw
+from sim.swarm import Swarm, draw, has_twins
 
 DRAIN_S = 90.0
 """After everything is healed, so much virtual time is enough to settle and handle all there is."""
@@ -170,6 +170,7 @@ class World:
                     padding_bytes=swarm.padding_bytes,
                     pace=swarm.pace,
                     identity=self.identity,
+                    twins=has_twins(self.seed),
                 )
             )
         for _ in range(swarm.consumers * swarm.groups):
