@@ -215,7 +215,9 @@ class OtherLoopError(RefusedError):
 
     code = 1144
     summary = "used outside of the event loop that it was opened in"
-    hint = "Open one in each event loop, or come back to its loop: asyncio.run_coroutine_threadsafe."
+    hint = (
+        "Open one in each event loop, or come back to its loop: asyncio.run_coroutine_threadsafe."
+    )
 
 
 class AlreadyOpenError(RefusedError):

@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-
 LIFE_S = 90
 """A child whose test has failed ends by itself."""
 
@@ -28,7 +27,7 @@ class Child:
                 signal.alarm(LIFE_S)
                 os.close(self._read)
                 told = {"result": body()}
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - it is told to the parent
                 told = {"error": f"{type(error).__name__}: {error}\n{traceback.format_exc()}"}
             with os.fdopen(write, "w") as pipe:
                 json.dump(told, pipe)

@@ -123,7 +123,8 @@ def test_a_fork_of_an_open_producer_sends_nothing_and_harms_nobody(shared_cluste
         producer.send("open-fork", b"child", key=b"k")
 
     def child() -> list[str]:
-        found = [error_of(lambda: asyncio.run(call())) for call in (send_here, producer.flush)]
+        calls = (send_here, producer.flush)
+        found = [error_of(lambda call=call: asyncio.run(call())) for call in calls]
         asyncio.run(producer.close())
         return found
 
@@ -146,14 +147,9 @@ class Handled:
         self._folder = folder
         self._end = folder / "end"
 
-    def handler(self, name: str) -> Callable[[Message], None]:
-        path = self._folder / f"{name}.txt"
-
-        def handle(message: Message) -> None:
-            with path.open("ab") as file:
-                file.write(message.value + b"\n")
-
-        return handle
+    def note(self, name: str, message: Message) -> None:
+        with (self._folder / f"{name}.txt").open("ab") as file:
+            file.write(message.value + b"\n")
 
     def of(self, name: str) -> list[bytes]:
         path = self._folder / f"{name}.txt"
@@ -201,11 +197,15 @@ def test_a_consumer_made_before_a_fork_has_a_session_in_each_process(
     handled = Handled(tmp_path)
     asyncio.run(shared_cluster.create("preloaded-consumer", partitions=4))
     name = "parent"
+
+    def handle(message: Message) -> None:
+        handled.note(name, message)
+
     consumer = Consumer(
         shared_cluster.meta,
         subject="preloaded-consumer",
         group="g",
-        handler=lambda message: handled.handler(name)(message),
+        handler=handle,
         settings=QUICK,
         dice=random.Random(7),
     )
@@ -222,9 +222,7 @@ def test_a_consumer_made_before_a_fork_has_a_session_in_each_process(
 
     names = ("one", "two")
     workers = [Child(lambda own=own: child(own)) for own in names]
-    waited_for(
-        lambda: len(asyncio.run(holders(shared_cluster, "preloaded-consumer", "g"))) == 2
-    )
+    waited_for(lambda: len(asyncio.run(holders(shared_cluster, "preloaded-consumer", "g"))) == 2)
     values = asyncio.run(filled(shared_cluster, "preloaded-consumer", 600))
     waited_for(lambda: sum(len(handled.of(own)) for own in names) >= len(values))
     handled.end()

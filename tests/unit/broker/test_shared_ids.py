@@ -31,7 +31,6 @@ async def opened(disk: SimDisk, *, stored: int = 0) -> Desk:
     return desk
 
 
-
 async def assert_told_apart(desk: Desk, stored: int) -> None:
     """Repeats are known again, the other producer's batches are refused, and nothing is stored."""
     first = max(0, stored - REMEMBERED_BATCHES)

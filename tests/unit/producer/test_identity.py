@@ -15,7 +15,6 @@ from keylane import Producer
 from keylane.protocol.errors import AlreadyOpenError, ClosedError, OtherLoopError
 from scripted_network import QUICK, ScriptedNetwork
 
-
 SINGLE = replace(QUICK, batch_count=1)
 """Each message is a batch, several of which are under way at once."""
 
