@@ -170,15 +170,6 @@ def repeats_known_by_their_sequence(patches: Patches) -> None:
     real = patches.set(partition_module, "decide_append", decide)
 
 
-def shared_epoch_goes_on(patches: Patches) -> None:
-    """A batch behind one that was refused is stored, where its sequence is the next of the other producer."""
-
-    def decide(producer: Any, header: Header, **_kwargs: Any) -> Any:
-        return real(producer, header, clashed=False)
-
-    real = patches.set(partition_module, "decide_append", decide)
-
-
 def old_producer_epoch_accepted(patches: Patches) -> None:
     def decide(producer: Any, header: Header, **kwargs: Any) -> Any:
         try:
@@ -331,7 +322,6 @@ BREAKS: tuple[Breaks, ...] = (
     ack_before_fsync,
     duplicate_told_before_durable,
     repeats_known_by_their_sequence,
-    shared_epoch_goes_on,
     progress_told_before_durable,
     cursor_never_saved,
     ranges_above_the_cursor_forgotten,
