@@ -162,11 +162,11 @@ class Store:
         Decide on one batch.
 
         Returns:
-            What to wait for, the base offset (-1: stored, no longer known where), whether it is a duplicate.
+            What to wait for, the base offset, whether it is a duplicate.
 
         Raises:
             CorruptBatchError, InvalidRequestError, PartitionUnknownError, StaleRouteError, SequenceGapError,
-            ProducerFencedError, OverloadedError, BrokerReadOnlyError: nothing was stored.
+            SequenceReusedError, ProducerFencedError, OverloadedError, BrokerReadOnlyError: nothing was stored.
         """
         header = check_batch(record)
         if header.length != len(record):

@@ -40,7 +40,7 @@ async def test_an_id_comes_of_no_generator_of_the_user():
     assert random.Random(7).getrandbits(63) | 1 not in ids_at(network)
 
 
-async def test_a_second_opening_begins_anew():
+async def test_a_second_opening_begins_anew(caplog):
     """Its id, its counts and its queue are its own; what was given up at the end of the first is not in it."""
     network = ScriptedNetwork()
     producer = Producer("meta", network=network, settings=QUICK)
@@ -56,6 +56,7 @@ async def test_a_second_opening_begins_anew():
             producer.send("s", b"", key=b"k")
     assert network.stored == {1: [b"0", b"1", b"2"]}
     assert len(ids_at(network)) == 2
+    assert "used by another producer" not in caplog.text
 
 
 async def test_an_open_producer_is_not_opened_again():
