@@ -24,6 +24,7 @@ from ..protocol.errors import (
     UnreachableError,
 )
 from ..rpc.client import MetaClient
+from ..rpc.identity import DrawBits
 from .patience import Patience
 from .settings import ConsumerSettings
 
@@ -50,6 +51,7 @@ class Membership:
         settings: ConsumerSettings,
         clock: Clock,
         dice: random.Random,
+        identity: DrawBits,
         on_grants: Callable[[Grants, int], None],
         on_lost: Callable[[], None],
         drained: Callable[[], tuple[int, ...]],
@@ -65,6 +67,7 @@ class Membership:
         self._settings = settings
         self._clock = clock
         self._dice = dice
+        self._draw_identity = identity
         self._on_grants = on_grants
         self._on_lost = on_lost
         self._drained = drained
@@ -91,7 +94,7 @@ class Membership:
         self._task = asyncio.create_task(self._beat(), name=f"session {self.session[:8]}")
 
     async def _join(self) -> None:
-        session = f"{self._dice.getrandbits(128):032x}"
+        session = f"{self._draw_identity(128):032x}"
         sent_at_ms = self._clock.boot_ms()
         joined = await self._meta.join(
             Join(

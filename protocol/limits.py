@@ -41,6 +41,8 @@ CONNECTIONS_MAX = 10_000
 HTTP_CONNECTIONS_MAX = 1_000
 """Plain HTTP connections of a broker; a metaserver has one for each consumer, and so more."""
 PRODUCERS_PER_PARTITION_MAX = 10_000
+BATCHES_IN_FLIGHT_MAX = 8
+"""Batches that a producer may have sent to a partition without an answer; the broker knows so many of them again."""
 ACK_RANGES_MAX = 10_000
 """Ranges of acked messages above one cursor; while it keeps so many, the consumer pulls no more."""
 

@@ -22,12 +22,14 @@ from keylane.protocol.errors import Fate, KeylaneError, QueueFullError
 from keylane.protocol.ids import Subject
 from keylane.protocol.message import Message
 from keylane.protocol.routing import Partition, Route
+from keylane.rpc.identity import DrawBits
 from sim.hosts import BrokerHost, Host
 from sim.network import SimNetwork
 from sim.promises import is_sealed
 
 Record = Callable[[Event], None]
 SUBJECT = "orders"
+TWINS_ID = 1 << 60
 
 
 class ProducerHost(Host):
@@ -44,8 +46,12 @@ class ProducerHost(Host):
         brokers: list[BrokerHost],
         padding_bytes: int,
         pace: float,
+        identity: DrawBits,
+        twins: bool,
     ) -> None:
         super().__init__(*args)
+        self._identity = identity
+        self._twins = twins
         self._pace = pace
         self._padding_bytes = padding_bytes
         self._record = record
@@ -93,6 +99,11 @@ class ProducerHost(Host):
             await asyncio.sleep(0.001)
         self.end(machine_down=False)
 
+    def _new_identity(self) -> DrawBits:
+        """Where a process has its ids from; of twins the first is the same, as after the copy of a whole machine."""
+        first = [TWINS_ID] if self._twins else []
+        return lambda bits: first.pop() if first else self._identity(bits)
+
     async def _run(self, count: int) -> None:
         producer = Producer(
             self._meta,
@@ -100,6 +111,7 @@ class ProducerHost(Host):
             network=SimNetwork(self.internet, self.process),
             clock=self.machine,
             dice=self.dice,
+            _identity=self._new_identity(),
         )
         # What the metaserver's health call needs is a metaserver: ask until one answers.
         while True:
@@ -204,8 +216,10 @@ class ConsumerHost(Host):
         manners: dict[str, float],
         settings: dict[str, Any],
         left_ms: Callable[[str], int | None],
+        identity: DrawBits,
     ) -> None:
         super().__init__(*args)
+        self._identity = identity
         self._left_ms = left_ms
         self._record = record
         self._meta = meta
@@ -291,6 +305,7 @@ class ConsumerHost(Host):
                 network=_Listening(self.internet, self.process, self._record),
                 clock=self.machine,
                 dice=self.dice,
+                _identity=self._identity,
             )
             try:
                 await consumer.__aenter__()

@@ -22,6 +22,7 @@ from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.client import MetaClient
+from keylane.rpc.identity import DrawBits
 from sim.clients import SUBJECT, ConsumerHost, ProducerHost
 from sim.database import Shelf
 from sim.disk import Crashed
@@ -33,7 +34,7 @@ from sim.machine import Machine
 from sim.network import Internet, SimNetwork
 from sim.operators import Operator, for_operators, is_operated
 from sim.service import Idleness, Service
-from sim.swarm import Swarm, draw
+from sim.swarm import Swarm, draw, has_twins
 
 DRAIN_S = 90.0
 """After everything is healed, so much virtual time is enough to settle and handle all there is."""
@@ -76,6 +77,8 @@ class World:
         self.internet.weather.delay_s = self.swarm.delay_s
         self.internet.weather.ghost_chance = 0.5 if "ghosts" in self.swarm.faults else 0.0
         self.internet.weather.twice_chance = 0.2 if "twice" in self.swarm.faults else 0.0
+        self.identity: DrawBits = random.Random(f"identities of {seed}").getrandbits
+        """What clients take for the operating system's: no two draws are the same."""
         self.history: list[Event] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self.machines: list[Machine] = []
@@ -168,6 +171,8 @@ class World:
                     brokers=self.brokers,
                     padding_bytes=swarm.padding_bytes,
                     pace=swarm.pace,
+                    identity=self.identity,
+                    twins=has_twins(self.seed),
                 )
             )
         for _ in range(swarm.consumers * swarm.groups):
@@ -187,6 +192,7 @@ class World:
             manners=self.swarm.manners,
             settings=self.swarm.consumer,
             left_ms=self.shelf.left_ms,
+            identity=self.identity,
         )
         self.consumers.append(host)
         return host

@@ -68,6 +68,7 @@ CATCHES: dict[str, int] = {
     "released_before_handlers_end": 6,
     "releases_ignored": 0,
     "repeats_in_another_order": 0,
+    "repeats_known_by_their_sequence": 19,
     "repeats_under_a_new_sequence": 0,
     "reset_drains_empty_partitions": 789,
     "reset_forgets_the_last_one": 13,

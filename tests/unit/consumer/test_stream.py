@@ -43,7 +43,7 @@ class Client:
 
 
 def stream_of(client: Client, *, handover_ms: int, count: int = 3) -> Stream:
-    stream = Stream(clock=SystemClock(), handover_ms=handover_ms)
+    stream = Stream(clock=SystemClock(), handover_ms=handover_ms, check=lambda: None)
     client.room.count += count
     stream.put([Message("s", b"k", b"", one, 1, 0, delivery=client) for one in range(count)])
     return stream
@@ -135,7 +135,7 @@ def test_a_body_that_runs_for_long_is_told(caplog: pytest.LogCaptureFixture):
     client.taken = lambda message: None  # type: ignore[attr-defined]
 
     async def story() -> None:
-        stream = Stream(clock=machine, handover_ms=0)
+        stream = Stream(clock=machine, handover_ms=0, check=lambda: None)
         stream.put(client.messages(b"k", b"k", b"k"))
         for seconds in (1, 25, 1):
             await stream.next()
