@@ -13,19 +13,18 @@ from .parcel import Parcel
 
 
 class Ticket(msgspec.Struct, frozen=True, gc=False):
-    """A message on its way.  `await ticket` waits for its Receipt or raises what became of it."""
+    """A message on its way.  `await ticket` waits for its Receipt or raises what became of it, a new error each time."""
 
     parcel: Parcel
     index: int
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        future = self.parcel.future
-        if not future.done():
+        while not self.parcel.settled(self.index):
             # Shielded: one waiter that is cancelled must not cancel the whole batch.
-            yield from asyncio.shield(future).__await__()
+            yield from asyncio.shield(self.parcel.waited_for(self.index)).__await__()
         return self.parcel.receipt(self.index)
 
     @property
     def done(self) -> bool:
         """True once the answer is here."""
-        return self.parcel.future.done()
+        return self.parcel.settled(self.index)
