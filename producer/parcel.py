@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
 from ..protocol.batch import BYTES_PER_MESSAGE, encode_batch
 from ..protocol.message import Receipt
 from .given_up import GivenUp
 
 Outcome = Receipt | GivenUp
+OutcomeT = TypeVar("OutcomeT", bound=Outcome)
 REORDERED = 1
 """Mark of a keyed message that left its partition."""
 POSSIBLE = 2
@@ -318,9 +320,11 @@ class Parcel:
     def receipt(self, index: int) -> Receipt:
         """The receipt of a settled message; raises a new error if it was given up."""
         outcome = self.outcome
+        mark = self.marks[index] if self.marks is not None and index < len(self.marks) else 0
+        if type(outcome) is Receipt and not mark:
+            return _of_message(outcome, index)
         own = outcome[index] if isinstance(outcome, list) else outcome
         assert own is not None
-        mark = self.marks[index] if self.marks is not None and index < len(self.marks) else 0
         if isinstance(own, GivenUp):
             unknown = own.doubtful or bool(mark & POSSIBLE)
             if self._told is None:
@@ -330,8 +334,6 @@ class Parcel:
                 own.told(unknown=unknown)
             raise own.error(unknown=unknown)
         step = index if own is outcome and own.offset >= 0 else 0
-        if not step and not mark:
-            return own
         return Receipt(
             own.partition_id,
             own.offset + step,
@@ -341,8 +343,8 @@ class Parcel:
         )
 
 
-def _of_message(first: Outcome, further: int) -> Outcome:
+def _of_message(first: OutcomeT, further: int) -> OutcomeT:
     """The outcome of the message so much further on in the batch."""
-    if not further or isinstance(first, GivenUp) or first.offset < 0:
+    if not further or type(first) is not Receipt or first.offset < 0:
         return first
     return Receipt(first.partition_id, first.offset + further, first.durable, first.duplicate)

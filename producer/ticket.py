@@ -19,10 +19,11 @@ class Ticket(msgspec.Struct, frozen=True, gc=False):
     index: int
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        while not self.parcel.settled(self.index):
+        parcel, index = self.parcel, self.index
+        while type(parcel.outcome) is not Receipt and not parcel.settled(index):
             # Shielded: one waiter that is cancelled must not cancel the whole batch.
-            yield from asyncio.shield(self.parcel.waited_for(self.index)).__await__()
-        return self.parcel.receipt(self.index)
+            yield from asyncio.shield(parcel.waited_for(index)).__await__()
+        return parcel.receipt(index)
 
     @property
     def done(self) -> bool:
