@@ -139,19 +139,6 @@ def newer_do_not_wait(patches: Patches) -> None:
     real = patches.set(SubjectSender, "_fill_table", fill)
 
 
-def held_detour_not_declared(patches: Patches) -> None:
-    """What waited in the hold is sent elsewhere, and nothing is said of it."""
-
-    def drain(self: Any) -> None:
-        home, self._home = self._home, self.table
-        try:
-            real(self)
-        finally:
-            self._home = home
-
-    real = patches.set(SubjectSender, "_drain_hold", drain)
-
-
 def newer_go_before_older(patches: Patches) -> None:
     """What had to leave a sealed partition goes behind what was sent since."""
 
@@ -201,7 +188,6 @@ BREAKS: tuple[Breaks, ...] = (
     key_hashed_anew,
     detour_not_declared,
     detour_told_by_batch,
-    held_detour_not_declared,
     later_detour_not_declared,
     second_copy_not_declared,
     home_is_left_early,
