@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
 
 from ..protocol.batch import BYTES_PER_MESSAGE, encode_batch
 from ..protocol.message import Receipt
 from .given_up import GivenUp
 
 Outcome = Receipt | GivenUp
-OutcomeT = TypeVar("OutcomeT", bound=Outcome)
 REORDERED = 1
 """Mark of a keyed message that left its partition."""
 POSSIBLE = 2
@@ -289,7 +287,9 @@ class Parcel:
             self._waiters = {}
         if not isinstance(self.outcome, list) or self.outcome[index] is not None:
             return False
-        self.outcome[index] = _of_message(outcome, further)
+        self.outcome[index] = (
+            outcome if isinstance(outcome, GivenUp) else _of_message(outcome, further)
+        )
         if not self.future.done():
             self.future.set_result(None)  # from here on each waits for its own
         assert self._waiters is not None
@@ -343,8 +343,8 @@ class Parcel:
         )
 
 
-def _of_message(first: OutcomeT, further: int) -> OutcomeT:
-    """The outcome of the message so much further on in the batch."""
-    if not further or type(first) is not Receipt or first.offset < 0:
+def _of_message(first: Receipt, further: int) -> Receipt:
+    """The receipt of the message so much further on in the batch."""
+    if not further or first.offset < 0:
         return first
     return Receipt(first.partition_id, first.offset + further, first.durable, first.duplicate)
