@@ -168,7 +168,7 @@ class SubjectSender:
     def resume(self, key: bytes) -> None:
         """Let messages of a halted key be sent again."""
         self._halts.resume(key)
-        self._fill_table()
+        self._refill()
 
     @property
     def executors(self) -> list[Executor]:
@@ -258,6 +258,8 @@ class SubjectSender:
     def _die(self, error: KeylaneError) -> None:
         """The metaserver will never give a route: everything held is given up."""
         self._on_dead(self)
+        if self._expiring is not None:
+            self._expiring.cancel()
         for parcel in self._hold:
             if len(parcel):
                 self._account.give_up(parcel, error)
