@@ -4,6 +4,8 @@
 
 Invariants
     No handler starts after the deadline of what was handed out: by then somebody else may have it.
+    While handlers take long, empty acks tell the broker that the session lives; one that is cut off from its broker for
+    the ttl may handle what somebody else has by then too.
     What is given back, forgotten or lost on the way is handed out again by the broker; nothing is handled never.
 """
 
@@ -63,6 +65,7 @@ class SharedClient(PullClient):
     """Pulls one partition together with the other sessions of a shared group."""
 
     once = False
+    leaves_room = True
     heeds_crowds = False  # then the broker hands out only what lets the cursor rise, and somebody has to take it
 
     @property
@@ -90,7 +93,7 @@ class SharedClient(PullClient):
             PullShared(
                 0,
                 *self._who,
-                settings.in_flight_messages - self._room.count,
+                self._room.left(settings.in_flight_messages),
                 settings.pull_bytes,
                 wait_ms,
                 hold_ms,
