@@ -37,9 +37,9 @@ def subject_create(
         OrderStrategy,
         typer.Option(
             help="strict: wait for the partition, whatever it takes. "
-            "best_tried: after some tries go elsewhere, and say so.",
+            "best_tried: go elsewhere after some seconds, and say so.",
         ),
-    ] = OrderStrategy.BEST_TRIED,
+    ] = OrderStrategy.STRICT,
     retention: Annotated[
         Retention,
         typer.Option(

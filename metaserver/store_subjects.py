@@ -210,6 +210,7 @@ def read_route(
         version=RouteVersion(row.route_version),
         order_strategy=row.order_strategy,
         partitions=subject_partitions(connection, row.subject_id, SERVED),
+        static=row.static,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,17 @@ import xxhash
 from ..protocol.address import addresses_of
 from ..protocol.batch import BYTES_PER_MESSAGE
 from ..protocol.clock import Clock, SystemClock
-from ..protocol.errors import ClosedError, ConfigError, InvalidRequestError, QueueFullError
+from ..protocol.errors import (
+    ClosedError,
+    ConfigError,
+    DeliveryTimeoutError,
+    GivenUpError,
+    InvalidRequestError,
+    KeyHaltedError,
+    KeylaneError,
+    PartlyQueuedError,
+    QueueFullError,
+)
 from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..protocol.message import check_message_size, pack_properties
@@ -31,6 +42,8 @@ from .sender import SubjectSender
 from .settings import ProducerSettings
 from .ticket import Ticket
 
+log = logging.getLogger("keylane.producer")
+TIMEOUT_S_MAX = 1_000_000_000
 _hash = xxhash.xxh3_64_intdigest
 
 
@@ -44,7 +57,7 @@ class ProducerStats:
     retries: int
     """Batches sent again."""
     waiting: dict[str, str]
-    """Partitions whose messages wait, and for what."""
+    """Partitions whose messages wait, and for what; under a subject's name what has no partition now."""
 
 
 class Producer(Resident):
@@ -85,6 +98,7 @@ class Producer(Resident):
         self._queue_bytes = self._settings.queue_bytes
         self._large_bytes = self._settings.large_bytes
         self._batch_count = self._settings.batch_count
+        self._timeout_ms = self._settings.delivery_timeout_ms
         self._connections = Connections(
             network, timeout_ms=self._settings.call_timeout_ms, what="producer"
         )
@@ -140,6 +154,7 @@ class Producer(Resident):
         *,
         key: bytes = b"",
         properties: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> Ticket:
         """
         Queue a message; it keeps its place behind earlier ones of its key from this moment on.
@@ -149,6 +164,8 @@ class Producer(Resident):
             value: up to 1 MiB together with key and properties.
             key: the order key; none means any partition, and no order.
             properties: text to text, up to 64 KiB packed.
+            timeout: seconds; a message that is not acked by then is given up with a DeliveryTimeoutError, and nothing
+                newer of its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
 
         Returns:
             A ticket: `await` it for the Receipt.  An unknown subject is told there.
@@ -156,6 +173,7 @@ class Producer(Resident):
         Raises:
             MessageTooLargeError, InvalidRequestError, InvalidNameError: nothing was queued.
             QueueFullError: `await producer.room()` first; nothing was queued.
+            KeyHaltedError: an older message of the key timed out; `resume` first.  Nothing was queued.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
         try:
@@ -168,16 +186,20 @@ class Producer(Resident):
         size = len(value) + len(key) + len(packed)
         if size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX:
             check_message_size(len(key), len(value), len(packed))
+        timeout_ms = self._timeout_ms if timeout is None else _milliseconds(timeout)
         if self._account.bytes >= self._queue_bytes:
             raise QueueFullError(queued_bytes=self._account.bytes)
-        place = _hash(key) & 1023 if key else self._dice.getrandbits(10)
-        executor = sender.table[place]
+        if key:
+            place = _hash(key) & 1023
+            executor = sender.table[place]
+        else:
+            place = self._dice.getrandbits(10)
+            executor = sender.keyless[place]
         if executor is None:
-            return sender.hold(key, value, packed, self._now_ns())
-        if sender.diverted:
-            sender.declare(executor, place)
+            return sender.hold(key, value, packed, self._now_ns(), timeout_ms)
+        reordered = sender.careful and sender.check(executor, key, place)
         if size > self._large_bytes:
-            executor.roll(reordered=executor.open.reordered)
+            executor.roll()
         # `Parcel.add`, written out: this is where a producer's time goes.
         parcel = executor.open
         values = parcel.values
@@ -189,6 +211,8 @@ class Producer(Resident):
         parcel.times.append(self._now_ns())
         if packed or parcel.properties is not None:
             parcel.add_properties(index, packed)
+        if reordered or timeout_ms:
+            sender.annotate(parcel, index, reordered=reordered, timeout_ms=timeout_ms)
         parcel.size = filled = parcel.size + size + BYTES_PER_MESSAGE
         if not index:
             executor.started()
@@ -229,6 +253,17 @@ class Producer(Resident):
         self._home.check_not_elsewhere()
         await self._account.room()
 
+    def resume(self, error: DeliveryTimeoutError | KeyHaltedError) -> None:
+        """
+        Let the key of a message that timed out be sent to again; harmless if it is not halted.
+
+        Everything newer of the key that was not sent has failed by then: send it again in order, the oldest first.  A
+        message whose error says `fate` UNKNOWN may be stored, or be stored yet, before what is sent from now on.
+        """
+        sender = self._senders.get(error.details.get("subject", ""))
+        if sender is not None:
+            sender.resume(error.details.get("key", b""))
+
     async def send_all(
         self, subject: str, messages: Iterable[tuple[bytes, bytes]], *, await_every: int = 1_000
     ) -> int:
@@ -239,15 +274,22 @@ class Producer(Resident):
             How many were sent.
 
         Raises:
-            What `send` and `flush` raise.
+            PartlyQueuedError: a message that `send` does not take; it and those after it are not queued.
+            GivenUpError: as `flush` does.
         """
         count = 0
-        for key, value in messages:
-            self.send(subject, value, key=key)
-            count += 1
-            if not count % await_every:
-                await asyncio.sleep(0)
-                await self._account.room()
+        account, full = self._account, self._queue_bytes
+        try:
+            for key, value in messages:
+                if account.bytes >= full:
+                    await account.room()
+                self.send(subject, value, key=key)
+                count += 1
+                if not count % await_every:
+                    await asyncio.sleep(0)
+        except KeylaneError as error:
+            text = f"{count} messages were queued, the next was not: {error.message}"
+            raise PartlyQueuedError(text, queued=count) from error
         await self.flush()
         return count
 
@@ -256,7 +298,8 @@ class Producer(Resident):
         Wait until everything queued is answered.
 
         Raises:
-            The first error since the last flush with which a message was given up, if no ticket told it.
+            GivenUpError: since the last flush messages were given up whose tickets nobody awaited; how many, how many
+                of them may be stored, and the first cause.
             ForkedError, OtherLoopError: open elsewhere.
         """
         self._home.check_not_elsewhere()
@@ -279,7 +322,9 @@ class Producer(Resident):
             failed=account.failed,
             retries=sum(one.retries for one in executors),
             waiting={
-                one.group.partition_name: one.waiting_for for one in executors if one.waiting_for
+                name: why
+                for sender in self._senders.values()
+                for name, why in sender.waiting.items()
             },
         )
 
@@ -290,6 +335,7 @@ class Producer(Resident):
         In a child of the process in which it was opened it does nothing: that one is at work on it.
 
         Raises:
+            GivenUpError: as `flush` does, also of what is given up now; without `flush` that is logged only.
             OtherLoopError: it was opened in another event loop.
         """
         if not self._home.here:
@@ -297,10 +343,13 @@ class Producer(Resident):
         self._home.check()
         if not self._open:
             return
+        error: GivenUpError | None = None
         try:
             if flush:
                 async with asyncio.timeout(self._settings.close_timeout_ms / 1000):
-                    await self.flush()
+                    for sender in self._senders.values():
+                        sender.roll()
+                    await self._account.drained()
         except TimeoutError:
             pass
         finally:
@@ -309,8 +358,10 @@ class Producer(Resident):
             for sender in senders:
                 await sender.close()
             await self._connections.close()
-        error = self._account.untold() if flush else None
-        if error is not None:
+            error = self._account.untold()
+            if error is not None and not flush:
+                log.warning("closed: %s", error.message)
+        if error is not None and flush:
             raise error
 
 
@@ -320,6 +371,14 @@ def _order_strategy(text: str) -> OrderStrategy:
     except ValueError:
         spelled = " or ".join(OrderStrategy)
         raise ConfigError(f"strategy is {spelled}, not {text!r:.40}") from None
+
+
+def _milliseconds(seconds: float) -> int:
+    if not isinstance(seconds, int | float) or not 0 < seconds <= TIMEOUT_S_MAX:
+        raise InvalidRequestError(
+            f"timeout is seconds in (0, {TIMEOUT_S_MAX}], not {seconds!r:.40}"
+        )
+    return max(1, int(seconds * 1000))
 
 
 def _refuse_text(**given: object) -> NoReturn:

@@ -21,6 +21,7 @@ from ..protocol.clock import Clock
 from ..protocol.errors import (
     Fate,
     KeylaneError,
+    NotSentError,
     ProducerFencedError,
     SequenceGapError,
     SequenceReusedError,
@@ -28,14 +29,15 @@ from ..protocol.errors import (
 )
 from ..protocol.frames import Append, Appended
 from ..protocol.message import Receipt
-from ..protocol.routing import OrderStrategy, Partition
+from ..protocol.routing import Partition
 from ..rpc.client import BrokerClient
 from ..rpc.network import Channel
 from .account import Account
-from .failure import Step, decide_after_failure
+from .failure import Situation, Step, decide_after_failure
 from .identity import Identity
 from .parcel import Parcel
 from .settings import ProducerSettings
+from .waiting import WaitReport
 
 log = logging.getLogger("keylane.producer")
 
@@ -53,9 +55,10 @@ class Executor:
     """
     One message group's queue and its sender task.
 
-    `spare(executor)` lists the available others; `on_leave(executor, parcels, step)` takes over, in order, all parcels
-    that cannot stay (NEW_ROUTE or ELSEWHERE); `on_available()` hears that `available` changed; `on_empty(executor)`
-    that nothing is left in one that is `leaving`.  `epochs` rise over all executors of a subject: a partition that is
+    `broker` is None while the metaserver knows no address of its broker group.  `spare(executor)` lists the available
+    others; `on_leave(executor, parcels, step)` takes over, in order, all parcels that cannot stay (NEW_ROUTE or
+    ELSEWHERE); `on_available()` hears that `available` changed; `on_empty(executor)` that nothing is left in one that
+    is `leaving`.  `epochs` rise over all executors of a subject: a partition that is
     gone back to must not take new batches for repeats of what an earlier executor sent it.
     """
 
@@ -63,9 +66,9 @@ class Executor:
         self,
         group: MessageGroup,
         partition: Partition,
-        broker: BrokerClient,
+        broker: BrokerClient | None,
         *,
-        strategy: OrderStrategy,
+        may_leave: bool,
         identity: Identity,
         settings: ProducerSettings,
         clock: Clock,
@@ -79,8 +82,8 @@ class Executor:
     ) -> None:
         self.group = group
         self.partition = partition
-        self.available = True
-        """False from a failure until the broker answers again; BEST_TRIED sends elsewhere meanwhile."""
+        self.available = broker is not None
+        """False from a failure until the broker answers again; messages without a key go elsewhere meanwhile."""
         self.sealed = False
         """True once the broker said so: nothing more is stored there."""
         self.refused = False
@@ -89,10 +92,11 @@ class Executor:
         """True once the route has no such open partition; what is here is still answered before newer messages go."""
         self.gone = False
         """True while the route has no such partition at all, open or sealed: no broker answers for it any more."""
-        self.waiting_for = ""
+        self._waiting_for = ""
         """Why nothing moves, for people."""
+        self._report = WaitReport()
         self._broker = broker
-        self._strategy = strategy
+        self._may_leave = may_leave
         self._identity = identity
         self._producer_id = identity.producer_id
         self._settings = settings
@@ -117,8 +121,8 @@ class Executor:
         self.closed = False
         self._task = asyncio.create_task(self._run(), name=f"send {group.partition_name}")
 
-    def _new_parcel(self, *, reordered: bool = False) -> Parcel:
-        return Parcel(self._loop.create_future(), reordered=reordered)
+    def _new_parcel(self) -> Parcel:
+        return Parcel(self._loop.create_future())
 
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
     def started(self) -> None:
@@ -126,13 +130,13 @@ class Executor:
         self.open.opened_at_ms = self._clock.boot_ms()
         self._wake.set()
 
-    def roll(self, *, reordered: bool = False) -> None:
+    def roll(self) -> None:
         """Close the open parcel to further messages and begin another."""
         if len(self.open):
             self._queue.append(self.open)
             self._account.enter(len(self.open), self.open.size)
             self._wake.set()
-        self.open = self._new_parcel(reordered=reordered)
+        self.open = self._new_parcel()
 
     def take_over(self, parcels: list[Parcel]) -> None:
         """Queue parcels that left another executor, behind what is here already."""
@@ -140,34 +144,60 @@ class Executor:
         self._queue.extend(parcels)
         self._wake.set()
 
+    def sift(self, sieve: Callable[[Parcel], Parcel | None]) -> None:
+        """
+        Let `sieve` take messages out of what was never sent: it returns what stays of a parcel.
+
+        A parcel of which something was taken is another one afterwards; the account is told of that by `sieve`.
+        """
+        if not self._has_work():
+            return
+        self.roll()
+        kept = [one if one.sends else sieve(one) for one in self._in_flight]
+        self._in_flight = deque(one for one in kept if one is not None)
+        self._queue = deque(one for one in map(sieve, self._queue) if one is not None)
+        if self.idle:
+            self._moves_again()
+        self._tell_if_empty()
+
+    @property
+    def parcels(self) -> list[Parcel]:
+        """All that is here, oldest first."""
+        return [*self._in_flight, *self._queue, *([self.open] if len(self.open) else [])]
+
     @property
     def idle(self) -> bool:
         """True while there is nothing queued or in flight."""
         return not self._has_work()
 
+    @property
+    def waiting_for(self) -> str:
+        """Why messages wait, for people; nothing if none do."""
+        return self._waiting_for if self._has_work() or self.refused else ""
+
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
         while not self.closed:
-            called = False
             try:
                 if self.available:
                     await self._wait_for_work()
+                if self._broker is None:
+                    text = "the metaserver knows no broker of this group that answers"
+                    raise NotSentError(text, broker_group=self.group.broker_group)
                 channel = await self._broker.channel()
                 if not self._has_work():
                     # Nothing to send: an open channel is all that can be known of a partition that failed.
                     self._set_available(True)
                     continue
-                called = True
                 await self._stream(channel)
             except KeylaneError as error:
                 self._attempt += 1
                 self._set_available(False)
-                if self._after_failure(error, called=called):
+                if self._after_failure(error):
                     continue
                 self.retries += 1
-                self.waiting_for = error.message
                 wait_ms = self._settings.backoff.wait_ms(self._attempt, self._dice)
-                log.info(
+                log.debug(
                     "%s: %s; again in %d ms", self.group.partition_name, error.message, wait_ms
                 )
                 await asyncio.sleep(wait_ms / 1000)
@@ -249,7 +279,7 @@ class Executor:
         )
         if fresh:
             self._next_sequence += len(parcel)
-        parcel.tries += 1
+        parcel.sends += 1
         task = asyncio.create_task(self._append(channel, parcel, data))
         task.add_done_callback(self._answered)
         return task
@@ -271,16 +301,14 @@ class Executor:
             answer.base_offset,
             answer.durable,
             answer.duplicate,
-            parcel.reordered,
         )
 
     def _settle(self, parcel: Parcel, receipt: Receipt) -> None:
         self._set_available(True)
         self._attempt = 0
-        self.waiting_for = ""
         self._in_flight.remove(parcel)
-        parcel.settle(receipt)
-        self._account.settled(parcel, None)
+        self._account.stored(parcel, receipt)
+        self._moves_again()
         self._tell_if_empty()
 
     def _tell_if_empty(self) -> None:
@@ -288,52 +316,102 @@ class Executor:
             self._on_empty(self)
 
     # ── after a failure ──────────────────────────────────────────────────────────────────────────────
-    def _after_failure(self, error: KeylaneError, *, called: bool) -> bool:
+    def _after_failure(self, error: KeylaneError) -> bool:
         """Act on `error`, which the oldest parcel met; True if there is nothing to wait for."""
         if not self._in_flight and self._take(idle=True) is None:
             return False
+        now_ms = self._clock.boot_ms()
+        self._wait_on(error, now_ms)
+        for parcel in (*self._in_flight, *self._queue):
+            parcel.failed(now_ms)
         head = self._in_flight[0]
         if isinstance(error, SequenceReusedError | ProducerFencedError):
             self._new_identity()
-        if not called:
-            head.tries += 1
+        since_ms = self._report.since_ms
+        assert since_ms is not None
+        assert head.failed_at_ms is not None
         step = decide_after_failure(
             error,
-            self._strategy,
-            tries=head.tries,
-            tries_max=self._settings.tries_max,
-            home_tries=self._settings.home_tries,
-            doubtful=head.doubtful,  # what is behind it cannot be stored if it is not
-            leaving=self.leaving,
-            gone=self.gone,
+            Situation(
+                tries=head.tries,
+                failing_ms=now_ms - since_ms,
+                waited_ms=now_ms - head.failed_at_ms,
+                doubtful=head.doubtful,  # what is behind it cannot be stored if it is not
+                leaving=self.leaving,
+                gone=self.gone,
+            ),
+            may_leave=self._may_leave,
+            settings=self._settings,
         )
         if step is Step.ELSEWHERE and not self._spare(self):
             step = Step.AGAIN
         if step is Step.AGAIN:
-            if isinstance(error, SequenceGapError) and head.tries > 1:
+            if isinstance(error, SequenceGapError) and head.sends > 1:
                 # The oldest itself is ahead of what the broker remembers: nothing older is missing here.
                 self._new_epoch()
             return False
         if step is Step.GIVE_UP:
-            self._in_flight.popleft()
-            for parcel in self._in_flight:
-                # Under a new epoch the broker does not know it again: it may be stored twice, so that is declared.
-                parcel.reordered = parcel.reordered or parcel.doubtful
-            self._new_epoch()
-            head.give_up(error)
-            self._account.settled(head, error)
-            self._tell_if_empty()
+            self._give_up_oldest(error)
             return True
         self.sealed = self.sealed or isinstance(error, StaleRouteError)
         self.refused = step is Step.NEW_ROUTE
         self._new_epoch()
         self.roll()
+        # Of what a sealed partition refused nothing is stored there, whatever became of earlier tries; nor of what
+        # is behind a parcel that is not stored.
+        refused = isinstance(error, StaleRouteError) or not head.doubtful
         leaving = [*self._in_flight, *self._queue]
         self._in_flight.clear()
         self._queue.clear()
+        for parcel in leaving:
+            parcel.leave(refused=refused)
+        if step is Step.ELSEWHERE:
+            log.warning(
+                "%s: %d messages go to another partition, declared as reordered: %s",
+                self.group.partition_name, sum(map(len, leaving)), error.message,
+            )  # fmt: skip
+        self._report.over(now_ms)
         self._on_leave(self, leaving, step)
         self._tell_if_empty()
         return step is Step.ELSEWHERE
+
+    def _give_up_oldest(self, error: KeylaneError) -> None:
+        head = self._in_flight.popleft()
+        for parcel in self._in_flight:
+            # Under a new epoch the broker does not know it again.  It cannot be stored if the oldest is not.
+            parcel.leave(refused=not head.doubtful)
+        self._new_epoch()
+        self._account.give_up(head, error)
+        if self.idle:
+            self._moves_again()
+        self._tell_if_empty()
+
+    def _wait_on(self, error: KeylaneError, now_ms: int) -> None:
+        """Messages wait because of `error`; people are told of it now and then."""
+        self._waiting_for = error.message
+        if not self._report.waits(now_ms):
+            return
+        parcels = self.parcels
+        oldest_ms = self._clock.wall_ms() - parcels[0].times[0] // 1_000_000
+        log.warning(
+            "%s at %s: %d messages wait, the oldest for %.0f s: %s",
+            self.group.partition_name,
+            self.partition.address or f"broker group {self.group.broker_group}",
+            sum(map(len, parcels)), max(0, oldest_ms) / 1000, error.message,
+        )  # fmt: skip
+
+    def _moves_again(self) -> None:
+        """Messages are stored again, or none is left that waits."""
+        self._waiting_for = ""
+        if self._report.since_ms is None:
+            return
+        took_ms = self._report.over(self._clock.boot_ms())
+        if took_ms is not None:
+            log.warning(
+                "%s: messages wait no longer, after %.0f s",
+                self.group.partition_name,
+                took_ms / 1000,
+            )
 
     def _new_epoch(self) -> None:
         """Number what is left anew; the broker refuses whatever of the old epoch may still arrive."""

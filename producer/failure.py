@@ -1,8 +1,14 @@
-"""What an executor does after a batch failed: the whole difference between STRICT and BEST_TRIED.  Pure."""
+"""What an executor does after a batch failed: the whole difference between STRICT and BEST_TRIED.  Pure.
+
+Times are passed in: how long a partition has been failing decides whether its messages leave it, not how many tries
+that was.  All messages of a partition leave together, in their order, when the oldest of them is due; so the newer
+messages of a logical partition wait for the decision about the older ones.
+"""
 
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 from ..protocol.errors import (
     BrokerReadOnlyError,
@@ -19,7 +25,7 @@ from ..protocol.errors import (
     UnreachableError,
     WrongBrokerError,
 )
-from ..protocol.routing import OrderStrategy
+from .settings import ProducerSettings
 
 
 class Step(enum.Enum):
@@ -46,40 +52,51 @@ _NOT_HERE = (PartitionUnknownError, WrongBrokerError)
 """Refusals of a broker that need not be the one that was sent earlier tries: another may have its address now."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Where the oldest parcel of a partition is, after a try that failed.  Times in milliseconds."""
+
+    tries: int
+    """Failed tries, there and elsewhere."""
+    failing_ms: int
+    """Since the first failure that the oldest message of this partition met here."""
+    waited_ms: int
+    """Since the first failure of the parcel, there or elsewhere."""
+    doubtful: bool
+    """It may be stored there: a try ended without an answer."""
+    leaving: bool
+    """The route has no such open partition any more."""
+    gone: bool
+    """The route has no such partition at all: no broker answers for it."""
+
+
 def decide_after_failure(
-    error: KeylaneError,
-    strategy: OrderStrategy,
-    *,
-    tries: int,
-    tries_max: int,
-    home_tries: int,
-    doubtful: bool,
-    leaving: bool,
-    gone: bool,
+    error: KeylaneError, situation: Situation, *, may_leave: bool, settings: ProducerSettings
 ) -> Step:
     """
-    The next step after try number `tries` (from 1) of a parcel ended in `error`.
+    The next step for the oldest parcel of a partition, and with it for all that is behind it, after a try failed.
 
-    STRICT never leaves its partition but through a route change, and never gives up what may pass later.
-    BEST_TRIED goes elsewhere after `home_tries` and gives up after `tries_max`.
-    A `doubtful` parcel, which may be stored, keeps its sequence until the right broker has answered, because only
-    that one knows it again; `gone`: there is none any more, as no route has this partition.  What is not doubtful
-    need not wait for the broker of a partition that is `leaving`, sealed as the route says.
+    Unless it `may_leave`, as under BEST_TRIED, it never leaves its partition but through a route change, and what may
+    pass later is never given up.  What may leave stays until it has failed for `leave_after_ms`, so that a broker's
+    restart reorders nothing, and is given up after `give_up_after_ms` and `tries_min` tries.
+    A doubtful parcel keeps its sequence until the right broker has answered, because only that broker knows it again.
+    What is not doubtful need not wait for the broker of a partition that the route has left.
     """
-    if isinstance(error, ProducerFencedError) and doubtful:
+    if isinstance(error, ProducerFencedError) and situation.doubtful:
         return Step.GIVE_UP  # only under the old epoch, which is fenced, would it be known again
-    may_be_stored = doubtful and isinstance(error, _NOT_HERE)
-    if may_be_stored and gone and strategy is OrderStrategy.STRICT:
+    may_be_stored = situation.doubtful and isinstance(error, _NOT_HERE)
+    if may_be_stored and situation.gone and not may_leave:
         return Step.GIVE_UP
-    left = leaving and not doubtful and isinstance(error, _TRY_AGAIN)
+    exhausted = (
+        may_leave
+        and situation.tries >= settings.tries_min
+        and situation.waited_ms >= settings.give_up_after_ms
+    )
+    left = situation.leaving and not situation.doubtful and isinstance(error, _TRY_AGAIN)
     if left or (isinstance(error, (StaleRouteError, *_NOT_HERE)) and not may_be_stored):
-        if strategy is OrderStrategy.BEST_TRIED and tries >= tries_max:
-            return Step.GIVE_UP
-        return Step.NEW_ROUTE
-    if not isinstance(error, (*_TRY_AGAIN, *_NOT_HERE)):
+        return Step.GIVE_UP if exhausted else Step.NEW_ROUTE
+    if not isinstance(error, (*_TRY_AGAIN, *_NOT_HERE)) or exhausted:
         return Step.GIVE_UP
-    if strategy is OrderStrategy.STRICT:
+    if not may_leave or situation.failing_ms < settings.leave_after_ms:
         return Step.AGAIN
-    if tries >= tries_max:
-        return Step.GIVE_UP
-    return Step.AGAIN if tries < home_tries else Step.ELSEWHERE
+    return Step.NEW_ROUTE if situation.leaving else Step.ELSEWHERE

@@ -1,4 +1,4 @@
-"""A parcel: messages of one message group that travel as one batch, and what became of them.  Pure but for its future.
+"""A parcel: messages of one message group that travel as one batch, and what became of each.  Pure but for its futures.
 
     open ──roll──▶ queued ──pack──▶ in flight ──answer──▶ settled
                                       │ ▲
@@ -6,34 +6,48 @@
 
 Invariants
     A parcel keeps its sequence and its bytes from the first sending on: a repeat is the same batch.
-    It settles once: with one receipt for all, with one per message (after a route change split it), or with an error.
+    A message settles once; usually all of a parcel do at once.  When messages went on in other parcels, or are given
+    up early, each ticket is woken by the fate of its own message.
+    What a receipt declares (`reordered`, `duplicate`) is marked for each message, not for its batch.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from ..protocol.batch import BYTES_PER_MESSAGE, encode_batch
-from ..protocol.errors import Fate, KeylaneError
 from ..protocol.message import Receipt
+from .given_up import GivenUp
 
-Outcome = Receipt | KeylaneError
+Outcome = Receipt | GivenUp
+REORDERED = 1
+"""Mark of a keyed message that left its partition."""
+POSSIBLE = 2
+"""Mark of a message that may be stored where it was before: it left without a last answer."""
 
 
 class Parcel:
     """Columns of messages while they gather; then their bytes; then their fate."""
 
     __slots__ = (
-        "_left",
+        "_all_keyed",
+        "_told",
+        "_waiters",
         "data",
+        "deadlines",
         "doubtful",
+        "expired",
+        "first_deadline_ms",
+        "failed_at_ms",
         "future",
         "keys",
+        "marks",
         "opened_at_ms",
         "origins",
         "outcome",
         "properties",
-        "reordered",
+        "sends",
         "sequence",
         "size",
         "times",
@@ -41,30 +55,46 @@ class Parcel:
         "values",
     )
 
-    def __init__(self, future: asyncio.Future[None], *, reordered: bool = False) -> None:
+    def __init__(self, future: asyncio.Future[None]) -> None:
         self.keys: list[bytes] = []
         self.values: list[bytes] = []
         self.times: list[int] = []
         self.properties: list[bytes] | None = None
         self.size = 0
         """Bytes of keys, values and properties, and of their columns."""
-        self.reordered = reordered
+        self.marks: bytearray | None = None
+        """REORDERED and POSSIBLE of each message, as far as any is marked."""
+        self.deadlines: dict[int, int] | None = None
+        """Boot milliseconds at which messages are given up, by index, of those that have a time-out."""
+        self.first_deadline_ms = 0
+        """The earliest of them."""
         self.sequence = -1
         self.data: bytes | None = None
+        self.sends = 0
+        """How often it was sent to the partition it is for."""
         self.tries = 0
+        """Failures it met, there and elsewhere."""
+        self.failed_at_ms: int | None = None
+        """Boot milliseconds of the first of them."""
         self.doubtful = False
-        """True once a try ended without an answer: it may be stored, whatever later tries say."""
+        """True once a try ended without an answer: it may be stored there, whatever later tries say."""
         self.opened_at_ms = 0
         self.future = future
+        """Done when all messages are settled, or when the first of several fates is known."""
         self.outcome: Outcome | list[Outcome | None] | None = None
         """One for all (the receipt of the first message, from which the others follow), or one of each."""
         self.origins: list[tuple[Parcel, int]] | None = None
         """Where each message's ticket looks, when these messages came out of other parcels."""
-        self._left = 0
+        self.expired = 0
+        """Messages given up before the parcel was settled."""
+        self._told: set[int] | None = None
+        self._waiters: dict[int, asyncio.Future[None]] | None = None
+        self._all_keyed = False
 
     def __len__(self) -> int:
         return len(self.values)
 
+    # ── filling ──────────────────────────────────────────────────────────────────────────────────────
     def add(self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int) -> int:
         """Put a message at the end; returns its index."""
         index = len(self.values)
@@ -84,15 +114,69 @@ class Parcel:
 
     def adopt(self, parcel: Parcel, index: int) -> None:
         """Put message `index` of another parcel at the end; its ticket learns its fate from here."""
+        assert not parcel.doubtful, "what may be stored is marked before it goes elsewhere"
         if self.origins is None:
             assert not len(self), "a parcel holds either its own messages or adopted ones"
             self.origins = []
+            self.tries, self.failed_at_ms = parcel.tries, parcel.failed_at_ms
+        elif parcel.tries < self.tries or self.failed_at_ms is None:
+            # Together none is given up before its own time.
+            self.tries, self.failed_at_ms = parcel.tries, parcel.failed_at_ms
+        elif parcel.failed_at_ms is None or parcel.failed_at_ms > self.failed_at_ms:
+            self.failed_at_ms = parcel.failed_at_ms
+        here = len(self)
         self.origins.append(parcel.origins[index] if parcel.origins else (parcel, index))
-        self.doubtful = self.doubtful or parcel.doubtful
-        self.reordered = self.reordered or parcel.reordered
         properties = parcel.properties[index] if parcel.properties else b""
         self.add(parcel.keys[index], parcel.values[index], properties, parcel.times[index])
+        mark = parcel.mark_of(index)
+        if mark:
+            self.mark(here, mark)
+        if parcel.deadlines is not None and index in parcel.deadlines:
+            self.set_deadline(here, parcel.deadlines[index])
 
+    def divided(self, takes: Callable[[int], bool]) -> tuple[Parcel | None, Parcel | None]:
+        """Its unsettled messages in two new parcels, of those taken and of the rest; None for one without any."""
+        loop = self.future.get_loop()
+        parts: list[Parcel | None] = [None, None]
+        for index in range(len(self)):
+            if self.expired and self.settled(index):
+                continue
+            which = 0 if takes(index) else 1
+            part = parts[which]
+            if part is None:
+                part = parts[which] = Parcel(loop.create_future())
+                part.opened_at_ms = self.opened_at_ms
+            part.adopt(self, index)
+        return parts[0], parts[1]
+
+    def set_deadline(self, index: int, at_ms: int) -> None:
+        """Give message `index` up at this boot time."""
+        if self.deadlines is None:
+            self.deadlines = {}
+            self.first_deadline_ms = at_ms
+        elif at_ms < self.first_deadline_ms:
+            self.first_deadline_ms = at_ms
+        self.deadlines[index] = at_ms
+
+    def drop_deadlines(self, indexes: list[int]) -> None:
+        """These messages have none any more."""
+        assert self.deadlines is not None
+        for index in indexes:
+            del self.deadlines[index]
+        if self.deadlines:
+            self.first_deadline_ms = min(self.deadlines.values())
+        else:
+            self.deadlines = None
+
+    @property
+    def keyless(self) -> bool:
+        """True if any message has no key; asked of a closed parcel."""
+        if self._all_keyed:
+            return False
+        self._all_keyed = b"" not in self.keys
+        return not self._all_keyed
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────────────
     def pack(
         self, *, partition_id: int, producer_id: int, producer_epoch: int, sequence: int
     ) -> bytes:
@@ -112,55 +196,155 @@ class Parcel:
         return self.data
 
     def unpack(self) -> None:
-        """Forget bytes and sequence: the batch was refused for good where it was sent, and goes elsewhere."""
+        """Forget bytes and sequence: it is numbered anew."""
         self.data = None
         self.sequence = -1
 
-    def settle(self, outcome: Outcome) -> None:
+    def failed(self, now_ms: int) -> None:
+        """A try failed while it was first in the queue, or behind."""
+        self.tries += 1
+        if self.failed_at_ms is None:
+            self.failed_at_ms = now_ms
+
+    def leave(self, *, refused: bool) -> None:
+        """
+        It goes elsewhere, or is numbered anew.  `refused`: nothing of it is stored where it was, as that broker said;
+        else it may be, if a try is without an answer.
+        """
+        if self.doubtful and not refused:
+            for index in range(len(self)):
+                self.mark(index, POSSIBLE)
+        self.doubtful = False
+        self.sends = 0
+        self.unpack()
+
+    # ── marks ────────────────────────────────────────────────────────────────────────────────────────
+    def mark(self, index: int, mark: int) -> None:
+        """Declare something of message `index`."""
+        marks = self.marks
+        if marks is None:
+            marks = self.marks = bytearray()
+        if len(marks) <= index:
+            marks.extend(bytes(index + 1 - len(marks)))
+        marks[index] |= mark
+
+    def mark_reordered(self) -> None:
+        """All keyed messages leave their partition."""
+        for index, key in enumerate(self.keys):
+            if key:
+                self.mark(index, REORDERED)
+
+    def mark_of(self, index: int) -> int:
+        """What is declared of message `index`."""
+        return self.marks[index] if self.marks is not None and index < len(self.marks) else 0
+
+    def may_be_stored(self, index: int) -> bool:
+        """True if message `index` may be stored, though it is not acked."""
+        return self.doubtful or bool(self.mark_of(index) & POSSIBLE)
+
+    def unknown_count(self) -> int:
+        """How many messages that are not settled may be stored."""
+        if not self.doubtful and self.marks is None:
+            return 0
+        return sum(
+            self.may_be_stored(index) and not self.settled(index) for index in range(len(self))
+        )
+
+    # ── fates ────────────────────────────────────────────────────────────────────────────────────────
+    def settle(self, outcome: Outcome) -> int:
         """
         All messages met this fate: stored one after another from `outcome.offset` on, or given up.
+
+        Returns:
+            Of how many messages it is the fate: of all but those that had one already.
         """
         if self.origins is None:
-            if not self.future.done():
+            if self.outcome is None:
                 self.outcome = outcome
                 self.future.set_result(None)
-            return
-        for index, (origin, origin_index) in enumerate(self.origins):
-            origin._settle_one(origin_index, _of_message(outcome, index))
+                return len(self)
+            return sum(self._settle_one(index, outcome, index) for index in range(len(self)))
+        return sum(self._settle_origin(index, outcome, index) for index in range(len(self.origins)))
 
-    def give_up(self, error: KeylaneError) -> None:
-        """Settle with an error, whose fate is UNKNOWN if any try left it open."""
-        if self.doubtful:
-            error.fate = Fate.UNKNOWN
-        self.settle(error)
+    def settle_message(self, index: int, outcome: Outcome) -> bool:
+        """Message `index` met this fate; False if it had one already."""
+        if self.origins is None:
+            return self._settle_one(index, outcome, 0)
+        return self._settle_origin(index, outcome, 0)
 
-    def _settle_one(self, index: int, outcome: Outcome) -> None:
-        if not isinstance(self.outcome, list):
+    def _settle_origin(self, index: int, outcome: Outcome, further: int) -> bool:
+        assert self.origins is not None
+        origin, origin_index = self.origins[index]
+        mark = self.mark_of(index)
+        if mark:
+            origin.mark(origin_index, mark)
+        return origin._settle_one(origin_index, outcome, further)
+
+    def _settle_one(self, index: int, outcome: Outcome, further: int) -> bool:
+        """`outcome` is that of the message `further` before this one."""
+        if self.outcome is None:
             self.outcome = [None] * len(self)
-            self._left = len(self)
-        if self.outcome[index] is None:
-            self.outcome[index] = outcome
-            self._left -= 1
-            if not self._left and not self.future.done():
-                self.future.set_result(None)
+            self._waiters = {}
+        if not isinstance(self.outcome, list) or self.outcome[index] is not None:
+            return False
+        self.outcome[index] = (
+            outcome if isinstance(outcome, GivenUp) else _of_message(outcome, further)
+        )
+        if not self.future.done():
+            self.future.set_result(None)  # from here on each waits for its own
+        assert self._waiters is not None
+        waiter = self._waiters.pop(index, None)
+        if waiter is not None:
+            waiter.set_result(None)
+        return True
 
-    def receipt(self, index: int) -> Receipt:
-        """The receipt of one message of a settled parcel; raises the error it was given up with."""
+    def settled(self, index: int) -> bool:
+        """True once the fate of message `index` is known; its origin may know of an adopted one."""
+        if self.origins is not None:
+            origin, origin_index = self.origins[index]
+            return origin.settled(origin_index)
         outcome = self.outcome
         if isinstance(outcome, list):
-            found = outcome[index]
-        else:
-            found = outcome if outcome is None else _of_message(outcome, index)
-        assert found is not None
-        if isinstance(found, KeylaneError):
-            found.told = True
-            raise found
-        return found
+            return outcome[index] is not None
+        return outcome is not None
+
+    def waited_for(self, index: int) -> asyncio.Future[None]:
+        """A future for whoever waits for message `index`: done when its fate may be known."""
+        if self._waiters is None:
+            return self.future
+        waiter = self._waiters.get(index)
+        if waiter is None:
+            waiter = self._waiters[index] = self.future.get_loop().create_future()
+        return waiter
+
+    def receipt(self, index: int) -> Receipt:
+        """The receipt of a settled message; raises a new error if it was given up."""
+        outcome = self.outcome
+        mark = self.marks[index] if self.marks is not None and index < len(self.marks) else 0
+        if type(outcome) is Receipt and not mark:
+            return _of_message(outcome, index)
+        own = outcome[index] if isinstance(outcome, list) else outcome
+        assert own is not None
+        if isinstance(own, GivenUp):
+            unknown = own.doubtful or bool(mark & POSSIBLE)
+            if self._told is None:
+                self._told = set()
+            if index not in self._told:
+                self._told.add(index)
+                own.told(unknown=unknown)
+            raise own.error(unknown=unknown)
+        step = index if own is outcome and own.offset >= 0 else 0
+        return Receipt(
+            own.partition_id,
+            own.offset + step,
+            own.durable,
+            "possible" if mark & POSSIBLE else own.duplicate,
+            bool(mark & REORDERED),
+        )
 
 
-def _of_message(first: Outcome, index: int) -> Outcome:
-    if not index or isinstance(first, KeylaneError) or first.offset < 0:
+def _of_message(first: Receipt, further: int) -> Receipt:
+    """The receipt of the message so much further on in the batch."""
+    if not further or first.offset < 0:
         return first
-    return Receipt(
-        first.partition_id, first.offset + index, first.durable, first.duplicate, first.reordered
-    )
+    return Receipt(first.partition_id, first.offset + further, first.durable, first.duplicate)

@@ -21,23 +21,37 @@ from functools import partial
 from ..protocol.clock import Clock
 from ..protocol.errors import KeylaneError, NoPartitionError, Retry
 from ..protocol.limits import LOGICAL_PARTITIONS, PULL_WAIT_MS_MAX
-from ..protocol.routing import OrderStrategy, Partition, Route, logical_partition, route_table
+from ..protocol.routing import (
+    OrderStrategy,
+    Partition,
+    Route,
+    logical_partition,
+    route_table,
+)
 from ..rpc.client import BrokerClient, MetaClient
 from .account import Account
 from .executor import Executor, MessageGroup
 from .failure import Step
+from .halts import Halts
 from .identity import Identity
-from .parcel import Parcel
+from .parcel import REORDERED, Parcel
 from .settings import ProducerSettings
 from .ticket import Ticket
+from .waiting import WaitReport
 
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
 AMISS_WAIT_MS = 500
+EXPIRE_MS_MIN, EXPIRE_MS_MAX = 10, 1_000
+EXPIRE_SHARE = 10
+"""Messages are given up at most this part of their time-out late."""
+NO_ROUTE = "the metaserver has not told the route yet"
+NO_PARTITION = "the route has no open partition that takes them"
+CLOSED = "the producer was closed before this message was acked"
 
 
 class SubjectSender:
-    """The executors of one subject and the table that leads to them.  `table[lp]` is None while held."""
+    """The executors of one subject and the tables that lead to them, None where messages are held."""
 
     def __init__(
         self,
@@ -55,8 +69,11 @@ class SubjectSender:
     ) -> None:
         self.subject = subject
         self.table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
-        self.diverted = False
-        """True while some partition does not answer and BEST_TRIED sends its messages elsewhere."""
+        """Where keyed messages go, by logical partition."""
+        self.keyless = self.table
+        """Where messages without a key go, by a random number: past what does not answer."""
+        self.careful = False
+        """True while some messages go elsewhere than home, or a key is halted: `check` each keyed message."""
         self._asked = strategy
         self._meta = meta
         self._broker_at = broker_at
@@ -73,15 +90,28 @@ class SubjectSender:
         self._executors: dict[int, Executor] = {}
         self._epochs = itertools.count()
         self._hold: list[Parcel] = [Parcel(self._loop.create_future())]
+        self._held_report = WaitReport()
+        self._held_for = NO_ROUTE
+        """Why messages are held, for people."""
+        self._halts = Halts(subject, clock, account)
         self._open: set[int] = set()
         self._places: list[int] = []
         self._home: list[Executor | None] = [None] * LOGICAL_PARTITIONS
+        self._away: dict[int, Executor] = {}
+        """Which executor stands in for a partition whose messages went elsewhere, until it answers again."""
         self._refresh = asyncio.Event()
+        self._expiring: asyncio.TimerHandle | None = None
+        self._expire_ms = EXPIRE_MS_MAX
+        """How often it is looked for messages whose time is over."""
         self._task = asyncio.create_task(self._follow_route(), name=f"route {subject}")
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
-    def hold(self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int) -> Ticket:
-        """Keep a message that has no executor now."""
+    def hold(
+        self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int, timeout_ms: int
+    ) -> Ticket:
+        """Keep a message that has no executor now.  Raises KeyHaltedError."""
+        if key:
+            self._halts.check(key)
         parcel = self._hold[-1]
         if self._full(parcel, len(value)):
             parcel = Parcel(self._loop.create_future())
@@ -89,17 +119,72 @@ class SubjectSender:
         size = parcel.size
         index = parcel.add(key, value, packed_properties, sent_at_ns)
         self._account.enter(1, parcel.size - size)
+        if timeout_ms:
+            self.annotate(parcel, index, reordered=False, timeout_ms=timeout_ms)
         return Ticket(parcel, index)
 
-    def declare(self, executor: Executor, place: int) -> None:
-        """A message of logical partition `place` is next: where that is not `executor`'s, its receipt says so."""
-        if executor is not self._home[place] and not executor.open.reordered:
-            executor.roll(reordered=True)
+    def check(self, executor: Executor, key: bytes, place: int) -> bool:
+        """
+        True if a message of logical partition `place` is reordered because it goes to `executor`.
+
+        Raises:
+            KeyHaltedError: its key is halted; nothing was queued.
+        """
+        if not key:
+            return False
+        self._halts.check(key)
+        return executor is not self._home[place]
+
+    def annotate(self, parcel: Parcel, index: int, *, reordered: bool, timeout_ms: int) -> None:
+        """Mark a message that was just queued, or give it up after so long (0: never)."""
+        if reordered:
+            parcel.mark(index, REORDERED)
+        if timeout_ms:
+            parcel.set_deadline(index, self._clock.boot_ms() + timeout_ms)
+            self._expire_often(timeout_ms)
+
+    def _expire_often(self, timeout_ms: int) -> None:
+        """See that messages with such a time-out are given up in time."""
+        every_ms = min(EXPIRE_MS_MAX, max(EXPIRE_MS_MIN, timeout_ms // EXPIRE_SHARE))
+        if self._expiring is None or every_ms < self._expire_ms:
+            self._expire_ms = every_ms
+            if self._expiring is not None:
+                self._expiring.cancel()
+            self._expiring = self._loop.call_later(every_ms / 1000, self._expire)
+
+    def _expire(self) -> None:
+        """Give up what is not acked in its time, and halt its keys."""
+        self._expiring = self._loop.call_later(self._expire_ms / 1000, self._expire)
+        executors = self.executors
+        parcels = [parcel for one in executors for parcel in one.parcels]
+        if not self._halts.expire([*parcels, *self._hold]):
+            return
+        held = [self._halts.withdraw(one) for one in self._hold if len(one)]
+        self._hold = [one for one in held if one is not None]
+        self._hold.append(Parcel(self._loop.create_future()))
+        self.careful = True
+        for executor in executors:
+            executor.sift(self._halts.withdraw)
+
+    def resume(self, key: bytes) -> None:
+        """Let messages of a halted key be sent again."""
+        self._halts.resume(key)
+        self._refill()
 
     @property
     def executors(self) -> list[Executor]:
         """One for each message group, by partition id."""
         return [self._executors[key] for key in sorted(self._executors)]
+
+    @property
+    def waiting(self) -> dict[str, str]:
+        """Partitions whose messages wait, and for what; under the subject's name what has no partition now."""
+        found = {
+            one.group.partition_name: one.waiting_for for one in self.executors if one.waiting_for
+        }
+        if any(map(len, self._hold)):
+            found[self.subject] = self._held_for
+        return found
 
     def roll(self) -> None:
         """Let everything gathered so far go."""
@@ -110,18 +195,39 @@ class SubjectSender:
     async def _follow_route(self) -> None:
         attempt = 0
         while True:
+            why = NO_PARTITION
             try:
                 if self._apply(await self._ask()):
                     await self._seek_brokers()
                     attempt = 0
+                    self._tell_of_hold(why)
                     continue
+                why = "the metaserver's route is older than the one followed"
             except KeylaneError as error:
                 if error.retry is Retry.NEVER and self._route is None:
                     self._die(error)
                     return
                 log.info("route of %s: %s", self.subject, error.message)
+                why = error.message
+            self._tell_of_hold(why)
             attempt += 1
             await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._dice) / 1000)
+
+    def _tell_of_hold(self, why: str) -> None:
+        """Tell people now and then what messages wait for that have no partition."""
+        now_ms = self._clock.boot_ms()
+        held = sum(map(len, self._hold))
+        self._held_for = why if held else NO_PARTITION
+        if not held:
+            took_ms = self._held_report.over(now_ms)
+            if took_ms is not None:
+                log.warning("%s: messages are held no longer, after %.0f s", self.subject, took_ms / 1000)  # fmt: skip
+        elif self._held_report.waits(now_ms):
+            oldest_ms = self._clock.wall_ms() - self._hold[0].times[0] // 1_000_000
+            log.warning(
+                "%s: %d messages are held, the oldest for %.0f s: %s",
+                self.subject, held, max(0, oldest_ms) / 1000, why,
+            )  # fmt: skip
 
     async def _ask(self) -> Route:
         """A newer route when there is one; the same after a while, a short one when something is amiss."""
@@ -153,10 +259,12 @@ class SubjectSender:
     def _die(self, error: KeylaneError) -> None:
         """The metaserver will never give a route: everything held is given up."""
         self._on_dead(self)
+        if self._expiring is not None:
+            self._expiring.cancel()
         for parcel in self._hold:
             if len(parcel):
-                parcel.settle(error)
-                self._account.settled(parcel, error)
+                self._account.give_up(parcel, error)
+        self._hold = [Parcel(self._loop.create_future())]
 
     def _apply(self, route: Route) -> bool:
         """Follow a route; False if it is older than the one followed, which changes nothing."""
@@ -167,7 +275,7 @@ class SubjectSender:
         self._open = {one.partition_id for one in route.open_partitions()}
         self._places = [one.partition_id for one in route_table(route)]
         for partition in route.open_partitions():
-            if partition.address is not None and partition.partition_id not in self._executors:
+            if partition.partition_id not in self._executors:
                 self._executors[partition.partition_id] = self._new_executor(partition, route)
         self._follow_brokers(route.partitions)
         listed = {one.partition_id for one in route.partitions}
@@ -221,13 +329,13 @@ class SubjectSender:
         self._refill()
 
     def _new_executor(self, partition: Partition, route: Route) -> Executor:
-        assert partition.address is not None
+        address = partition.address
         group = MessageGroup(CLIENT_TYPE, self.subject, partition.name, partition.broker_group)
         return Executor(
             group,
             partition,
-            self._broker_at(partition.address),
-            strategy=route.order_strategy,
+            None if address is None else self._broker_at(address),
+            may_leave=route.may_leave,
             identity=self._identity,
             settings=self._settings,
             clock=self._clock,
@@ -248,30 +356,69 @@ class SubjectSender:
     def _refill(self) -> None:
         self._fill_table()
         self._drain_hold()
+        self._pass_over()
 
     def _fill_table(self) -> None:
         """
         Where each message goes now.  None, into the hold: its partition is sealed or has refused it, and the newer
-        route is not here, or the partition before it still has messages.  Under BEST_TRIED, ranges of partitions
-        that do not answer go to one that does.
+        route is not here, or the partition before it still has messages.  Ranges whose messages went elsewhere
+        (BEST_TRIED) follow them there, until their own partition answers again.
         """
         route = self._route
         if route is None:
+            self.careful = bool(self._halts.keys)
             return
         usable = {key: one for key, one in self._executors.items() if not one.sealed}
         self._home = [usable.get(partition_id) for partition_id in self._places]
-        self.table = [None if one is None or one.refused else one for one in self._home]
         spare = self._spare()
-        lost = {id(one): one for one in self.table if one is not None and not one.available}
-        self.diverted = bool(lost and spare and route.order_strategy is OrderStrategy.BEST_TRIED)
-        if self.diverted:
-            instead = {key: self._dice.choice(spare) for key in lost}
-            self.table = [instead.get(id(home), home) for home in self.table]
+        self._renew_stand_ins(usable, spare)
+        self.careful = bool(self._away or self._halts.keys)
+        taker: dict[int, Executor | None] = {}
+        for partition_id, one in usable.items():
+            there = self._away.get(partition_id, one)
+            taker[partition_id] = None if one.refused or there.refused else there
+        table = [taker.get(partition_id) for partition_id in self._places]
         for executor in self._executors.values():
             if executor.leaving:
                 left = executor.partition
                 width = left.range_end - left.range_start
-                self.table[left.range_start : left.range_end] = [None] * width
+                table[left.range_start : left.range_end] = [None] * width
+        self.table = self.keyless = table
+        if spare and any(one is None or not one.available for one in taker.values()):
+            self.keyless = [
+                one if one is not None and one.available else spare[place % len(spare)]
+                for place, one in enumerate(table)
+            ]
+
+    def _renew_stand_ins(self, usable: dict[int, Executor], spare: list[Executor]) -> None:
+        for partition_id, there in list(self._away.items()):
+            home = usable.get(partition_id)
+            if home is None or home.available:
+                del self._away[partition_id]
+            elif there.sealed or there.leaving or (there.idle and not there.available):
+                # Nothing older of this range waits there.
+                del self._away[partition_id]
+                if spare:
+                    self._away[partition_id] = self._dice.choice(spare)
+
+    def _pass_over(self) -> None:
+        """Messages without a key do not wait for a partition that does not answer, unless they were sent there."""
+        spare = self._spare()
+        if not spare:
+            return
+
+        def sieve(parcel: Parcel) -> Parcel | None:
+            if not parcel.keyless:
+                return parcel
+            taken, rest = parcel.divided(lambda index: not parcel.keys[index])
+            self._account.replaced(parcel, taken, rest)
+            if taken is not None:
+                self._dice.choice(spare).take_over([taken])
+            return rest
+
+        for executor in self.executors:
+            if not executor.available:
+                executor.sift(sieve)
 
     def _spare(self) -> list[Executor]:
         """The executors that may take messages of others, by partition id."""
@@ -283,9 +430,15 @@ class SubjectSender:
 
     def _leave(self, executor: Executor, parcels: list[Parcel], step: Step) -> None:
         if step is Step.ELSEWHERE:
+            there = self._dice.choice(self._others(executor))
+            for partition_id, stand_in in self._away.items():
+                if stand_in is executor:
+                    self._away[partition_id] = there
+            self._away[executor.partition.partition_id] = there
             for parcel in parcels:
-                parcel.reordered = True
-            self._dice.choice(self._others(executor)).take_over(parcels)
+                parcel.mark_reordered()
+            there.take_over(parcels)
+            self._refill()
             return
         # Newer messages of its range wait behind these until a newer route is here.
         self._hold = [*parcels, *self._hold]
@@ -300,18 +453,20 @@ class SubjectSender:
         for parcel in held:
             self._account.leave(parcel)
             for index, key in enumerate(parcel.keys):
+                if parcel.expired and parcel.settled(index):
+                    continue
                 size = len(parcel.values[index])
                 place = logical_partition(key) if key else self._dice.getrandbits(10)
-                executor = self.table[place]
+                executor = (self.table if key else self.keyless)[place]
                 if executor is None:
                     still_held = self._hold_again(still_held, parcel, index)
                     continue
                 if id(executor) not in adopting or self._full(executor.open, size):
                     adopting[id(executor)] = executor
                     executor.roll()
-                self.declare(executor, place)
                 executor.open.adopt(parcel, index)
-                executor.open.tries = max(executor.open.tries, parcel.tries)
+                if key and executor is not self._home[place]:
+                    executor.open.mark(len(executor.open) - 1, REORDERED)
         for executor in adopting.values():
             executor.roll()
 
@@ -322,7 +477,6 @@ class SubjectSender:
             self._hold.insert(len(self._hold) - 1, last)
         size = last.size
         last.adopt(parcel, index)
-        last.tries = max(last.tries, parcel.tries)
         self._account.enter(1, last.size - size)
         return last
 
@@ -337,16 +491,13 @@ class SubjectSender:
 
     async def close(self) -> None:
         """Stop everything; what is not settled is given up."""
+        if self._expiring is not None:
+            self._expiring.cancel()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         for executor in self.executors:
             for parcel in await executor.close():
-                self._give_up(parcel)
+                self._account.give_up(parcel, NoPartitionError(CLOSED))
         for parcel in self._hold:
             if len(parcel):
-                self._give_up(parcel)
-
-    def _give_up(self, parcel: Parcel) -> None:
-        error = NoPartitionError("the producer was closed before this message was acked")
-        parcel.give_up(error)
-        self._account.settled(parcel, error)
+                self._account.give_up(parcel, NoPartitionError(CLOSED))

@@ -32,10 +32,15 @@ class ProducerSettings:
     queue_bytes: int = 64 * 1024 * 1024
     """Bytes queued and in flight before `send` raises QueueFullError."""
     call_timeout_ms: int = 5_000
-    tries_max: int = 10
-    """BEST_TRIED gives a batch up after so many. QMQ's number."""
-    home_tries: int = 3
-    """BEST_TRIED tries its own partition so often, where a repeat is recognised, before it goes elsewhere."""
+    leave_after_ms: int = 5_000
+    """Messages of a BEST_TRIED subject stay with a partition that fails for so long, from the first failure on; so a
+    broker that is restarted within that time reorders nothing.  Then all that wait there go elsewhere, in order."""
+    give_up_after_ms: int = 60_000
+    """BEST_TRIED gives a batch up so long after its first failure, if it failed `tries_min` times as well."""
+    tries_min: int = 10
+    """QMQ's number, as the least."""
+    delivery_timeout_ms: int = 0
+    """A message that is not acked within this time is given up, unless `send` names another `timeout`; 0: never."""
     close_timeout_ms: int = 30_000
     backoff: Backoff = field(default_factory=Backoff)
 
@@ -49,8 +54,10 @@ class ProducerSettings:
                 ("in_flight_max", 1, BATCHES_IN_FLIGHT_MAX),
                 ("queue_bytes", MESSAGE_BYTES_MAX, 1 << 40),
                 ("call_timeout_ms", 10, 600_000),
-                ("tries_max", 1, 1_000),
-                ("home_tries", 1, 1_000),
+                ("leave_after_ms", 0, 3_600_000),
+                ("give_up_after_ms", 0, 86_400_000),
+                ("tries_min", 1, 1_000),
+                ("delivery_timeout_ms", 0, 2**53),
                 ("close_timeout_ms", 0, 3_600_000),
             )
             if not (isinstance(getattr(self, name), int) and low <= getattr(self, name) <= high)

@@ -14,21 +14,21 @@ from .parcel import Parcel
 
 
 class Ticket(msgspec.Struct, frozen=True, gc=False):
-    """A message on its way.  `await ticket` waits for its Receipt or raises what became of it."""
+    """A message on its way.  `await ticket` waits for its Receipt or raises what became of it, a new error each time."""
 
     parcel: Parcel
     index: int
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        future = self.parcel.future
-        if not future.done():
-            if future.get_loop() is not asyncio.get_running_loop():
+        parcel, index = self.parcel, self.index
+        while type(parcel.outcome) is not Receipt and not parcel.settled(index):
+            if parcel.future.get_loop() is not asyncio.get_running_loop():
                 raise OtherLoopError("the message was sent in another event loop")
             # Shielded: one waiter that is cancelled must not cancel the whole batch.
-            yield from asyncio.shield(future).__await__()
-        return self.parcel.receipt(self.index)
+            yield from asyncio.shield(parcel.waited_for(index)).__await__()
+        return parcel.receipt(index)
 
     @property
     def done(self) -> bool:
         """True once the answer is here."""
-        return self.parcel.future.done()
+        return self.parcel.settled(self.index)

@@ -134,7 +134,7 @@ class CreateSubject(Struct, frozen=True, kw_only=True):
 
     subject: str
     partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 2
-    order_strategy: OrderStrategy = OrderStrategy.BEST_TRIED
+    order_strategy: OrderStrategy = OrderStrategy.STRICT
     retention: Retention = Retention.ACKED
     static: bool = False
     """Its partitions are logic queues, whose number never changes."""

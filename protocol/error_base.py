@@ -35,8 +35,6 @@ class KeylaneError(Exception):
     retry: ClassVar[Retry] = Retry.NEVER
     summary: ClassVar[str] = "keylane failed"
     hint: ClassVar[str] = ""
-    told: bool = False
-    """True once a caller was given it, so that a later summary need not repeat it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -54,6 +52,12 @@ class KeylaneError(Exception):
     def message(self) -> str:
         """What happened, in one line."""
         return str(self.args[0])
+
+    def copy(self, fate: Fate) -> KeylaneError:
+        """Another error that says the same, for another caller: an error that is raised twice is two errors."""
+        copy = _rebuild(type(self), self.message, self.details, fate)
+        copy.__cause__ = self.__cause__
+        return copy
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.details, self.fate))

@@ -26,6 +26,10 @@
     │   ├── NotSentError               nothing was done
     │   ├── OutcomeUnknownError        it may have been done
     │   └── ResetUnfinishedError       some of it was done; again finishes it
+    ├── DeliveryError                  a producer gave messages up
+    │   ├── GivenUpError                                   by flush and close, of those that nobody awaited
+    │   ├── DeliveryTimeoutError, KeyHaltedError           by the ticket; producer.resume(error) lets the key go on
+    │   └── PartlyQueuedError                              by send_all
     ├── StorageError                   .operation .path
     │   ├── CorruptLogError, DiskFullError, FlushFailedError
     │   ├── CorruptIndexError          the next start makes the index anew from the log

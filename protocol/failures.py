@@ -40,6 +40,50 @@ class ResetUnfinishedError(UnreachableError):
     hint = "The same call again finishes it."
 
 
+class DeliveryError(KeylaneError):
+    """Root of what a producer tells of messages that it gave up.  `fate` is each message's own."""
+
+    code = 1182
+    summary = "the message was given up"
+    hint = "fate says whether it may be stored: not_done, or unknown."
+
+
+class GivenUpError(DeliveryError):
+    """`flush` or `close`: messages were given up and no ticket told it.  details: `messages`, `unknown`."""
+
+    code = 1183
+    summary = "messages were given up, and nobody awaited their tickets"
+    hint = "Await the tickets to learn which: each raises its own error, with its fate."
+
+
+class DeliveryTimeoutError(DeliveryError):
+    """A message was not acked in its time.  details: `subject`, `key`, `value`, `properties`."""
+
+    code = 1184
+    summary = "the message was not acked in its time"
+    hint = (
+        "Nothing newer of its key is sent until producer.resume(error); "
+        "then send again what was refused, the oldest first."
+    )
+
+
+class KeyHaltedError(DeliveryError):
+    """Not sent, because an older message of its key timed out.  details: those of DeliveryTimeoutError."""
+
+    code = 1185
+    retry = Retry.LATER
+    summary = "not sent: an older message of its key timed out"
+    hint = "producer.resume(error), then send again what was refused, the oldest first."
+
+
+class PartlyQueuedError(DeliveryError):
+    """`send_all` stopped at a message that could not be queued.  details: `queued`, those before it."""
+
+    code = 1186
+    summary = "a message could not be queued; those before it were"
+    hint = "Mend what the cause names, then go on with that message: it and those after it were not sent."
+
+
 class StorageError(KeylaneError):
     """What disks and databases answer.  details: `operation`, and `path` if a file's."""
 

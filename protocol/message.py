@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -93,8 +93,11 @@ class Receipt(msgspec.Struct, frozen=True):
     """-1 if the broker knows the message as stored earlier but no longer at which offset."""
     durable: str
     """"fsync": on the broker's disk."""
-    duplicate: bool = False
-    """True if an earlier try had been stored already; it is stored once."""
+    duplicate: bool | Literal["possible"] = False
+    """
+    True if an earlier try had been stored already: the broker recognised the repeat, and it is stored once.
+    "possible" if an earlier try may be stored beside this one, because it was sent where nobody answered any more.
+    """
     reordered: bool = False
     """True if it left its partition (BEST_TRIED only), so that older messages of its key may come after it."""
 

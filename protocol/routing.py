@@ -32,7 +32,12 @@ from .limits import LOGICAL_PARTITIONS, PARTITIONS_MAX
 
 
 class OrderStrategy(enum.StrEnum):
-    """What a producer does when its partition does not answer; stored per subject."""
+    """
+    What a producer does with keyed messages whose partition does not answer; stored per subject.
+
+    STRICT, the default, waits.  BEST_TRIED goes elsewhere after a while, and declares it.  Messages without a key have
+    no order: under both they pass over what does not answer.
+    """
 
     STRICT = "strict"
     BEST_TRIED = "best_tried"
@@ -84,6 +89,13 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     version: RouteVersion
     order_strategy: OrderStrategy
     partitions: tuple[Partition, ...]
+    static: bool = False
+    """Its partitions are logic queues: a keyed message never leaves its own, whatever the strategy."""
+
+    @property
+    def may_leave(self) -> bool:
+        """True if a keyed message may go to another partition than its own, which is then declared."""
+        return self.order_strategy is OrderStrategy.BEST_TRIED and not self.static
 
     def open_partitions(self) -> tuple[Partition, ...]:
         """The OPEN partitions, by range."""

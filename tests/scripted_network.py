@@ -11,6 +11,7 @@ from keylane.protocol.backoff import Backoff
 from keylane.protocol.batch import check_batch, columns
 from keylane.protocol.control import Health
 from keylane.protocol.errors import (
+    KeylaneError,
     NotSentError,
     OutcomeUnknownError,
     OverloadedError,
@@ -24,9 +25,19 @@ from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, R
 
 
 def route_over(
-    ranges: dict[int, tuple[int, int]], *, version: int, strategy: OrderStrategy, group: str = ""
+    ranges: dict[int, tuple[int, int]],
+    *,
+    version: int,
+    strategy: OrderStrategy,
+    group: str = "",
+    silent: tuple[int, ...] = (),
+    static: bool = False,
 ) -> Route:
-    """A route to open partitions (id → logical partitions): all of `group`, or each of a broker group of its own."""
+    """
+    A route to open partitions (id → logical partitions): all of `group`, or each of a broker group of its own.
+
+    Of those that are `silent` the metaserver knows no address.
+    """
     partitions = tuple(
         Partition(
             partition_id=partition_id,
@@ -36,11 +47,17 @@ def route_over(
             range_end=end,
             broker_group=group or f"g{partition_id}",
             state=PartitionState.OPEN,
-            address=f"broker-{partition_id}",
+            address=None if partition_id in silent else f"broker-{partition_id}",
         )
         for partition_id, (start, end) in ranges.items()
     )
-    return Route(subject="s", version=version, order_strategy=strategy, partitions=partitions)
+    return Route(
+        subject="s",
+        version=version,
+        order_strategy=strategy,
+        partitions=partitions,
+        static=static,
+    )
 
 
 class ScriptedNetwork:
@@ -48,6 +65,8 @@ class ScriptedNetwork:
 
     def __init__(self) -> None:
         self.stored: dict[int, list[bytes]] = {}
+        self.history: list[tuple[int, int]] = []
+        """Partition and offset of every message, in the order in which they were stored."""
         self.sealed: set[int] = set()
         self.unknown: set[int] = set()
         """Partitions that their brokers say they do not have."""
@@ -65,6 +84,8 @@ class ScriptedNetwork:
         self.narrow = False
         """Of the batches that come at once it takes the first only."""
         self.busy = False
+        self.refusal: KeylaneError | None = None
+        """What brokers answer to every batch, while there is such an answer."""
         self.asked = 0
         """Batches that came to a sealed partition, or to an unknown one."""
         self.route_asks = 0
@@ -121,6 +142,8 @@ class ScriptedChannel:
             self.network.busy = True
             await asyncio.sleep(0.001)
             self.network.busy = False
+        if self.network.refusal is not None:
+            raise self.network.refusal
         if request.partition_id in self.network.lost:
             raise OutcomeUnknownError
         if request.partition_id in self.network.unknown:
@@ -147,7 +170,9 @@ class ScriptedChannel:
         self.network.clashed.discard(whose)
         self.network.producers[whose] = after_append(producer, header, base_offset=base)
         edges = cut.value_edges
-        stored += [cut.blob[low:high] for low, high in itertools.pairwise(edges)]
+        for low, high in itertools.pairwise(edges):
+            self.network.history.append((request.partition_id, len(stored)))
+            stored.append(cut.blob[low:high])
         await asyncio.sleep(0)
         return self._answer(request, base, duplicate=False)
 

@@ -2,9 +2,10 @@
 
     lost            acked and not stored where the receipt says, or acked for a group that never handled it
     phantom         stored or handled and never sent so, or stored although the sender was told it was not
-    duplicate       stored twice, though no reordering was declared; a batch taken twice
+    duplicate       stored twice, though neither that nor a reordering was declared; a batch taken twice
     inversion       two messages of one key and producer stored in another order than they were sent, or one where
-                    its key does not belong, though no reordering was declared
+                    its key does not belong, though no reordering was declared; one declared that has an order to keep
+                    or none to lose
     skip            a handler began before the message before it of its key was handled (in the partition, or in one
                     before it if the order of both was promised), a cursor passed one, or the log has a batch and
                     not the one that its producer sent before

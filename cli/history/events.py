@@ -32,6 +32,8 @@ class Settled(NamedTuple):
     partition_id: int = 0
     offset: int = -1
     reordered: bool = False
+    twice: bool = False
+    """It was told that the message may be stored elsewhere as well."""
 
 
 class Stored(NamedTuple):

@@ -29,13 +29,20 @@ class _Fate(NamedTuple):
     partition_id: int
     offset: int
     reordered: bool
+    twice: bool
 
 
-_UNSETTLED = _Fate("", 0, -1, reordered=False)
+_UNSETTLED = _Fate("", 0, -1, reordered=False, twice=False)
 
 
-def _promised(one: _Sending, fate: _Fate) -> bool:
-    """True if the order of a message was promised: by its subject, or by its receipt."""
+def _promised(one: _Sending, fate: _Fate, place: Place) -> bool:
+    """
+    True if the order of a message at `place` was promised: by its subject, or by its receipt.
+
+    Of one that may be stored twice, the place that its receipt names is meant.
+    """
+    if fate.twice:
+        return not fate.reordered and (fate.partition_id, fate.offset) == place
     return one.strict or (fate.outcome == "stored" and not fate.reordered)
 
 
@@ -85,9 +92,14 @@ class Log:
         partition_id: int = 0,
         offset: int = -1,
         reordered: bool = False,
+        twice: bool = False,
     ) -> None:
         """See `events.Settled`."""
-        self._fates[value] = _Fate(outcome, partition_id, offset, reordered)
+        self._fates[value] = _Fate(outcome, partition_id, offset, reordered, twice)
+        one = self.sendings.get(value)
+        if reordered and one is not None and (one.strict or not one.key):
+            why = "its subject is strict" if one.strict else "it has no key"
+            self._found.note("inversion", f"{value!r} was told as reordered, although {why}")
 
     def stored(self, partition_id: int, offset: int, key: bytes, value: Value) -> None:
         """See `events.Stored`."""
@@ -100,11 +112,11 @@ class Log:
             )
             return
         fate = self._fates.get(value, _UNSETTLED)
-        promised = _promised(one, fate)
+        promised = _promised(one, fate, place)
         first = self._first_place.setdefault(value, place)
         if first != place:
             self._more_places[value].append(place)
-            if promised:
+            if promised and not fate.twice:
                 self._found.note("duplicate", f"{value!r} at {partition_id}/{offset} and {first}")
         if fate.outcome in {"not done", "withdrawn"}:
             self._found.note("phantom", f"{value!r} at {place}, told as {fate.outcome}")
@@ -167,7 +179,8 @@ class Log:
         lanes: defaultdict[tuple[str, bytes, bool], list[tuple[int, Place]]] = defaultdict(list)
         for value, place in self._first_place.items():
             one = self.sendings[value]
-            if one.key in self._strays and _promised(one, self._fates.get(value, _UNSETTLED)):
+            fate = self._fates.get(value, _UNSETTLED)
+            if one.key in self._strays and _promised(one, fate, place):
                 lanes[one.producer, one.key, one.strict].append((one.number, place))
         for (_, _, strict), lane in lanes.items():
             lane.sort()

@@ -98,7 +98,7 @@ def test_dev_is_ready(dev):
         "metaserver",
     ]
     (summaries,) = dev.json("subject", "list")
-    assert {"subject": "ready", "order_strategy": "best_tried", "partitions": 2} in [
+    assert {"subject": "ready", "order_strategy": "strict", "partitions": 2} in [
         {name: one[name] for name in ("subject", "order_strategy", "partitions")}
         for one in summaries
     ]

@@ -392,8 +392,10 @@ async def test_settings_of_a_subject_are_compared(house: House) -> None:
     """The same name with other settings is refused, and so is a client with another order strategy."""
     strict = CreateSubject(subject="s", partitions=2, order_strategy=OrderStrategy.STRICT)
     await house.meta.create_subject(strict)
+    by_default = await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
+    assert by_default.order_strategy is OrderStrategy.STRICT
     with pytest.raises(SubjectExistsError):
-        await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
+        await house.meta.create_subject(replace(strict, order_strategy=OrderStrategy.BEST_TRIED))
     with pytest.raises(SubjectExistsError):
         await house.meta.create_subject(replace(strict, retention=Retention.TIME))
     with pytest.raises(StrategyMismatchError):

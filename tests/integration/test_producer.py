@@ -1,6 +1,7 @@
 """A producer against real brokers."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import (
     ClosedError,
+    GivenUpError,
     InvalidNameError,
     InvalidRequestError,
     KeylaneError,
@@ -19,6 +21,9 @@ from keylane.protocol.errors import (
     StrategyMismatchError,
     SubjectUnknownError,
 )
+from keylane.protocol.routing import logical_partition, route_table
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
 
 QUICK = ProducerSettings(
     call_timeout_ms=2_000, backoff=Backoff(first_ms=10, max_ms=50), close_timeout_ms=500
@@ -90,8 +95,10 @@ async def test_an_unknown_subject_is_told_by_the_ticket(shared_cluster: Cluster)
         assert (await producer.send("known", b"v")).offset >= 0
         await producer.flush()
         producer.send("nobody-made-this", b"v")
-        with pytest.raises(SubjectUnknownError):
+        producer.send("nobody-made-this", b"w")
+        with pytest.raises(GivenUpError, match="2 messages were given up") as told:
             await producer.flush()
+        assert isinstance(told.value.__cause__, SubjectUnknownError)
 
 
 async def test_another_strategy_than_the_stored_is_refused(shared_cluster: Cluster):
@@ -181,7 +188,8 @@ async def test_best_tried_goes_elsewhere_and_says_so(own_cluster: Cluster):
     """While a broker is down its messages are stored elsewhere, each receipt declaring it; later they are home again."""
     route = await own_cluster.create("anywhere", strategy="best_tried")
     home = {one.partition_id: one.broker_group for one in route.partitions}
-    async with Producer(own_cluster.meta, settings=QUICK) as producer:
+    settings = replace(QUICK, leave_after_ms=300)
+    async with Producer(own_cluster.meta, settings=settings) as producer:
         keys = [b"k%d" % number for number in range(40)]
         before = {key: await producer.send("anywhere", b"1", key=key) for key in keys}
         own_cluster.brokers[0].kill()
@@ -202,10 +210,36 @@ async def test_best_tried_goes_elsewhere_and_says_so(own_cluster: Cluster):
 
 
 @pytest.mark.crash
-async def test_best_tried_gives_up_after_its_tries(own_cluster: Cluster):
-    """With no broker left a message is out of the queue after ten tries, and its ticket says why."""
+async def test_best_tried_reorders_nothing_when_a_broker_is_restarted(own_cluster: Cluster):
+    """With the settings as they are, messages wait for a broker that comes back within seconds."""
+    route = await own_cluster.create("restarted", strategy="best_tried")
+    sent: dict[bytes, list[bytes]] = {}
+    async with Producer(own_cluster.meta) as producer:
+        tickets = []
+        for number in range(400):
+            key, value = b"k%d" % (number % 20), b"%d" % number
+            sent.setdefault(key, []).append(value)
+            tickets.append(producer.send("restarted", value, key=key))
+            if number == 100:
+                await tickets[0]
+                own_cluster.brokers[0].kill()
+            elif number == 300:
+                own_cluster.brokers[0].restart()
+            await asyncio.sleep(0.002)
+        receipts = [await ticket for ticket in tickets]
+        assert producer.stats.retries
+    log = await own_cluster.log(route)
+
+    assert not any(one.reordered for one in receipts)
+    assert_order_per_key([message for part in log.values() for message in part], sent)
+
+
+@pytest.mark.crash
+async def test_best_tried_gives_up_after_its_time(own_cluster: Cluster):
+    """With no broker left a message is out of the queue after its time and its tries, and its ticket says why."""
     await own_cluster.create("nowhere", strategy="best_tried")
-    async with Producer(own_cluster.meta, settings=QUICK) as producer:
+    settings = replace(QUICK, leave_after_ms=50, give_up_after_ms=500)
+    async with Producer(own_cluster.meta, settings=settings) as producer:
         await producer.send("nowhere", b"1", key=b"k")
         for broker in own_cluster.brokers:
             broker.kill()
@@ -214,3 +248,35 @@ async def test_best_tried_gives_up_after_its_tries(own_cluster: Cluster):
         assert caught.value.code // 100 == 12
     for broker in own_cluster.brokers:
         broker.restart()
+
+
+@pytest.mark.crash
+async def test_a_producer_waits_and_says_so_when_it_started_beside_a_silent_broker(
+    own_cluster: Cluster,
+):
+    """STRICT: keyed messages for the silent broker wait in sight, all others are acked; nothing waits once it is back."""
+    route = await own_cluster.create("half", strategy="strict")
+    home = {one.partition_id: one for one in route.partitions}
+    own_cluster.brokers[0].kill()
+    network = HttpNetwork()
+    meta = MetaClient(network, [own_cluster.meta])
+    while all(one.address for one in (await meta.route("half")).partitions):
+        await asyncio.sleep(0.1)
+    await network.close()
+    keys = [b"k%d" % number for number in range(40)]
+    async with Producer(own_cluster.meta, settings=QUICK) as producer:
+        tickets = {key: producer.send("half", b"1", key=key) for key in keys}
+        keyless = [producer.send("half", b"1") for _ in range(40)]
+        groups = {home[(await ticket).partition_id].broker_group for ticket in keyless}
+        assert groups == {"g2"}
+        table = route_table(route)
+        lost = {key for key in keys if table[logical_partition(key)].broker_group == "g1"}
+        for key in set(keys) - lost:
+            assert home[(await tickets[key]).partition_id].broker_group == "g2"
+        assert not any(tickets[key].done for key in lost)
+        names = {one.name for one in route.partitions if one.broker_group == "g1"}
+        assert set(producer.stats.waiting) == names
+        own_cluster.brokers[0].restart()
+        for key in lost:
+            assert home[(await tickets[key]).partition_id].broker_group == "g1"
+        assert producer.stats.waiting == {}

@@ -8,7 +8,7 @@ if anything is wrong.
 An .events file is a sequence of u32 length (little-endian) and msgpack `[boot clock in ns, kind, [field, …]]`:
 
     0 Sent      value, key, producer session, number in it, strict
-    1 Settled   value, "stored" | "not done" | "unknown", partition, offset, reordered
+    1 Settled   value, "stored" | "not done" | "unknown", partition, offset, reordered, twice
     2 Started   group, session, partition, offset, value, token, …          a handler began
     3 Ended     group, partition, offset, token, …                          a handler returned
     7 to 9                                                                  calls on leases and fences, see leases.py
@@ -87,7 +87,7 @@ class Clients:
             value, key, session, number, strict = fields
             self.sendings[value] = Sending(key, session, number, strict)
         elif kind == 1:
-            value, outcome, partition_id, offset, reordered = fields
+            value, outcome, partition_id, offset, reordered, *_ = fields
             self.settlements[value] = Settlement(outcome, (partition_id, offset), reordered)
         elif kind == 2:
             handling = self.handlings[fields[0]][fields[2], fields[3]]

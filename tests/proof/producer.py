@@ -42,7 +42,8 @@ async def main() -> None:
             record(Settled(value, outcome))
         else:
             place = (receipt.partition_id, receipt.offset)
-            record(Settled(value, "stored", *place, receipt.reordered))
+            twice = receipt.duplicate == "possible"
+            record(Settled(value, "stored", *place, receipt.reordered, twice))
 
     producer = Producer(meta.split(","), settings=settings)
     while True:

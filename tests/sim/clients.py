@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,13 @@ from keylane.producer.sender import SubjectSender
 from keylane.producer.settings import ProducerSettings
 from keylane.producer.ticket import Ticket
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.errors import Fate, KeylaneError, QueueFullError
+from keylane.protocol.errors import (
+    DeliveryTimeoutError,
+    Fate,
+    KeyHaltedError,
+    KeylaneError,
+    QueueFullError,
+)
 from keylane.protocol.ids import Subject
 from keylane.protocol.message import Message
 from keylane.protocol.routing import Partition, Route
@@ -70,11 +77,21 @@ class ProducerHost(Host):
         """Of the next message of this process."""
         self._route: Route | None = None
         self._watched: SubjectSender | None = None
+        self._sent_at: dict[bytes, float] = {}
+        self._leave_after_s = settings["leave_after_ms"] / 1000 * 0.9
+        """What a message waits at least before any leaves its partition, by a clock that drifts."""
+        self._long_wait = math.inf
+        """When the first message was sent that waited so long."""
+        self._limits = copy.copy(self.dice)
+        """How long messages may take."""
+        self._limited = 0.05 if self._limits.random() < 0.3 else 0.0
 
     def start(self, count: int) -> None:
         process = self.new_process()
         self._closing = False
         self._route = None
+        self._sent_at.clear()
+        self._long_wait = math.inf
         self.busy = True
         self.spawn(self._run(count), process.context.copy())
 
@@ -145,14 +162,18 @@ class ProducerHost(Host):
             if self._closing:
                 return
             try:
-                ticket = producer.send(SUBJECT, value, key=key)
+                ticket = producer.send(SUBJECT, value, key=key, timeout=self._time_limit())
                 self._watch_routes(producer, name)
             except QueueFullError:
                 await producer.room()
                 continue
+            except KeyHaltedError:
+                await asyncio.sleep(0.1)
+                continue
             self._record(Sent(value, key, name, self._number, self._strict))
             self.waiting[value] = None
-            self.spawn(self._settle(ticket, value), self.process.context.copy())
+            self._sent_at[value] = self.loop.now
+            self.spawn(self._settle(producer, ticket, value), self.process.context.copy())
             self._number += 1
 
     def _watch_routes(self, producer: Producer, name: str) -> None:
@@ -189,18 +210,40 @@ class ProducerHost(Host):
                     said = f"partition {one.partition_id} was opened before {parent} was sealed"
                     self.loop.faults.append(said)
 
-    async def _settle(self, ticket: Ticket, value: bytes) -> None:
+    def _time_limit(self) -> float | None:
+        if not self._limited or self._limits.random() >= self._limited:
+            return None
+        return self._limits.choice((0.2, 1.0, 3.0))
+
+    async def _settle(self, producer: Producer, ticket: Ticket, value: bytes) -> None:
         try:
             receipt = await ticket
         except KeylaneError as error:
-            told = ("withdrawn", "gone") if self._closing else ("not done", "unknown")
+            asked = isinstance(error, DeliveryTimeoutError | KeyHaltedError)
+            told = ("withdrawn", "gone") if self._closing or asked else ("not done", "unknown")
             outcome = told[error.fate is not Fate.NOT_DONE]
             self._record(Settled(value, outcome))
+            if isinstance(error, DeliveryTimeoutError):
+                await asyncio.sleep(0.05)
+                producer.resume(error)
         else:
-            self._record(
-                Settled(value, "stored", receipt.partition_id, receipt.offset, receipt.reordered)
-            )
+            place, twice = (receipt.partition_id, receipt.offset), receipt.duplicate == "possible"
+            self._record(Settled(value, "stored", *place, receipt.reordered, twice))
+            if receipt.reordered:
+                self._check_patience(value)
+        if self.loop.now - self._sent_at[value] >= self._leave_after_s:
+            self._long_wait = min(self._long_wait, self._sent_at[value])
         del self.waiting[value]
+
+    def _check_patience(self, value: bytes) -> None:
+        """Nothing leaves its partition before some message, not newer, has waited for it long enough."""
+        sent_at, now = self._sent_at[value], self.loop.now
+        waits = any(
+            self._sent_at[other] <= min(sent_at, now - self._leave_after_s)
+            for other in self.waiting
+        )
+        if not waits and self._long_wait > sent_at:
+            self.loop.faults.append(f"{value!r} is reordered, though nothing waited for long")
 
 
 class ConsumerHost(Host):

@@ -99,8 +99,9 @@ def draw(dice: random.Random) -> Swarm:
             "in_flight_max": dice.choice((1, 2, 5)),
             "linger_ms": dice.choice((0, 0, 20)),
             "call_timeout_ms": dice.choice((300, 1_000)),
-            "home_tries": dice.choice((1, 3)),
-            "tries_max": dice.choice((2, 5, 10)),
+            "leave_after_ms": dice.choice((300, 2_000)),
+            "tries_min": dice.choice((2, 5, 10)),
+            "give_up_after_ms": 4_000,
         },
         consumer={
             "concurrency": dice.choice((1, 4, 16)),

@@ -167,7 +167,7 @@ class World:
                     meta=addresses,
                     keys=shared,
                     settings=swarm.producer,
-                    strict=swarm.strict,
+                    strict=swarm.strict or swarm.static,
                     brokers=self.brokers,
                     padding_bytes=swarm.padding_bytes,
                     pace=swarm.pace,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -9,43 +10,44 @@ from keylane.producer import client as client_module
 from keylane.producer import executor as executor_module
 from keylane.producer.executor import Executor
 from keylane.producer.failure import Step
-from keylane.producer.parcel import Parcel
+from keylane.producer.given_up import GivenUp
+from keylane.producer.parcel import REORDERED, Parcel
 from keylane.producer.sender import SubjectSender
-from keylane.protocol.errors import SequenceGapError, StorageError, UnreachableError
+from keylane.protocol.errors import Fate, SequenceGapError, StorageError, UnreachableError
 from keylane.protocol.message import Receipt
 from sim.mutants.mutant import Breaks, Patches
 
 
 def repeats_under_a_new_sequence(patches: Patches) -> None:
-    def after(self: Any, error: Any, **kwargs: Any) -> bool:
+    def after(self: Any, error: Any) -> bool:
         if isinstance(error, UnreachableError):
             self._new_epoch()
-        return real(self, error, **kwargs)
+        return real(self, error)
 
     real = patches.set(Executor, "_after_failure", after)
 
 
 def repeats_in_another_order(patches: Patches) -> None:
-    def after(self: Any, error: Any, **kwargs: Any) -> bool:
+    def after(self: Any, error: Any) -> bool:
         if len(self._in_flight) > 1 and isinstance(error, UnreachableError | SequenceGapError):
             self._new_epoch()
             self._in_flight.rotate(1)
-        return real(self, error, **kwargs)
+        return real(self, error)
 
     real = patches.set(Executor, "_after_failure", after)
 
 
 def strict_gives_up(patches: Patches) -> None:
-    def decide(error: Any, strategy: Any, **kwargs: Any) -> Step:
-        step = real(error, strategy, **kwargs)
-        return Step.GIVE_UP if step is Step.AGAIN and kwargs["tries"] > 2 else step
+    def decide(error: Any, situation: Any, **kwargs: Any) -> Step:
+        step = real(error, situation, **kwargs)
+        return Step.GIVE_UP if step is Step.AGAIN and situation.tries > 2 else step
 
     real = patches.set(executor_module, "decide_after_failure", decide)
 
 
 def strict_gives_up_at_a_broken_disk(patches: Patches) -> None:
-    def decide(error: Any, strategy: Any, **kwargs: Any) -> Step:
-        step = real(error, strategy, **kwargs)
+    def decide(error: Any, situation: Any, **kwargs: Any) -> Step:
+        step = real(error, situation, **kwargs)
         return Step.GIVE_UP if isinstance(error, StorageError) else step
 
     real = patches.set(executor_module, "decide_after_failure", decide)
@@ -53,7 +55,7 @@ def strict_gives_up_at_a_broken_disk(patches: Patches) -> None:
 
 def given_up_told_as_not_done(patches: Patches) -> None:
     """A message of which one try is without an answer is told as surely not stored."""
-    patches.set(Parcel, "give_up", lambda self, error: self.settle(error))
+    patches.set(GivenUp, "error", lambda self, *, unknown: self.cause.copy(Fate.NOT_DONE))
 
 
 def acked_when_sent(patches: Patches) -> None:
@@ -61,7 +63,7 @@ def acked_when_sent(patches: Patches) -> None:
         try:
             return await real(self, channel, parcel, data)
         except UnreachableError:
-            return Receipt(self.partition.partition_id, -1, "fsync", True, parcel.reordered)
+            return Receipt(self.partition.partition_id, -1, "fsync", True)
 
     real = patches.set(Executor, "_append", append)
 
@@ -80,27 +82,61 @@ def key_hashed_anew(patches: Patches) -> None:
 
 def detour_not_declared(patches: Patches) -> None:
     """BEST_TRIED sends elsewhere and says nothing of it."""
-
-    def leave(self: Any, executor: Any, parcels: Any, step: Any) -> None:
-        before = [parcel.reordered for parcel in parcels]
-        real(self, executor, parcels, step)
-        for parcel, was in zip(parcels, before, strict=True):
-            parcel.reordered = was
-
-    real = patches.set(SubjectSender, "_leave", leave)
+    patches.set(Parcel, "mark_reordered", lambda self: None)
 
 
-def held_detour_not_declared(patches: Patches) -> None:
-    """What waited in the hold is sent elsewhere, and nothing is said of it."""
+def detour_told_by_batch(patches: Patches) -> None:
+    """If a message of a batch is reordered, all of them are told as reordered."""
 
-    def drain(self: Any) -> None:
-        self.declare = lambda executor, place: None
-        try:
-            real(self)
-        finally:
-            del self.declare
+    def settle(self: Any, outcome: Any) -> int:
+        if any(self.mark_of(index) & REORDERED for index in range(len(self))):
+            for index in range(len(self)):
+                self.mark(index, REORDERED)
+        return real(self, outcome)
 
-    real = patches.set(SubjectSender, "_drain_hold", drain)
+    real = patches.set(Parcel, "settle", settle)
+
+
+def later_detour_not_declared(patches: Patches) -> None:
+    """What is sent while its partition's messages are elsewhere follows them, and nothing is said of it."""
+
+    def check(self: Any, executor: Any, key: bytes, place: int) -> bool:
+        real(self, executor, key, place)
+        return False
+
+    real = patches.set(SubjectSender, "check", check)
+
+
+def second_copy_not_declared(patches: Patches) -> None:
+    """What may be stored where nobody answered is sent elsewhere, and the receipt does not say so."""
+
+    def leave(self: Any, *, refused: bool) -> None:
+        real(self, refused=True)
+
+    real = patches.set(Parcel, "leave", leave)
+
+
+def home_is_left_early(patches: Patches) -> None:
+    """BEST_TRIED goes elsewhere at the first failure."""
+
+    def decide(error: Any, situation: Any, **kwargs: Any) -> Step:
+        late = dataclasses.replace(situation, failing_ms=1 << 40)
+        return real(error, late, **kwargs)
+
+    real = patches.set(executor_module, "decide_after_failure", decide)
+
+
+def newer_do_not_wait(patches: Patches) -> None:
+    """What is newer goes elsewhere at once when its partition does not answer; what is older still waits there."""
+
+    def fill(self: Any) -> None:
+        real(self)
+        spare = self._spare()
+        if self._route is not None and self._route.may_leave and spare:
+            self.table = [one if one is None or one.available else spare[0] for one in self.table]
+            self.careful = True
+
+    real = patches.set(SubjectSender, "_fill_table", fill)
 
 
 def newer_go_before_older(patches: Patches) -> None:
@@ -136,7 +172,7 @@ def refused_batch_stays_out(patches: Patches) -> None:
         try:
             return await real(self, channel, parcel, data)
         except SequenceGapError:
-            return Receipt(self.partition.partition_id, -1, "fsync", True, parcel.reordered)
+            return Receipt(self.partition.partition_id, -1, "fsync", True)
 
     real = patches.set(Executor, "_append", append)
 
@@ -151,7 +187,11 @@ BREAKS: tuple[Breaks, ...] = (
     receipt_of_another_message,
     key_hashed_anew,
     detour_not_declared,
-    held_detour_not_declared,
+    detour_told_by_batch,
+    later_detour_not_declared,
+    second_copy_not_declared,
+    home_is_left_early,
+    newer_do_not_wait,
     newer_go_before_older,
     older_route_accepted,
     refused_batch_stays_out,

@@ -176,6 +176,12 @@ def test_each_anomaly_is_named(anomaly):
         ("a token seen to fall", "nonmonotonic", [*handled(0), looked(2, 1), looked(1, 1)]),
         ("a cursor moved by another's ack", "stale effect", [
             *handled(0), looked(2, 0), looked(2, 1)]),
+        ("a STRICT message told as reordered", "inversion", [settled(0, reordered=True)]),
+        ("a message without a key told as reordered", "inversion", [
+            sent(7, b"", strict=False), settled(7, reordered=True), stored(7, key=b"")]),
+        ("stored twice where it was told", "inversion", [
+            sent(7, strict=False), settled(7, 9), sent(8, strict=False), settled(8, 8)._replace(twice=True),
+            stored(8, 8), stored(7, 9)]),
         ("a key where it does not belong", "inversion", [Ranged(1, 0, 1)]),
         ("stored, and told as withdrawn", "phantom", [settled(0, outcome="withdrawn")]),
         ("a batch of an older epoch", "stale effect", [
@@ -193,6 +199,16 @@ def test_its_finer_rules(what, anomaly, events):
     base = [sent(0), settled(0), sent(1, b"other"), settled(1)]
     log = [stored(0), stored(1, key=b"other")]
     assert anomaly in _kinds([*base, *events, *log]), what
+
+
+def test_what_was_declared_as_possible_is_no_duplicate():
+    """A second copy is one that the receipt speaks of, wherever it is; the place that it names keeps its order."""
+    told = settled(1, 2)._replace(twice=True)
+    log = [stored(0, 0), stored(1, 1), stored(1, 2)]
+    history = [sent(0, strict=False), sent(1, strict=False), settled(0)]
+    handled_all = [*handled(0), *handled(1), started(1, offset=2), ended(1, offset=2)]
+    assert _kinds([*history, settled(1, 2), *handled_all, *log]) == {"duplicate"}
+    assert not _kinds([*history, told, *handled_all, *log])
 
 
 def _child_first(*, strict, reordered=False):

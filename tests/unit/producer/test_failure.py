@@ -2,7 +2,8 @@
 
 import pytest
 
-from keylane.producer.failure import Step, decide_after_failure
+from keylane.producer.failure import Situation, Step, decide_after_failure
+from keylane.producer.settings import ProducerSettings
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
     DiskFullError,
@@ -18,9 +19,10 @@ from keylane.protocol.errors import (
     StaleRouteError,
     WrongBrokerError,
 )
-from keylane.protocol.routing import OrderStrategy
 
-STRICT, BEST_TRIED = OrderStrategy.STRICT, OrderStrategy.BEST_TRIED
+STRICT, BEST_TRIED = False, True
+"""Whether messages may leave their partition."""
+SETTINGS = ProducerSettings(leave_after_ms=5_000, give_up_after_ms=60_000, tries_min=10)
 PASSING = [
     NotSentError,
     OutcomeUnknownError,
@@ -32,70 +34,96 @@ PASSING = [
 ]
 
 
-def decide(error, strategy, tries, *, doubtful=False, leaving=False, gone=False):
-    return decide_after_failure(
-        error(),
-        strategy,
+def decide(
+    error,
+    may_leave,
+    *,
+    tries=1,
+    failing_ms=0,
+    waited_ms=0,
+    doubtful=False,
+    leaving=False,
+    gone=False,
+):
+    situation = Situation(
         tries=tries,
-        tries_max=10,
-        home_tries=3,
+        failing_ms=failing_ms,
+        waited_ms=max(waited_ms, failing_ms),
         doubtful=doubtful,
         leaving=leaving,
         gone=gone,
     )
+    return decide_after_failure(error(), situation, may_leave=may_leave, settings=SETTINGS)
 
 
 @pytest.mark.parametrize("error", PASSING)
 @pytest.mark.parametrize("tries", [1, 3, 10, 1_000_000])
 def test_strict_stays_for_ever(error, tries):
-    """STRICT sends what may pass later to the same partition again, however often."""
-    assert decide(error, STRICT, tries) is Step.AGAIN
+    """STRICT sends what may pass later to the same partition again, however often and however long."""
+    assert decide(error, STRICT, tries=tries, failing_ms=tries * 1_000) is Step.AGAIN
 
 
 @pytest.mark.parametrize("error", PASSING)
-def test_best_tried_goes_elsewhere_then_gives_up(error):
-    """BEST_TRIED tries at home, then elsewhere, and is out of the queue after ten tries."""
-    steps = [decide(error, BEST_TRIED, tries) for tries in range(1, 11)]
-    assert steps == [Step.AGAIN] * 2 + [Step.ELSEWHERE] * 7 + [Step.GIVE_UP]
+def test_best_tried_leaves_by_time_and_not_by_tries(error):
+    """BEST_TRIED stays for `leave_after_ms`, however often it failed, and then goes elsewhere."""
+    assert decide(error, BEST_TRIED, tries=1_000, failing_ms=4_999) is Step.AGAIN
+    assert decide(error, BEST_TRIED, tries=1, failing_ms=5_000) is Step.ELSEWHERE
+
+
+@pytest.mark.parametrize("error", PASSING)
+def test_best_tried_gives_up_after_its_time_and_its_tries(error):
+    """A batch is given up after `give_up_after_ms`, if it was tried often enough as well."""
+    steps = [
+        decide(error, BEST_TRIED, tries=tries, failing_ms=5_000, waited_ms=waited_ms)
+        for tries, waited_ms in ((10, 59_999), (9, 60_000), (10, 60_000))
+    ]
+    assert steps == [Step.ELSEWHERE, Step.ELSEWHERE, Step.GIVE_UP]
 
 
 @pytest.mark.parametrize("error", [StaleRouteError, PartitionUnknownError])
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
 def test_a_sealed_partition_asks_for_a_new_route(error, strategy):
     """Only a route change moves messages of either strategy without a word."""
-    assert decide(error, strategy, 1) is Step.NEW_ROUTE
+    assert decide(error, strategy, failing_ms=30_000) is Step.NEW_ROUTE
 
 
 @pytest.mark.parametrize("error", PASSING)
 def test_what_cannot_be_stored_leaves_a_sealed_partition_whatever_its_broker_says(error):
     """Only what may be stored waits for the broker of a partition that the route has left."""
     for strategy in (STRICT, BEST_TRIED):
-        assert decide(error, strategy, 1, leaving=True) is Step.NEW_ROUTE
-        assert decide(error, strategy, 1, leaving=True, doubtful=True) is Step.AGAIN
-    assert decide(error, BEST_TRIED, 10, leaving=True) is Step.GIVE_UP
+        assert decide(error, strategy, leaving=True) is Step.NEW_ROUTE
+        assert decide(error, strategy, leaving=True, doubtful=True) is Step.AGAIN
+    exhausted = {"tries": 10, "failing_ms": 60_000, "leaving": True}
+    assert decide(error, BEST_TRIED, **exhausted) is Step.GIVE_UP
+    due = {"failing_ms": 5_000, "leaving": True, "doubtful": True}
+    assert decide(error, STRICT, **due) is Step.AGAIN
+    assert decide(error, BEST_TRIED, **due) is Step.NEW_ROUTE
 
 
 @pytest.mark.parametrize("error", [PartitionUnknownError, WrongBrokerError])
 def test_a_wrong_broker_does_not_number_anew_what_may_be_stored(error):
     """Only the right broker knows a batch sent again; where the partition is gone for good, nobody does."""
-    assert decide(error, STRICT, 1_000, doubtful=True) is Step.AGAIN
-    assert decide(error, STRICT, 1, doubtful=True, gone=True) is Step.GIVE_UP
-    assert decide(error, STRICT, 1, gone=True) is Step.NEW_ROUTE
-    steps = [decide(error, BEST_TRIED, tries, doubtful=True) for tries in (1, 3, 10)]
+    assert decide(error, STRICT, tries=1_000, doubtful=True) is Step.AGAIN
+    assert decide(error, STRICT, doubtful=True, gone=True) is Step.GIVE_UP
+    assert decide(error, STRICT, gone=True) is Step.NEW_ROUTE
+    steps = [
+        decide(error, BEST_TRIED, tries=10, failing_ms=ms, doubtful=True)
+        for ms in (0, 5_000, 60_000)
+    ]
     assert steps == [Step.AGAIN, Step.ELSEWHERE, Step.GIVE_UP]
-    assert decide(StaleRouteError, STRICT, 1, doubtful=True) is Step.NEW_ROUTE
+    assert decide(StaleRouteError, STRICT, doubtful=True) is Step.NEW_ROUTE
 
 
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
 def test_what_no_retry_mends_is_given_up(strategy):
     """A refusal for good is told to the sender at once."""
-    assert decide(InvalidRequestError, strategy, 1) is Step.GIVE_UP
+    assert decide(InvalidRequestError, strategy) is Step.GIVE_UP
 
 
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
 def test_a_shared_id_is_given_up_and_not_the_batch(strategy):
     """A batch that is surely not stored is sent again, under another id; nobody would know again one that may be."""
     for error in (SequenceReusedError, ProducerFencedError):
-        assert decide(error, strategy, 1) is Step.AGAIN
-    assert decide(ProducerFencedError, strategy, 1, doubtful=True) is Step.GIVE_UP
-    assert decide(SequenceReusedError, strategy, 1, doubtful=True) is Step.AGAIN
+        assert decide(error, strategy) is Step.AGAIN
+    assert decide(ProducerFencedError, strategy, doubtful=True) is Step.GIVE_UP
+    assert decide(SequenceReusedError, strategy, doubtful=True) is Step.AGAIN

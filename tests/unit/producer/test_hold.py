@@ -27,7 +27,7 @@ async def test_what_was_held_and_goes_elsewhere_is_declared():
     network.route = route_over(
         {1: (0, 341), 2: (341, 682), 4: (682, 1024)}, version=1, strategy=BEST_TRIED
     )
-    settings = ProducerSettings(backoff=QUICK.backoff, home_tries=1, tries_max=1_000)
+    settings = ProducerSettings(backoff=QUICK.backoff, leave_after_ms=20)
     async with Producer("meta", network=network, settings=settings) as producer:
         for key in (left, right, other):
             await producer.send("s", b"0", key=key)
@@ -40,7 +40,7 @@ async def test_what_was_held_and_goes_elsewhere_is_declared():
         network.route = route_over({3: (0, 682), 4: (682, 1024)}, version=2, strategy=BEST_TRIED)
         await eventually(lambda: 3 in [one.partition.partition_id for one in sender.executors])
         tickets.append(producer.send("s", b"1", key=right))  # finds out that 3 does not answer
-        await eventually(lambda: sender.diverted)
+        await eventually(lambda: sender.careful)
         tickets.append(producer.send("s", b"2", key=left))  # held behind the first
         at_home = producer.send("s", b"1", key=other)
         network.late.set()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from keylane.producer.given_up import GivenUp, Untold
 from keylane.producer.parcel import Parcel
 from keylane.producer.ticket import Ticket
 from keylane.protocol.batch import check_batch, columns
@@ -76,9 +77,9 @@ async def test_messages_that_moved_tell_their_first_tickets():
     first_of_odd = new_parcel()
     first_of_odd.adopt(odd, 0)
     even.settle(Receipt(1, 10, "fsync"))
-    assert not tickets[0].done
+    assert [ticket.done for ticket in tickets] == [True, False, True, False]
     last.settle(Receipt(2, 20, "fsync"))
-    first_of_odd.settle(NoPartitionError())
+    first_of_odd.settle(GivenUp(NoPartitionError(), Untold()))
 
     assert [(await tickets[index]).offset for index in (0, 2, 3)] == [10, 11, 20]
     with pytest.raises(NoPartitionError):
@@ -103,24 +104,81 @@ async def test_a_cancelled_waiter_leaves_the_others():
         await waiters[0]
 
 
-async def test_a_doubtful_parcel_is_given_up_as_unknown():
-    """After a try without an answer no later refusal proves that nothing was stored."""
-    origin = filled(2)
+async def test_a_ticket_wakes_when_its_own_message_is_settled():
+    """Of messages that went on in other parcels, each waiter is woken by its own, and by no other."""
+    parcel = filled(3)
+
+    async def wait(index: int) -> Receipt:
+        return await Ticket(parcel, index)
+
+    waiters = [asyncio.create_task(wait(index)) for index in range(3)]
+    await asyncio.sleep(0)
+    parts = [new_parcel() for _ in range(3)]
+    for index, part in enumerate(parts):
+        part.adopt(parcel, index)
+    for index in (1, 2, 0):
+        parts[index].settle(Receipt(index, 10 + index, "fsync"))
+        receipt = await asyncio.wait_for(waiters[index], 5)
+        assert (receipt.partition_id, receipt.offset) == (index, 10 + index)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert [one.done() for one in waiters].count(True) == (1, 2, 0).index(index) + 1
+
+
+async def test_a_message_that_left_in_doubt_is_given_up_as_unknown():
+    """After a try without an answer no later refusal elsewhere proves that nothing was stored."""
+    origin, other = filled(2), filled(1)
     origin.doubtful = True
+    origin.leave(refused=False)
     moved = new_parcel()
     moved.adopt(origin, 0)
     moved.adopt(origin, 1)
-    moved.give_up(NotSentError("nobody there"))
-    for index in range(2):
+    moved.adopt(other, 0)
+    moved.settle(GivenUp(NotSentError("nobody there"), Untold()))
+    for parcel, index, fate in (
+        (origin, 0, Fate.UNKNOWN),
+        (origin, 1, Fate.UNKNOWN),
+        (other, 0, Fate.NOT_DONE),
+    ):
         with pytest.raises(NotSentError) as caught:
-            origin.receipt(index)
-        assert caught.value.fate is Fate.UNKNOWN
+            parcel.receipt(index)
+        assert caught.value.fate is fate
 
 
-async def test_a_declared_parcel_stays_declared_in_others():
-    """A message that left its partition is told as reordered, however often it is packed anew."""
+async def test_a_message_is_no_duplicate_when_its_partition_refused_it_for_good():
+    """What the right broker refused is not stored there, whatever became of earlier tries."""
     origin = filled(1)
-    origin.reordered = True
+    origin.doubtful = True
+    origin.leave(refused=True)
     moved = new_parcel()
     moved.adopt(origin, 0)
-    assert moved.reordered
+    moved.settle(Receipt(2, 5, "fsync"))
+    assert origin.receipt(0) == Receipt(2, 5, "fsync", duplicate=False, reordered=False)
+
+
+async def test_a_receipt_declares_its_own_message_when_a_batch_mixes_them():
+    """`reordered` and `duplicate` are told of the message that they are true of, also from a batch of several kinds."""
+    doubtful, moved_only, home = filled(1), filled(1), filled(1)
+    doubtful.doubtful = True
+    doubtful.leave(refused=False)
+    doubtful.mark_reordered()
+    moved_only.mark_reordered()
+    batch = new_parcel()
+    for parcel in (doubtful, moved_only, home):
+        batch.adopt(parcel, 0)
+    batch.settle(Receipt(9, 100, "fsync"))
+    assert [parcel.receipt(0) for parcel in (doubtful, moved_only, home)] == [
+        Receipt(9, 100, "fsync", duplicate="possible", reordered=True),
+        Receipt(9, 101, "fsync", duplicate=False, reordered=True),
+        Receipt(9, 102, "fsync", duplicate=False, reordered=False),
+    ]
+
+
+async def test_a_message_without_a_key_is_never_reordered():
+    """What has no order cannot lose it."""
+    parcel = new_parcel()
+    for key in (b"", b"k"):
+        parcel.add(key, b"v", b"", 0)
+    parcel.mark_reordered()
+    parcel.settle(Receipt(1, 0, "fsync"))
+    assert [parcel.receipt(index).reordered for index in range(2)] == [False, True]

@@ -13,7 +13,7 @@ from cluster import eventually
 from keylane import Producer
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.errors import Fate, KeylaneError, PartitionUnknownError
+from keylane.protocol.errors import Fate, GivenUpError, NoPartitionError, PartitionUnknownError
 from scripted_network import QUICK, ScriptedNetwork
 
 
@@ -295,7 +295,8 @@ async def test_closing_gives_up_what_cannot_be_sent():
     ticket = producer.send("s", b"0", key=b"k")
     await eventually(lambda: producer.stats.retries > 2)
     assert "cannot reach" in producer.stats.waiting["p1"]
-    with pytest.raises(KeylaneError, match="closed"):
+    with pytest.raises(GivenUpError, match=r"^1 messages were given up, 0 of them.*closed") as told:
         await producer.close()
-    with pytest.raises(KeylaneError, match="closed"):
+    assert (told.value.details, told.value.fate) == ({"messages": 1, "unknown": 0}, Fate.NOT_DONE)
+    with pytest.raises(NoPartitionError, match="closed"):
         await ticket

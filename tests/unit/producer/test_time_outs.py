@@ -1,0 +1,118 @@
+"""Messages that are not acked in their time, and the keys that they halt."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster import eventually
+from keylane import DeliveryTimeoutError, GivenUpError, KeyHaltedError, Producer
+from keylane.producer import ProducerSettings
+from keylane.protocol.errors import Fate, InvalidRequestError
+from scripted_network import QUICK, ScriptedNetwork
+
+
+async def test_a_message_is_told_with_its_error_when_its_time_is_over():
+    """The error has the message and says that it is not stored; nothing newer of its key was sent, others go on."""
+    network = ScriptedNetwork()
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.unreachable.add("broker-1")
+        late = producer.send("s", b"1", key=b"k", properties={"a": "b"}, timeout=0.05)
+        newer = producer.send("s", b"2", key=b"k")
+        other = producer.send("s", b"1", key=b"other")
+        with pytest.raises(DeliveryTimeoutError) as told:
+            await asyncio.wait_for(late, 30)
+        assert told.value.fate is Fate.NOT_DONE
+        message = {"subject": "s", "key": b"k", "value": b"1", "properties": {"a": "b"}}
+        assert told.value.details == message
+        with pytest.raises(KeyHaltedError) as halted:
+            await asyncio.wait_for(newer, 30)
+        assert (halted.value.fate, halted.value.details["value"]) == (Fate.NOT_DONE, b"2")
+        with pytest.raises(KeyHaltedError):
+            producer.send("s", b"3", key=b"k")
+        network.unreachable.clear()
+        await asyncio.wait_for(other, 30)
+        with pytest.raises(KeyHaltedError):
+            producer.send("s", b"3", key=b"k")
+        producer.resume(told.value)
+        for value in (b"1", b"2", b"3"):
+            await asyncio.wait_for(producer.send("s", value, key=b"k"), 30)
+
+    assert network.stored == {1: [b"0", b"1", b"1", b"2", b"3"]}
+
+
+async def test_a_message_on_its_way_is_told_as_unknown_when_its_time_is_over():
+    """It cannot be taken out of its batch: its fate is open, the others of the batch are acked, and order holds."""
+    network = ScriptedNetwork()
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.mute.add(1)
+        late = producer.send("s", b"1", key=b"k", timeout=0.05)
+        same_batch = producer.send("s", b"1", key=b"other")
+        await eventually(lambda: network.stored[1].count(b"1") == 2)
+        behind = producer.send("s", b"2", key=b"k")
+        with pytest.raises(DeliveryTimeoutError) as told:
+            await asyncio.wait_for(late, 30)
+        assert told.value.fate is Fate.UNKNOWN
+        assert not same_batch.done
+        with pytest.raises(KeyHaltedError):
+            await asyncio.wait_for(behind, 30)
+        producer.resume(told.value)
+        again = producer.send("s", b"2", key=b"k")
+        network.mute.clear()
+        for ticket in (same_batch, again):
+            await asyncio.wait_for(ticket, 30)
+        await asyncio.wait_for(producer.flush(), 30)
+        assert (producer.stats.acked, producer.stats.failed) == (3, 2)
+
+    assert network.stored == {1: [b"0", b"1", b"1", b"2"]}
+
+
+async def test_a_message_in_the_hold_is_told_when_its_time_is_over():
+    """Also while there is no route at all; the same without a key, which halts nothing."""
+    network = ScriptedNetwork()
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        network.unreachable.add("meta")
+        tickets = [producer.send("s", b"1", key=key, timeout=0.05) for key in (b"k", b"")]
+        behind = producer.send("s", b"2")
+        for ticket in tickets:
+            with pytest.raises(DeliveryTimeoutError):
+                await asyncio.wait_for(ticket, 30)
+        with pytest.raises(KeyHaltedError):
+            producer.send("s", b"2", key=b"k")
+        assert not behind.done
+        network.unreachable.clear()
+        await asyncio.wait_for(behind, 30)
+
+    assert network.stored == {1: [b"2"]}
+
+
+async def test_the_setting_limits_every_message_and_flush_tells_the_rest():
+    """`delivery_timeout_ms` goes for whatever names no time-out of its own; what nobody awaits is counted."""
+    network = ScriptedNetwork()
+    settings = ProducerSettings(backoff=QUICK.backoff, delivery_timeout_ms=50)
+    async with Producer("meta", network=network, settings=settings) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.unreachable.add("broker-1")
+        tickets = [producer.send("s", b"v", key=b"k%d" % number) for number in range(100)]
+        longer = producer.send("s", b"v", key=b"k", timeout=600)
+        with pytest.raises(DeliveryTimeoutError):
+            await asyncio.wait_for(tickets[50], 30)
+        network.unreachable.clear()
+        with pytest.raises(GivenUpError) as told:
+            await asyncio.wait_for(producer.flush(), 30)
+        assert told.value.details == {"messages": 99, "unknown": 0}
+        assert isinstance(told.value.__cause__, DeliveryTimeoutError)
+        await asyncio.wait_for(longer, 30)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "5", float("nan"), float("inf")])
+async def test_a_time_out_is_refused_when_it_is_no_time(timeout):
+    """Nothing is queued."""
+    network = ScriptedNetwork()
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        with pytest.raises(InvalidRequestError, match="timeout is seconds"):
+            producer.send("s", b"v", timeout=timeout)
+        assert producer.stats.sent == 0

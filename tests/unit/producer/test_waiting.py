@@ -1,0 +1,34 @@
+"""When people are told that messages wait."""
+
+from itertools import pairwise
+
+from keylane.producer.waiting import WaitReport
+
+SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
+
+
+def test_a_wait_is_told_ever_more_seldom():
+    """After 5 s, 1 min, 2 min, 4 min …, then once an hour."""
+    report = WaitReport()
+    told = [second for second in range(10 * 3_600) if report.waits(second * SECOND)]
+    assert told[:8] == [5, 60, 120, 240, 480, 960, 1_920, 3_840]
+    assert {later - earlier for earlier, later in pairwise(told[8:])} == {3_600}
+
+
+def test_the_end_is_told_when_the_wait_was():
+    """A short wait is not worth a word, at its beginning or at its end; each wait begins anew."""
+    report = WaitReport()
+    assert not report.waits(0)
+    assert report.over(4_999) is None
+    assert not report.waits(10_000)
+    assert report.waits(15_000)
+    assert report.over(17_000) == 7_000
+    assert report.over(18_000) is None
+
+
+def test_one_word_is_enough_when_nobody_asked_for_long():
+    """Words that were due while nobody asked are not made up for."""
+    report = WaitReport()
+    report.waits(0)
+    assert report.waits(10 * HOUR)
+    assert not report.waits(10 * HOUR + MINUTE)
