@@ -27,6 +27,7 @@ from .service import BrokerService
 from .settings import BrokerSettings
 from .storage.fail_points import files_of
 from .storage.identity import Identity, claim_folder
+from .storage.opening import Opening, begin_opening, note_heard
 from .store import Store
 
 log = logging.getLogger("keylane.broker")
@@ -77,7 +78,7 @@ async def running_broker(
         stack.callback(background.shutdown)
         run_background = _in_pool(background)
 
-        def open_store() -> tuple[Identity, Store]:
+        def open_store() -> tuple[Identity, Store, Opening]:
             files.lock()
             identity = claim_folder(files, broker_group=settings.group, dice=dice)
             store = Store.open(
@@ -88,9 +89,9 @@ async def running_broker(
                 run_read=_in_pool(readers),
                 run_background=run_background,
             )
-            return identity, store
+            return identity, store, begin_opening(files, rng=random.SystemRandom())
 
-        identity, store = await run_commit(open_store)
+        identity, store, opening = await run_commit(open_store)
         stack.push_async_callback(store.close)
         service = BrokerService(store, clock=clock)
         if network is None:
@@ -103,18 +104,26 @@ async def running_broker(
                 broker_id=identity.broker_id,
                 address=server.address,
                 writable=not store.commit.reason,
+                opening=opening.opening,
+                opened_after=opening.before if registration.problem else (),
+                log_end=store.log.durable_end,
+                hosted=len(store.state.partitions),
             )
+
+        async def heard() -> None:
+            await run_background(note_heard, files, opening)
 
         cleaning = Cleaning(
             store, files, settings, clock=clock, run_commit=run_commit, run_read=run_background
         )
         registration = Registration(
-            MetaClient(network, settings.meta), report, dice=dice, clock=clock
+            MetaClient(network, settings.meta), report, dice=dice, clock=clock, on_welcome=heard
         )
         control = BrokerControl(
             store,
             broker_group=settings.group,
             broker_id=identity.broker_id,
+            opening=opening.opening,
             clock=clock,
             registration=lambda: registration.problem,
             retention=lambda: cleaning.problem,

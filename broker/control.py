@@ -49,11 +49,13 @@ class BrokerControl:
         broker_id: str,
         clock: Clock,
         registration: Callable[[], str],
+        opening: str = "",
         retention: Callable[[], str] = lambda: "",
     ) -> None:
         self._store = store
         self._broker_group = broker_group
         self._broker_id = broker_id
+        self._opening = opening
         self._clock = clock
         self._registration = registration
         self._retention = retention
@@ -164,6 +166,7 @@ class BrokerControl:
             details={
                 "broker_group": self._broker_group,
                 "broker_id": self._broker_id,
+                "opening": self._opening,
                 "writable": not reason,
                 "registration": self._registration() or "registered",
                 "partitions": len(self._store.state.partitions),

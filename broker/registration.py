@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from ..protocol.backoff import Backoff
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat, BrokerWelcome
-from ..protocol.errors import KeylaneError, UnreachableError
+from ..protocol.errors import (
+    FolderBehindError,
+    KeylaneError,
+    LossAcceptedError,
+    UnreachableError,
+)
 
 log = logging.getLogger("keylane.broker")
 
 WAITS = Backoff(first_ms=50, max_ms=1_000)
 START_MS = 5_000
 """So long a metaserver that does not answer yet is no reason to warn anybody."""
+_FOR_PEOPLE = (FolderBehindError, LossAcceptedError)
+"""Refusals that only an operator ends: the hint says how."""
 
 
 class Metaserver(Protocol):
@@ -38,11 +45,14 @@ class Registration:
         *,
         dice: random.Random,
         clock: Clock | None = None,
+        on_welcome: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`on_welcome` is called once, when a metaserver has taken the first report."""
         self._meta = meta
         self._report = report
         self._dice = dice
         self._boot_ms = (clock or SystemClock()).boot_ms
+        self._on_welcome = on_welcome
         self._began_ms = self._boot_ms()
         self._welcomed = False
         self._told = ("", logging.NOTSET)
@@ -57,6 +67,8 @@ class Registration:
             except KeylaneError as error:
                 failures += 1
                 self.problem = error.message
+                if isinstance(error, _FOR_PEOPLE):
+                    self.problem += f"; {error.hint}"
                 self._tell(error)
                 wait_ms = WAITS.wait_ms(failures, self._dice)
             else:
@@ -64,6 +76,8 @@ class Registration:
                     again = " again" if self._welcomed else ""
                     log.log(self._told[1], "registered%s after %d tries", again, failures)
                 failures = 0
+                if not self._welcomed and self._on_welcome is not None:
+                    await self._on_welcome()
                 self._welcomed = True
                 self._told = ("", logging.NOTSET)
                 self.problem = ""
@@ -77,5 +91,6 @@ class Registration:
             logging.INFO if starting and isinstance(error, UnreachableError) else logging.WARNING
         )
         if (error.message, level) != self._told:
-            log.log(level, "not registered: %s", error.message)
+            hint = f"; {error.hint}" if isinstance(error, _FOR_PEOPLE) else ""
+            log.log(level, "not registered: %s%s", error.message, hint)
         self._told = (error.message, level)

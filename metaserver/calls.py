@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ..protocol.control import (
+    AcceptFolder,
     BrokerHeartbeat,
     BrokerView,
     BrokerWelcome,
@@ -25,6 +26,7 @@ from ..protocol.control import (
     Join,
     Joined,
     Leave,
+    RefusedBroker,
     ReleaseGrant,
     SubjectList,
     SubjectView,
@@ -103,6 +105,14 @@ def _subject_calls(catalogue: Catalogue) -> list[Call]:
             BrokerView,
             lambda body, params: catalogue.cordon(params["group"], body),
             "Keep a broker group from new partitions, or let it have some again.",
+        ),
+        Call(
+            "POST",
+            "/v1/brokers/{group}/accept",
+            AcceptFolder,
+            RefusedBroker,
+            lambda body, params: catalogue.accept_folder(params["group"], body),
+            "Go on with a copy of a data folder that is refused because it is behind.",
         ),
         Call(
             "POST",

@@ -17,18 +17,22 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from ..protocol.control import (
+    AcceptFolder,
     BrokerHeartbeat,
     BrokerView,
     BrokerWelcome,
     CreateSubject,
     HostPartition,
+    RefusedBroker,
     SubjectList,
     SubjectView,
 )
 from ..protocol.errors import (
     DataFolderError,
+    FolderBehindError,
     InvalidRequestError,
     KeylaneError,
+    LossAcceptedError,
     NotEnoughBrokersError,
     NotSentError,
 )
@@ -41,10 +45,12 @@ from ..rpc.network import Network
 from .database import Database
 from .settings import MetaserverSettings
 from .store_brokers import (
+    accept_folder,
     broker_place,
     broker_views,
     cordon_broker,
     note_refused,
+    refused_views,
     renew_broker,
     report_broker,
 )
@@ -89,6 +95,8 @@ class Catalogue:
         Raises:
             InvalidNameError, InvalidRequestError
             DataFolderError: its group is another data folder's, or its folder is a copy of one in use.
+            FolderBehindError: its folder is an older copy of one that was in use.
+            LossAcceptedError: the loss of its folder was accepted.
         """
         check_name("broker group", report.broker_group)
         if not report.broker_id.isprintable() or not report.broker_id:
@@ -100,9 +108,11 @@ class Catalogue:
             try:
                 await self._check_no_copy(report)
                 changed = await self._database.write(report_broker, report, ttl_ms=ttl_ms)
-            except DataFolderError:
+            except (DataFolderError, FolderBehindError, LossAcceptedError) as error:
                 if not await self._is_past(report):
-                    await self._database.write(note_refused, report, ttl_ms=ttl_ms)
+                    await self._database.write(
+                        note_refused, report, error.message, ttl_ms=ttl_ms
+                    )
                 raise
             self._wakeups.wake(await self._database.read(subject_names, changed))
         return BrokerWelcome(
@@ -120,7 +130,7 @@ class Catalogue:
         if known is None or known[0] != report.broker_id or known[1] == report.address:
             return
         try:
-            there = await self._broker_id(known[1])
+            there, _ = await self._identity(known[1])
         except KeylaneError:
             return  # nobody there: the broker has moved
         if there == report.broker_id:
@@ -135,22 +145,44 @@ class Catalogue:
         """
         A refused report that is no second broker's: it came late, from where the broker was before it moved.
 
-        So it is if the data folder is the known one, and nobody listens at the address, or another than who reported.
+        So it is if the data folder is the known one, and nobody listens at the address, or another than who reported:
+        of another data folder, or another opening of the same.
         """
         known = await self._database.read(broker_place, report.broker_group)
         if known is None or known[0] != report.broker_id:
             return False
         try:
-            return await self._broker_id(report.address) != report.broker_id
+            broker_id, opening = await self._identity(report.address)
         except NotSentError:
             return True
         except KeylaneError:
             return False  # who does not answer may be there
+        return (broker_id, opening or report.opening) != (report.broker_id, report.opening)
 
-    async def _broker_id(self, address: str) -> str:
-        """Whose data folder is in use at an address.  Raises NotSentError, OutcomeUnknownError."""
+    async def _identity(self, address: str) -> tuple[str, str]:
+        """Which data folder is in use at an address, and its opening.  Raises NotSentError, OutcomeUnknownError."""
         broker = BrokerClient(self._network, address, timeout_ms=PROBE_TIMEOUT_MS)
-        return str((await broker.health()).details.get("broker_id", ""))
+        details = (await broker.health()).details
+        return str(details.get("broker_id", "")), str(details.get("opening", ""))
+
+    async def accept_folder(self, broker_group: str, ask: AcceptFolder) -> RefusedBroker:
+        """
+        Go on with a data folder that is refused because it is behind.
+
+        Raises:
+            InvalidNameError, BrokerGroupUnknownError, InvalidRequestError
+        """
+        accepted = await self._database.write(accept_folder, broker_group, ask)
+        if not ask.dry_run:
+            log.warning(
+                "broker group %s goes on with the data folder at %s, whose log ends at %d; it had come to %d",
+                broker_group, accepted.address, accepted.log_end, accepted.known_log_end,
+            )  # fmt: skip
+        return accepted
+
+    async def refused(self) -> list[RefusedBroker]:
+        """The brokers that report themselves and are refused, by broker group."""
+        return await self._database.read(refused_views)
 
     async def cordon(self, broker_group: str, ask: Cordon) -> BrokerView:
         """Keep a broker group from new partitions, or no longer.  Raises InvalidNameError, BrokerGroupUnknownError."""

@@ -139,7 +139,12 @@ async def running_metaserver(
 async def _health(database: SqlDatabase, catalogue: Catalogue) -> Health:
     try:
         brokers = await catalogue.brokers()
+        refused = await catalogue.refused()
     except StorageError as error:
         return Health(program="metaserver", ready=False, reason=error.message)
-    details = {"database": database.name, "brokers": to_builtins(brokers)}
+    details = {
+        "database": database.name,
+        "brokers": to_builtins(brokers),
+        "refused": to_builtins(refused),
+    }
     return Health(program="metaserver", ready=True, details=details)

@@ -18,6 +18,7 @@ from keylane.broker.registration import Registration
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage.identity import claim_folder
+from keylane.broker.storage.opening import begin_opening, note_heard
 from keylane.broker.store import Store
 from keylane.cli.history.events import Event, Expired, Recovered, Resetting, Served
 from keylane.metaserver.announcer import Announcer
@@ -239,6 +240,8 @@ class BrokerHost(Host):
         disk.lock()
         identity = claim_folder(disk, broker_group=self.group, dice=self.dice)
         store = self.store = self._open_store()
+        # From a generator of its own: what else a seed draws does not depend on it.
+        opening = begin_opening(disk, rng=random.Random(f"{self.name} opening {self.starts}"))
         durable = DurableEnds(store)
         service = BrokerService(store, clock=machine)
         network = SimNetwork(self.internet, self.process)
@@ -249,15 +252,27 @@ class BrokerHost(Host):
                 broker_id=identity.broker_id,
                 address=self.address,
                 writable=not store.commit.reason,
+                opening=opening.opening,
+                opened_after=opening.before if registration.problem else (),
+                log_end=store.log.durable_end,
+                hosted=len(store.state.partitions),
             )
 
+        async def heard() -> None:
+            note_heard(disk, opening)
+
         registration = self._registration = Registration(
-            MetaClient(network, self._meta), report, dice=self.dice, clock=machine
+            MetaClient(network, self._meta),
+            report,
+            dice=self.dice,
+            clock=machine,
+            on_welcome=heard,
         )
         control = BrokerControl(
             store,
             broker_group=self.group,
             broker_id=identity.broker_id,
+            opening=opening.opening,
             clock=machine,
             registration=lambda: registration.problem,
         )
