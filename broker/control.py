@@ -77,7 +77,7 @@ class BrokerControl:
         ]
 
     async def host(self, body: object, _params: Params) -> PartitionStatus:
-        """Host a partition of this broker's group, durably."""
+        """Host a partition of this broker's group, durably; again, as long as it is not in use."""
         assert isinstance(body, HostPartition)
         if body.partition.broker_group != self._broker_group:
             raise WrongBrokerError(
@@ -86,6 +86,7 @@ class BrokerControl:
                 broker_group=self._broker_group,
             )
         partition, durable = self._store.host(body)
+        partition.check_unused()
         await durable
         return partition.status(now_ms=self._clock.boot_ms())
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -28,13 +29,17 @@ from ..protocol.control import (
     SubjectView,
 )
 from ..protocol.errors import (
+    CreationFailedError,
     DataFolderError,
+    DatabaseEmptyError,
     FolderBehindError,
     InvalidRequestError,
     KeylaneError,
     LossAcceptedError,
     NotEnoughBrokersError,
     NotSentError,
+    PartitionInUseError,
+    SubjectUnknownError,
 )
 from ..protocol.ids import Subject, check_name
 from ..protocol.operations import Cordon
@@ -54,6 +59,7 @@ from .store_brokers import (
     renew_broker,
     report_broker,
 )
+from .store_creations import database_lost, fail_creation, is_empty
 from .store_queues import read_queues
 from .store_subjects import (
     SubjectRow,
@@ -70,8 +76,11 @@ from .store_subjects import (
 from .wakeups import Wakeups
 
 log = logging.getLogger("keylane.metaserver")
+T = TypeVar("T")
 
 PROBE_TIMEOUT_MS = 1_000
+REPORTS_MS_MIN = 2_000
+"""Every broker that lives has reported itself by then: it tries again each second while a metaserver is away."""
 HOSTED_AT_ONCE_MAX = 64
 """Calls to brokers at the same time; each waits for a disk, and the broker gathers them into one flush."""
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
@@ -86,6 +95,8 @@ class Catalogue:
         self._settings = settings
         self._wakeups: Wakeups[Subject] = Wakeups()
         self._versions: dict[str, int] = {}
+        self._patient_until: float | None = None
+        """By the event loop's time; None: no subject was unknown yet."""
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────────
     async def report(self, report: BrokerHeartbeat) -> BrokerWelcome:
@@ -180,6 +191,10 @@ class Catalogue:
             )  # fmt: skip
         return accepted
 
+    async def lost(self) -> DatabaseEmptyError | None:
+        """Why this database cannot be the one that the brokers' partitions come from; None if it may be."""
+        return await self._database.read(database_lost)
+
     async def refused(self) -> list[RefusedBroker]:
         """The brokers that report themselves and are refused, by broker group."""
         return await self._database.read(refused_views)
@@ -202,6 +217,8 @@ class Catalogue:
         Raises:
             InvalidNameError, SubjectExistsError
             NotEnoughBrokersError: none is there, or one did not take its part; the same call again goes on.
+            CreationFailedError: a broker refused its part for good; nothing is open, and the name is free.
+            DatabaseEmptyError: this database is not the one that the brokers' partitions come from.
         """
         row = await self._database.write(
             plan_subject, ask, subjects_max=self._settings.subjects_max
@@ -220,15 +237,21 @@ class Catalogue:
         for row in await self._database.read(planned_subjects):
             try:
                 await self._complete(row)
+            except CreationFailedError as error:
+                log.warning("%s", error.message)
             except KeylaneError as error:
                 log.info("%s", error.message)
 
     async def _complete(self, row: SubjectRow) -> None:
         name = row.name
+        in_use: dict[int, str] = {}
         planned = await self._database.read(planned_partitions, row.subject_id)
         room = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._host(row, one, room)) for one in planned]
+            tasks = [group.create_task(self._host(row, one, room, in_use)) for one in planned]
+        if in_use:
+            await self._fail(row, in_use)
+            return
         refused = [task.result() for task in tasks if task.result()]
         if refused:
             raise NotEnoughBrokersError(
@@ -239,10 +262,28 @@ class Catalogue:
         if await self._database.write(open_subject, name):
             self._wakeups.wake([name])
 
+    async def _fail(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:
+        """Give a creation up whose numbers of partitions are in use; nothing if another metaserver has opened it."""
+        problem = (
+            f"the creation of {row.name!r} failed: {next(iter(in_use.values()))}; the number was given away "
+            "before, by a database that was newer or another one"
+        )
+        if await self._database.write(fail_creation, row.subject_id, problem, in_use=set(in_use)):
+            raise CreationFailedError(problem, subject=row.name)
+
     async def _host(
-        self, row: SubjectRow, partition: Partition, room: asyncio.Semaphore
+        self,
+        row: SubjectRow,
+        partition: Partition,
+        room: asyncio.Semaphore,
+        in_use: dict[int, str],
     ) -> str | None:
-        """Have a broker host a partition; the reason if it did not: it is asked again, whatever the reason."""
+        """
+        Have a broker host a partition; the reason if it did not: it is asked again.
+
+        Args:
+            in_use: gets the reason for a partition that is refused for good, because it is in use there.
+        """
         if partition.address is None:
             return f"broker group {partition.broker_group!r} is silent"
         # PLANNED is a word of the metaserver; the broker learns of a partition that takes messages.
@@ -257,6 +298,10 @@ class Catalogue:
         async with room:
             try:
                 await BrokerClient(self._network, partition.address).host_partition(body)
+            except PartitionInUseError as error:
+                in_use[partition.partition_id] = (
+                    f"broker group {partition.broker_group!r}: {error.message}"
+                )
             except KeylaneError as error:
                 return f"broker group {partition.broker_group!r}: {error.message}"
         return None
@@ -272,6 +317,26 @@ class Catalogue:
     async def queues(self, name: str) -> QueueList:
         """The logic queues of a static subject.  Raises SubjectUnknownError, SubjectNotStaticError."""
         return await self._database.read(read_queues, name)
+
+    async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """
+        What `ask` answers; where it knows no such subject, and the database none at all, once more a little later.
+
+        Right after a start brokers have not reported themselves yet, and only they can tell an empty database from a
+        lost one.  Clients end when a subject is unknown, and wait when a database is lost.
+        """
+        try:
+            return await ask()
+        except SubjectUnknownError:
+            loop = asyncio.get_running_loop()
+            if self._patient_until is None:
+                wait_ms = max(REPORTS_MS_MIN, 2 * self._settings.broker_heartbeat_ms)
+                self._patient_until = loop.time() + wait_ms / 1000
+            left_s = self._patient_until - loop.time()
+            if left_s <= 0 or not await self._database.read(is_empty):
+                raise
+        await asyncio.sleep(left_s)
+        return await ask()
 
     # ── routes ────────────────────────────────────────────────────────────────────────────────────────
     async def route(

@@ -140,6 +140,7 @@ async def _health(database: SqlDatabase, catalogue: Catalogue) -> Health:
     try:
         brokers = await catalogue.brokers()
         refused = await catalogue.refused()
+        lost = await catalogue.lost()
     except StorageError as error:
         return Health(program="metaserver", ready=False, reason=error.message)
     details = {
@@ -147,4 +148,5 @@ async def _health(database: SqlDatabase, catalogue: Catalogue) -> Health:
         "brokers": to_builtins(brokers),
         "refused": to_builtins(refused),
     }
-    return Health(program="metaserver", ready=True, details=details)
+    reason = "" if lost is None else f"{lost.message}; {lost.hint}"
+    return Health(program="metaserver", ready=not reason, reason=reason, details=details)

@@ -176,7 +176,8 @@ def note_steps(
     Args:
         done: partition id → end offset of a sealed one, None of a hosted one.
     """
-    _lock_operation(connection, operation_id)  # its row before those of its steps, as a cancel does
+    # Its row before those of its steps, as a cancel does.
+    state = _lock_operation(connection, operation_id)
     for partition_id, end_offset in sorted(done.items()):
         if end_offset is not None:
             connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
@@ -185,6 +186,8 @@ def note_steps(
         ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
         which = {"of_operation": operation_id, "ids": ids, "what": action}
         connection.execute(_step_done, which)
+    if state is OperationState.DONE:
+        problem = ""  # whoever drove it too was late
     said = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
     connection.execute(_set_operation, said)
 

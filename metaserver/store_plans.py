@@ -32,6 +32,7 @@ from .store_brokers import (
     lock_brokers,
     writable_groups,
 )
+from .store_creations import check_not_lost
 from .store_evacuations import let_go_on, plan_evacuations
 from .store_planned import PlannedOperation, free_subject, open_partitions, planned_operation
 from .store_subjects import SubjectRow
@@ -48,7 +49,9 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         BrokerCordonedError: the target of a move gets no new partitions.
         OperationRunningError: another operation on a subject has not come to its new route yet.
         StaticSubjectError: it would change the number of queues of a static subject.
+        DatabaseEmptyError: this database is not the one that the brokers' partitions come from.
     """
+    check_not_lost(connection)
     if ask.kind is OperationKind.EVACUATE:
         return plan_evacuations(connection, ask)
     hosts: Mapping[BrokerGroup, int] = writable_groups(connection)

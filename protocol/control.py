@@ -191,6 +191,8 @@ class SubjectSummary(Struct, frozen=True, kw_only=True):
     order_strategy: OrderStrategy
     partitions: int
     route_version: int
+    problem: str = ""
+    """Why its creation has failed: nothing is open, and the name is free for another one."""
 
 
 class SubjectList(Struct, frozen=True, kw_only=True):
