@@ -294,6 +294,7 @@ class HostedPartition:
                 holder=one.lock.holder(now_ms),
                 strategy=one.lock.strategy,
                 by_operator=one.lock.by_operator,
+                ttl_ms=one.lock.known_ttl_ms,
             )
             for name, one in sorted(self.groups.items())
             if group is None or name == group

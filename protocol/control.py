@@ -357,6 +357,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     """As which the token was brought."""
     by_operator: bool = False
     """The token was brought to set the cursor, by no consumer."""
+    ttl_ms: int = 0
+    """Of the session that brought the token; 0: not known, as after a restart of the broker."""
 
 
 class PartitionStatus(Struct, frozen=True, kw_only=True):

@@ -23,8 +23,12 @@ log = logging.getLogger("keylane.broker")
 
 PATH = "opening.json"
 FORMAT = 1
-KEPT_MAX = 50
-"""Names of openings of each kind: the newest ones.  A database restored from a copy may know an older one."""
+HEARD_MAX = 25
+"""Names of openings that were heard of: the newest ones.  A database restored from a copy may know an older one."""
+FIRST_MAX = 25
+"""So many openings may be heard of before that is noted: a start costs no write more."""
+NEWEST_MAX = 50
+"""Of more openings than those: a metaserver may have taken a report, and its answer may not have come."""
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +40,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     heard: tuple[str, ...] = ()
     """A metaserver took a report of these."""
     unheard: tuple[str, ...] = ()
-    """The openings since: a metaserver may have taken a report, and its answer may not have come."""
+    """The openings since that was noted: whoever heard of one of them, it is among the first."""
 
     @property
     def before(self) -> tuple[str, ...]:
@@ -53,7 +57,8 @@ def begin_opening(files: Files, *, rng: random.Random) -> Opening:
     last = read_opening(files)
     unheard = last.unheard
     if last.opening and last.opening not in last.heard:
-        unheard = (*unheard, last.opening)[-KEPT_MAX:]
+        unheard = (*unheard, last.opening)
+    unheard = (*unheard[:FIRST_MAX], *unheard[FIRST_MAX:][-NEWEST_MAX:])
     name = f"{rng.getrandbits(128):032x}"
     opening = msgspec.structs.replace(last, opening=name, unheard=unheard)
     try:
@@ -65,9 +70,13 @@ def begin_opening(files: Files, *, rng: random.Random) -> Opening:
 
 
 def note_heard(files: Files, opening: Opening) -> None:
-    """A metaserver took a report of this opening.  Where that cannot be written, the openings before it are kept."""
-    if opening.opening and opening.opening not in opening.heard:
-        heard = (*opening.heard, opening.opening)[-KEPT_MAX:]
+    """
+    A metaserver took a report of this opening; that is noted before so many others come that its name would go.
+
+    Where it cannot be written, the openings before it are kept.
+    """
+    if opening.opening and len(opening.unheard) >= FIRST_MAX - 1:
+        heard = (*opening.heard, *opening.unheard, opening.opening)[-HEARD_MAX:]
         try:
             _write(files, msgspec.structs.replace(opening, heard=heard, unheard=()))
         except StorageError as error:

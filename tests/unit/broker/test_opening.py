@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 
 from keylane.broker.storage.opening import (
-    KEPT_MAX,
+    FIRST_MAX,
+    NEWEST_MAX,
     PATH,
     begin_opening,
     note_heard,
     read_opening,
 )
+from keylane.protocol.control import OPENINGS_MAX
 from sim.disk import SimDisk
 
 
@@ -30,13 +32,14 @@ def test_an_opening_names_those_before_it() -> None:
 def test_an_opening_names_the_last_that_was_heard_of_after_many_that_were_not() -> None:
     """However often a broker starts without a metaserver."""
     disk, rng = SimDisk(), random.Random(2)
-    heard = begin_opening(disk, rng=rng)
-    note_heard(disk, heard)
-    names = [begin_opening(disk, rng=rng).opening for _ in range(5 * KEPT_MAX)]
-    last = begin_opening(disk, rng=rng)
-    assert last.before == (heard.opening, *names[-KEPT_MAX:])
-    note_heard(disk, last)
-    assert read_opening(disk).before == (heard.opening, last.opening)
+    for number in range(3 * FIRST_MAX):
+        heard = begin_opening(disk, rng=rng)
+        note_heard(disk, heard)
+        unheard = 10 * NEWEST_MAX if number % 7 == 0 else 0
+        for _ in range(unheard):
+            last = begin_opening(disk, rng=rng)
+            assert heard.opening in last.before
+            assert len(last.before) <= OPENINGS_MAX
 
 
 def test_an_opening_is_on_the_disk_before_it_is_told() -> None:
