@@ -301,6 +301,7 @@ _partition_facts = (
         partitions.c.state,
         partitions.c.forsaken,
         partitions.c.end_offset,
+        partitions.c.lost,
     )
     .where(
         partitions.c.subject_id == sa.bindparam("of_subject"),
@@ -322,8 +323,9 @@ def _readable(
             state=PartitionState(row.state),
             parents=parents.get(row.partition_id, ()),
             forsaken=row.forsaken,
-            ended=row.forsaken and row.end_offset is not None,
+            ended=row.forsaken and row.end_offset is not None and not row.lost,
             begun=row.partition_id in begun,
+            lost=row.lost,
         )
         for row in rows
     ]

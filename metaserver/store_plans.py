@@ -99,7 +99,7 @@ def begin_operations(
     for planned in plan_operations(connection, ask):
         operation_id = planned.freed
         if operation_id:
-            let_go_on(connection, operation_id)
+            let_go_on(connection, operation_id, accept_loss=ask.accept_loss)
         elif planned.plan.sealed:
             operation_id = _journal(connection, ask, planned, driver=driver, lease_ms=lease_ms)
         begun.append((operation_id, planned))
@@ -152,7 +152,8 @@ def _journal(
             subject_id=subject_id,
             kind=ask.kind,
             state=OperationState.PLAN,
-            without_source=ask.without_source,
+            without_source=ask.without_source or ask.accept_loss,
+            accept_loss=ask.accept_loss,
             problem="",
             running=subject_id,
             driver=driver,

@@ -18,7 +18,13 @@ from typing import NamedTuple
 import msgspec
 
 from ..protocol.clock import Clock
-from ..protocol.errors import Fate, KeylaneError, SequenceGapError, StaleRouteError
+from ..protocol.errors import (
+    AcceptedAsLostError,
+    Fate,
+    KeylaneError,
+    SequenceGapError,
+    StaleRouteError,
+)
 from ..protocol.frames import Append, Appended
 from ..protocol.message import Receipt
 from ..protocol.routing import OrderStrategy, Partition
@@ -81,6 +87,8 @@ class Executor:
         """True once the route has no such open partition; what is here is still answered before newer messages go."""
         self.gone = False
         """True while the route has no such partition at all, open or sealed: no broker answers for it any more."""
+        self.lost = False
+        """True once the metaserver says that an operator has accepted the loss of the partition."""
         self.waiting_for = ""
         """Why nothing moves, for people."""
         self._broker = broker
@@ -283,6 +291,9 @@ class Executor:
         """Act on `error`, which the oldest parcel met; True if there is nothing to wait for."""
         if not self._in_flight and self._take(idle=True) is None:
             return False
+        if self.lost:
+            self._leave_lost()
+            return True
         head = self._in_flight[0]
         if not called:
             head.tries += 1
@@ -323,6 +334,24 @@ class Executor:
         self._on_leave(self, leaving, step)
         self._tell_if_empty()
         return step is Step.ELSEWHERE
+
+    def _leave_lost(self) -> None:
+        """What may be stored in a lost partition fails, its fate unknown; what cannot be goes on elsewhere, in order."""
+        doubtful = [parcel for parcel in self._in_flight if parcel.doubtful]
+        rest = [parcel for parcel in self._in_flight if not parcel.doubtful]
+        for parcel in doubtful:
+            error = AcceptedAsLostError(partition_id=self.partition.partition_id)
+            parcel.give_up(error)
+            self._account.settled(parcel, error)
+        self._in_flight = deque(rest)
+        self._new_epoch()
+        self.roll()
+        leaving = [*self._in_flight, *self._queue]
+        self._in_flight.clear()
+        self._queue.clear()
+        self.sealed = True
+        self._on_leave(self, leaving, Step.NEW_ROUTE)
+        self._tell_if_empty()
 
     def _new_epoch(self) -> None:
         """Number what is left anew; the broker refuses whatever of the old epoch may still arrive."""
