@@ -93,7 +93,7 @@ async def running_broker(
 
         identity, store, opening = await run_commit(open_store)
         stack.push_async_callback(store.close)
-        service = BrokerService(store, clock=clock)
+        service = BrokerService(store, clock=clock, set_aside=lambda: registration.set_aside)
         if network is None:
             network = HttpNetwork()
             stack.push_async_callback(network.close)

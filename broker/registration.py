@@ -12,6 +12,7 @@ from ..protocol.backoff import Backoff
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat, BrokerWelcome
 from ..protocol.errors import (
+    DataFolderError,
     FolderBehindError,
     KeylaneError,
     LossAcceptedError,
@@ -25,6 +26,8 @@ START_MS = 5_000
 """So long a metaserver that does not answer yet is no reason to warn anybody."""
 _FOR_PEOPLE = (FolderBehindError, LossAcceptedError)
 """Refusals that only an operator ends: the hint says how."""
+_SET_ASIDE = (DataFolderError, *_FOR_PEOPLE)
+"""Refusals that say that another data folder stands for the broker group."""
 
 
 class Metaserver(Protocol):
@@ -57,6 +60,8 @@ class Registration:
         self._welcomed = False
         self._told = ("", logging.NOTSET)
         self.problem = "not reported yet"
+        self.set_aside = ""
+        """Why the broker group is another data folder's, as the metaserver says; "" while it does not."""
 
     async def run(self) -> None:
         """Report at once and then for ever; cancel it to end it."""
@@ -70,6 +75,8 @@ class Registration:
                 if isinstance(error, _FOR_PEOPLE):
                     self.problem += f"; {error.hint}"
                 self._tell(error)
+                if isinstance(error, _SET_ASIDE):
+                    self.set_aside = error.message
                 wait_ms = WAITS.wait_ms(failures, self._dice)
             else:
                 if failures:
@@ -80,7 +87,7 @@ class Registration:
                     await self._on_welcome()
                 self._welcomed = True
                 self._told = ("", logging.NOTSET)
-                self.problem = ""
+                self.problem = self.set_aside = ""
                 wait_ms = welcome.heartbeat_ms
             await asyncio.sleep(wait_ms / 1000)
 

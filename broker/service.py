@@ -15,6 +15,7 @@ from ..protocol.errors import (
     OffsetOutOfRangeError,
     OverloadedError,
     TokenUnknownError,
+    WrongBrokerError,
 )
 from ..protocol.frames import (
     Ack,
@@ -55,8 +56,12 @@ Handled = tuple[Answer, bytes]
 class BrokerService:
     """Answers requests out of a store."""
 
-    def __init__(self, store: Store, *, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, *, clock: Clock, set_aside: Callable[[], str] = lambda: ""
+    ) -> None:
+        """`set_aside` says why the broker group is another data folder's: then no messages are taken."""
         self._store = store
+        self._set_aside = set_aside
         self._clock = clock
         self._waiting = Waiting()
         store.on_change(self._waiting.wake)
@@ -85,6 +90,8 @@ class BrokerService:
         return await self._handlers[kind](request, payload)
 
     async def _append(self, request: Append, payload: memoryview) -> Handled:
+        if why := self._set_aside():
+            raise WrongBrokerError(f"no messages are taken here: {why}")
         durable, base_offset, duplicate = self._store.append(request.partition_id, payload)
         await durable
         return Appended(request.correlation_id, base_offset, self._store.level, duplicate), b""

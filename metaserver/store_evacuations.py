@@ -98,6 +98,13 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
         load.update(child.broker_group for child in plan.children)
         holding = _holding_there(connection, subject, source, holding_up) if left else ()
         busy = None
+        if ask.accept_loss and subject.static:
+            problem = (
+                "it is static: its offsets count on from an end that nobody knows; it is held until the "
+                "broker group is back"
+            )
+            busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
+            plan, holding = NOTHING, ()
         if holding and _goes_on(subject, ask):
             plan = replace(plan, sealed=plan.sealed + holding)
         elif holding:

@@ -13,13 +13,15 @@ from urllib.request import urlopen
 import pytest
 
 from broker_process import BrokerProcess
-from cluster import Cluster, silent
+from cluster import Cluster, pause, resume, silent
 from keylane import Producer
 from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, Health, RefusedBroker
-from keylane.protocol.errors import DataFolderError, InvalidRequestError
+from keylane.protocol.errors import DataFolderError, InvalidRequestError, WrongBrokerError
+from keylane.protocol.frames import Append
 from keylane.protocol.verification import Verification
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from sim.store import batch
 
 SUBJECT = "s"
 
@@ -306,3 +308,33 @@ async def test_a_broker_is_taken_again_when_it_was_killed_often_without_a_metase
     second = await asyncio.to_thread(copied.start_on_copy)
     await asyncio.to_thread(copied.registration_once, second, "registered")
     assert await address_of_first(copied.cluster.meta) == second
+
+
+async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_group(
+    copied: Copied,
+) -> None:
+    """It stood still while a copy took over: whoever still knows it has nothing acked that nobody reads."""
+    original = copied.cluster.brokers[0]
+    network = HttpNetwork()
+    try:
+        broker = BrokerClient(network, original.address)
+        (hosted, *_) = (await broker.partitions()).partitions
+        producer_id = 7
+        answer, _ = await broker.call(
+            Append(0, hosted.partition_id),
+            batch(partition_id=hosted.partition_id, producer_id=producer_id),
+        )
+        assert answer.base_offset == 0
+        pause(original.process.pid)
+        second = await asyncio.to_thread(copied.start_copy)
+        await asyncio.to_thread(copied.registration_once, second, "registered")
+        resume(original.process.pid)
+        await asyncio.to_thread(copied.registration_once, original.address, "is a copy")
+        with pytest.raises(WrongBrokerError, match="no messages are taken here"):
+            await broker.call(
+                Append(0, hosted.partition_id),
+                batch(partition_id=hosted.partition_id, producer_id=producer_id, sequence=2),
+            )
+    finally:
+        resume(original.process.pid)
+        await network.close()
