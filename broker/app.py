@@ -99,25 +99,18 @@ async def running_broker(
             stack.push_async_callback(network.close)
 
         def report() -> BrokerHeartbeat:
-            return BrokerHeartbeat(
-                broker_group=settings.group,
-                broker_id=identity.broker_id,
-                address=server.address,
-                writable=not store.commit.reason,
-                opening=opening.opening,
-                opened_after=opening.before if registration.problem else (),
-                log_end=store.log.durable_end,
-                hosted=len(store.state.partitions),
-            )
-
-        async def heard() -> None:
-            await run_background(note_heard, files, opening)
+            taken = not registration.problem
+            return _report(store, identity, opening, address=server.address, taken=taken)
 
         cleaning = Cleaning(
             store, files, settings, clock=clock, run_commit=run_commit, run_read=run_background
         )
         registration = Registration(
-            MetaClient(network, settings.meta), report, dice=dice, clock=clock, on_welcome=heard
+            MetaClient(network, settings.meta),
+            report,
+            dice=dice,
+            clock=clock,
+            on_welcome=lambda: run_background(note_heard, files, opening),
         )
         control = BrokerControl(
             store,
@@ -136,6 +129,22 @@ async def running_broker(
             task = asyncio.create_task(loop, name=name)
             stack.push_async_callback(_end, task)
         yield RunningBroker(address=server.address, identity=identity, store=store)
+
+
+def _report(
+    store: Store, identity: Identity, opening: Opening, *, address: str, taken: bool
+) -> BrokerHeartbeat:
+    """What a broker says of itself; `taken`: its last report was, so that the openings before need not be said."""
+    return BrokerHeartbeat(
+        broker_group=identity.broker_group,
+        broker_id=identity.broker_id,
+        address=address,
+        writable=not store.commit.reason,
+        opening=opening.opening,
+        opened_after=() if taken else opening.before,
+        log_end=store.log.durable_end,
+        hosted=len(store.state.partitions),
+    )
 
 
 def _in_pool(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:

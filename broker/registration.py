@@ -48,7 +48,7 @@ class Registration:
         *,
         dice: random.Random,
         clock: Clock | None = None,
-        on_welcome: Callable[[], Awaitable[None]] | None = None,
+        on_welcome: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         """`on_welcome` is called once, when a metaserver has taken the first report."""
         self._meta = meta

@@ -51,9 +51,7 @@ async def cordon(meta: str, form: OutputFormat, *, group: str, cordoned: bool) -
     print(f"{group} gets {'no' if view.cordoned else 'its share of'} new partitions")
 
 
-async def accept(
-    meta: str, form: OutputFormat, *, group: str, address: str, dry_run: bool
-) -> None:
+async def accept(meta: str, form: OutputFormat, *, group: str, address: str, dry_run: bool) -> None:
     """Go on with a copy of a broker group's data folder that is behind, and say what that gives up."""
     check_name("broker group", group)
     async with connect(meta) as (client, _network):

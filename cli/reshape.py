@@ -298,8 +298,12 @@ def _show_views(views: list[OperationView], *, planned: bool) -> None:
             continue
         what = "would be" if planned else view.state.value
         for loss in view.losses:
-            end = "its end is not known" if loss.end_offset is None else f"ends at {loss.end_offset}"
-            unread = f"; not read to its end by {', '.join(loss.unread_by)}" if loss.unread_by else ""
+            end = (
+                "its end is not known" if loss.end_offset is None else f"ends at {loss.end_offset}"
+            )
+            unread = (
+                f"; not read to its end by {', '.join(loss.unread_by)}" if loss.unread_by else ""
+            )
             print(f"partition {loss.partition_id} of {view.subject} is lost: {end}{unread}")
         if not view.children:
             print(f"{view.kind} of {view.subject}: {what}, waits no longer for {_ids(view.sealed)}")

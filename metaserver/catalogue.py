@@ -30,8 +30,8 @@ from ..protocol.control import (
 )
 from ..protocol.errors import (
     CreationFailedError,
-    DataFolderError,
     DatabaseEmptyError,
+    DataFolderError,
     FolderBehindError,
     InvalidRequestError,
     KeylaneError,
@@ -121,9 +121,7 @@ class Catalogue:
                 changed = await self._database.write(report_broker, report, ttl_ms=ttl_ms)
             except (DataFolderError, FolderBehindError, LossAcceptedError) as error:
                 if not await self._is_past(report):
-                    await self._database.write(
-                        note_refused, report, error.message, ttl_ms=ttl_ms
-                    )
+                    await self._database.write(note_refused, report, error.message, ttl_ms=ttl_ms)
                 raise
             self._wakeups.wake(await self._database.read(subject_names, changed))
         return BrokerWelcome(

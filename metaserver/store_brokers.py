@@ -255,9 +255,7 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
         refused_brokers.c.broker_group == broker_group,
         refused_brokers.c.broker_id == brokers.c.broker_id,
     )
-    found = [
-        one for one in connection.execute(of_group) if ask.address in {"", one.address}
-    ]
+    found = [one for one in connection.execute(of_group) if ask.address in {"", one.address}]
     if len(found) != 1:
         places = ", ".join(one.address for one in found) or "none"
         raise InvalidRequestError(

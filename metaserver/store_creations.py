@@ -71,9 +71,7 @@ def fail_creation(
         partitions.c.subject_id == subject_id, partitions.c.state == PartitionState.PLANNED
     )
     ids = connection.execute(sa.select(partitions.c.partition_id).where(planned)).scalars().all()
-    connection.execute(
-        sa.update(partitions).where(planned).values(state=PartitionState.EXPIRED)
-    )
+    connection.execute(sa.update(partitions).where(planned).values(state=PartitionState.EXPIRED))
     said = {"problem": problem[:PROBLEM_CHARS_MAX]}
     connection.execute(sa.update(subjects).where(here).values(said))
     hosted = sorted(set(ids).difference(in_use))

@@ -179,9 +179,7 @@ def planned_partitions(connection: Connection, subject_id: int) -> tuple[Partiti
     return subject_partitions(connection, subject_id, [PartitionState.PLANNED])
 
 
-_planned = sa.select(subjects.c.name).where(
-    subjects.c.route_version == 0, subjects.c.problem == ""
-)
+_planned = sa.select(subjects.c.name).where(subjects.c.route_version == 0, subjects.c.problem == "")
 
 
 def planned_subjects(connection: Connection) -> list[SubjectRow]:

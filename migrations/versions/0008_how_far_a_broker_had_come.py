@@ -18,7 +18,9 @@ BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 def upgrade() -> None:
     """Bring the schema here."""
-    op.add_column("brokers", _text("opening", 512, "the newest of its data folder; empty: not known"))
+    op.add_column(
+        "brokers", _text("opening", 512, "the newest of its data folder; empty: not known")
+    )
     op.add_column(
         "brokers",
         _number("log_end", "position up to which its log was durable at its last report"),
@@ -28,9 +30,7 @@ def upgrade() -> None:
     op.add_column("refused_brokers", _number("log_end"))
     op.add_column("refused_brokers", _text("problem", 1024))
     op.add_column("subjects", _text("problem", 1024, "why its creation has failed"))
-    op.add_column(
-        "partitions", _flag("lost", "expired because the loss of its disk was accepted")
-    )
+    op.add_column("partitions", _flag("lost", "expired because the loss of its disk was accepted"))
     op.add_column("operations", _flag("accept_loss", "what a silent broker has is given up"))
     op.create_table(
         "accepted_folders",
@@ -75,12 +75,8 @@ def _text(name: str, length: int, comment: str | None = None) -> sa.Column[str]:
 
 
 def _number(name: str, comment: str | None = None) -> sa.Column[int]:
-    return sa.Column(
-        name, sa.BigInteger(), nullable=False, server_default="0", comment=comment
-    )
+    return sa.Column(name, sa.BigInteger(), nullable=False, server_default="0", comment=comment)
 
 
 def _flag(name: str, comment: str) -> sa.Column[bool]:
-    return sa.Column(
-        name, sa.Boolean(), nullable=False, server_default=sa.false(), comment=comment
-    )
+    return sa.Column(name, sa.Boolean(), nullable=False, server_default=sa.false(), comment=comment)

@@ -109,7 +109,9 @@ async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
             for message in handled:
                 got.setdefault(message.order_key, []).append(message.value)
             assert got == values
-            history = {one.partition.partition_id: one for one in (await meta.history("s")).partitions}
+            history = {
+                one.partition.partition_id: one for one in (await meta.history("s")).partitions
+            }
             assert {key for key, one in history.items() if one.lost} == lost_ids
             for one in lost_ids:
                 assert history[one].partition.state is PartitionState.EXPIRED
@@ -183,4 +185,6 @@ async def test_what_a_lost_partition_continued_is_read_first(tmp_path: Path) -> 
                 await eventually(lambda: len(handled) == 51)
         finally:
             await network.close()
-        assert [one.value for one in handled] == [b"%d" % number for number in range(50)] + [b"newer"]
+        assert [one.value for one in handled] == [b"%d" % number for number in range(50)] + [
+            b"newer"
+        ]

@@ -83,7 +83,7 @@ async def test_an_empty_database_is_not_ready_beside_brokers_with_partitions(
             for call in (
                 lambda: meta.create_subject(CreateSubject(subject="new", partitions=1)),
                 lambda: meta.create_subject(CreateSubject(subject="old", partitions=2)),
-                lambda: meta.subjects(),
+                meta.subjects,
                 lambda: meta.route("old"),
                 lambda: meta.reshape(
                     Reshape(kind=OperationKind.RESIZE, subject="old", partitions=3)

@@ -73,13 +73,16 @@ async def test_a_rebuilt_group_is_not_reset_while_an_old_session_may_be_at_work(
     try:
         meta = MetaClient(network, [own_cluster.meta])
         with pytest.raises(GroupBusyError, match="the database was rebuilt"):
-            async with asyncio.timeout(20):
-                while True:
-                    try:
-                        await meta.reset_group("s", "g", ResetGroup(to=ResetTo.EARLIEST))
-                    except GroupBusyError:
-                        raise
-                    except NotSentError:  # the broker has not reported itself
-                        await asyncio.sleep(0.1)
+            await reset(meta)
     finally:
         await network.close()
+
+
+async def reset(meta: MetaClient) -> None:
+    """Once the brokers have reported themselves."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await meta.reset_group("s", "g", ResetGroup(to=ResetTo.EARLIEST))
+            except NotSentError:
+                await asyncio.sleep(0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.errors import NotSentError
 from keylane.protocol.operations import OperationKind, Reshape
-from keylane.protocol.progress import ResetGroup, ResetTo
+from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 
@@ -42,24 +43,19 @@ async def test_a_reset_passes_over_a_broker_that_was_left_behind(tmp_path: Path)
             await silent(meta, "g2")
             with pytest.raises(NotSentError):
                 await meta.reset_group("s", "g", ResetGroup(to=ResetTo.EARLIEST))
-            ask = Reshape(
-                kind=OperationKind.EVACUATE, broker_group="g2", without_source=True
-            )
+            ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", without_source=True)
             await meta.reshape(ask)
 
             async def opened() -> bool:
                 return all(
-                    one.broker_group == "g1"
-                    for one in (await meta.route("s")).open_partitions()
+                    one.broker_group == "g1" for one in (await meta.route("s")).open_partitions()
                 )
 
             while not await opened():
-                pass
+                await asyncio.sleep(0.05)
+            named = ResetGroup(to=ResetTo.EARLIEST, partition_id=min(there))
             with pytest.raises(NotSentError):
-                one_of_them = min(there)
-                await meta.reset_group(
-                    "s", "g", ResetGroup(to=ResetTo.EARLIEST, partition_id=one_of_them)
-                )
+                await meta.reset_group("s", "g", named)
             done = await meta.reset_group("s", "g", ResetGroup(to=ResetTo.EARLIEST))
             assert set(done.left_out) == there
             assert {one.partition_id for one in done.cursors}.isdisjoint(there)
@@ -75,10 +71,10 @@ async def test_a_reset_passes_over_a_broker_that_was_left_behind(tmp_path: Path)
             await network.close()
 
 
-async def reset_once(meta: MetaClient):
+async def reset_once(meta: MetaClient) -> GroupReset:
     """The whole subject, as soon as every broker has reported itself."""
     while True:
         try:
             return await meta.reset_group("s", "g", ResetGroup(to=ResetTo.LATEST))
         except NotSentError:
-            pass
+            await asyncio.sleep(0.05)

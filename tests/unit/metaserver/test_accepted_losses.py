@@ -37,9 +37,7 @@ def test_a_strict_subject_leaves_a_lost_disk_open_and_sealed_partitions_alike(ro
     rows.create("s", 3, order_strategy=STRICT)
     rows.resize("s", 6)
     there = {
-        one.partition_id
-        for one in rows.run(read_route, "s").partitions
-        if one.broker_group == "g1"
+        one.partition_id for one in rows.run(read_route, "s").partitions if one.broker_group == "g1"
     }
     states = {one.state for one in rows.run(read_route, "s").partitions}
     assert states == {PartitionState.OPEN, PartitionState.SEALED}
@@ -70,9 +68,7 @@ def test_an_operation_that_waits_for_a_lost_disk_goes_on(rows: Rows) -> None:
     (source,) = (
         one for one in rows.run(read_route, "sealing").partitions if one.broker_group == "g1"
     )
-    move = Reshape(
-        kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3"
-    )
+    move = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3")
     ((waits, _),) = rows.begin(move)
     rows.silence("g1")
     begun = rows.begin(WITHOUT_G1)
