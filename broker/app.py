@@ -99,8 +99,7 @@ async def running_broker(
             stack.push_async_callback(network.close)
 
         def report() -> BrokerHeartbeat:
-            taken = not registration.problem
-            return _report(store, identity, opening, address=server.address, taken=taken)
+            return _report(store, identity, opening, server.address, taken=not registration.problem)
 
         cleaning = Cleaning(
             store, files, settings, clock=clock, run_commit=run_commit, run_read=run_background
@@ -132,7 +131,7 @@ async def running_broker(
 
 
 def _report(
-    store: Store, identity: Identity, opening: Opening, *, address: str, taken: bool
+    store: Store, identity: Identity, opening: Opening, address: str, *, taken: bool
 ) -> BrokerHeartbeat:
     """What a broker says of itself; `taken`: its last report was, so that the openings before need not be said."""
     return BrokerHeartbeat(
