@@ -93,7 +93,6 @@ async def running_broker(
 
         identity, store, opening = await run_commit(open_store)
         stack.push_async_callback(store.close)
-        service = BrokerService(store, clock=clock, set_aside=lambda: registration.set_aside)
         if network is None:
             network = HttpNetwork()
             stack.push_async_callback(network.close)
@@ -111,6 +110,7 @@ async def running_broker(
             clock=clock,
             on_welcome=lambda: run_background(note_heard, files, opening),
         )
+        service = BrokerService(store, clock=clock, standing=registration)
         control = BrokerControl(
             store,
             broker_group=settings.group,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,8 @@ from ..protocol.errors import (
 log = logging.getLogger("keylane.broker")
 
 WAITS = Backoff(first_ms=50, max_ms=1_000)
+ASKED_MS_MAX = 2_000
+"""So long clients wait at most until the first report of a broker has ended."""
 START_MS = 5_000
 """So long a metaserver that does not answer yet is no reason to warn anybody."""
 _FOR_PEOPLE = (FolderBehindError, LossAcceptedError)
@@ -62,6 +65,19 @@ class Registration:
         self.problem = "not reported yet"
         self.set_aside = ""
         """Why the broker group is another data folder's, as the metaserver says; "" while it does not."""
+        self._asked = asyncio.Event()
+
+    @property
+    def asked(self) -> bool:
+        """Has a metaserver answered the first report, or failed to: from then on `set_aside` counts."""
+        return self._asked.is_set()
+
+    async def wait_asked(self) -> None:
+        """Wait for the end of the first report, but not for long: a broker serves without its metaserver."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ASKED_MS_MAX / 1000):
+                await self._asked.wait()
+        self._asked.set()
 
     async def run(self) -> None:
         """Report at once and then for ever; cancel it to end it."""
@@ -77,17 +93,20 @@ class Registration:
                 self._tell(error)
                 if isinstance(error, _SET_ASIDE):
                     self.set_aside = error.message
+                self._asked.set()
                 wait_ms = WAITS.wait_ms(failures, self._dice)
             else:
                 if failures:
                     again = " again" if self._welcomed else ""
                     log.log(self._told[1], "registered%s after %d tries", again, failures)
                 failures = 0
+                self.set_aside = ""
+                self._asked.set()
                 if not self._welcomed and self._on_welcome is not None:
                     await self._on_welcome()
                 self._welcomed = True
                 self._told = ("", logging.NOTSET)
-                self.problem = self.set_aside = ""
+                self.problem = ""
                 wait_ms = welcome.heartbeat_ms
             await asyncio.sleep(wait_ms / 1000)
 

@@ -1,13 +1,14 @@
 """What a broker answers to each frame of the data plane.
 
 Everything that decides on order happens before the first await: the server starts the frames of a connection in the
-order in which they arrived.
+order in which they arrived.  Only in the first moments frames wait, until a metaserver was asked whether this data folder
+is the one to serve; where they pass each other then, the sequence refuses the later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ..protocol.clock import Clock
 from ..protocol.errors import (
@@ -53,15 +54,30 @@ from .waiting import Waiting
 Handled = tuple[Answer, bytes]
 
 
+class Standing(Protocol):
+    """Whether this data folder stands for its broker group, as far as a metaserver has said."""
+
+    @property
+    def set_aside(self) -> str:
+        """Why another one does; "" while nobody says so."""
+        ...
+
+    @property
+    def asked(self) -> bool:
+        """Has the first question ended, answered or not."""
+        ...
+
+    async def wait_asked(self) -> None:
+        """Wait for its end."""
+        ...
+
+
 class BrokerService:
     """Answers requests out of a store."""
 
-    def __init__(
-        self, store: Store, *, clock: Clock, set_aside: Callable[[], str] = lambda: ""
-    ) -> None:
-        """`set_aside` says why the broker group is another data folder's: then no messages are taken."""
+    def __init__(self, store: Store, *, clock: Clock, standing: Standing | None = None) -> None:
         self._store = store
-        self._set_aside = set_aside
+        self._standing = standing
         self._clock = clock
         self._waiting = Waiting()
         store.on_change(self._waiting.wake)
@@ -87,11 +103,15 @@ class BrokerService:
         kind = type(request)
         if payload and kind is not Append:
             raise InvalidRequestError(f"{kind.__name__} has no payload")
+        standing = self._standing
+        if standing is not None and kind is not Read:
+            if not standing.asked:
+                await standing.wait_asked()
+            if standing.set_aside:
+                raise WrongBrokerError(f"nothing is served here: {standing.set_aside}")
         return await self._handlers[kind](request, payload)
 
     async def _append(self, request: Append, payload: memoryview) -> Handled:
-        if why := self._set_aside():
-            raise WrongBrokerError(f"no messages are taken here: {why}")
         durable, base_offset, duplicate = self._store.append(request.partition_id, payload)
         await durable
         return Appended(request.correlation_id, base_offset, self._store.level, duplicate), b""

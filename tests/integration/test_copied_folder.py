@@ -330,7 +330,7 @@ async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_gro
         await asyncio.to_thread(copied.registration_once, second, "registered")
         resume(original.process.pid)
         await asyncio.to_thread(copied.registration_once, original.address, "is a copy")
-        with pytest.raises(WrongBrokerError, match="no messages are taken here"):
+        with pytest.raises(WrongBrokerError, match="nothing is served here"):
             await broker.call(
                 Append(0, hosted.partition_id),
                 batch(partition_id=hosted.partition_id, producer_id=producer_id, sequence=2),
@@ -338,3 +338,35 @@ async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_gro
     finally:
         resume(original.process.pid)
         await network.close()
+
+
+async def test_an_older_folder_in_the_place_of_the_newer_serves_nothing(copied: Copied) -> None:
+    """At the same address, before anybody is told that it is refused: not a moment of it is served."""
+    told = Told(copied)
+    original = copied.cluster.brokers[0]
+    await told.send(0, 20)
+    shutil.copytree(copied.original, copied.copy)
+    await told.send(20, 100)
+    await asyncio.sleep(1.5)  # a report
+    original.kill()
+    newer = copied.original.with_name("newer")
+    copied.original.rename(newer)
+    copied.copy.rename(copied.original)
+    network = HttpNetwork()
+    try:
+        await asyncio.to_thread(original.restart)
+        broker = BrokerClient(network, original.address)
+        (hosted, *_) = (await broker.partitions()).partitions
+        with pytest.raises(WrongBrokerError, match="older copy"):
+            await broker.call(
+                Append(0, hosted.partition_id), batch(partition_id=hosted.partition_id)
+            )
+        assert (await broker.partition(hosted.partition_id)).next_offset == hosted.next_offset
+    finally:
+        await network.close()
+    original.kill()
+    copied.original.rename(copied.copy)
+    newer.rename(copied.original)
+    await asyncio.to_thread(original.restart)
+    await asyncio.to_thread(copied.registration_once, original.address, "registered")
+    await told.send(120, 20)

@@ -243,7 +243,6 @@ class BrokerHost(Host):
         # From a generator of its own: what else a seed draws does not depend on it.
         opening = begin_opening(disk, rng=random.Random(f"{self.name} opening {self.starts}"))
         durable = DurableEnds(store)
-        service = BrokerService(store, clock=machine, set_aside=lambda: registration.set_aside)
         network = SimNetwork(self.internet, self.process)
 
         def report() -> BrokerHeartbeat:
@@ -268,6 +267,7 @@ class BrokerHost(Host):
             clock=machine,
             on_welcome=heard,
         )
+        service = BrokerService(store, clock=machine, standing=registration)
         control = BrokerControl(
             store,
             broker_group=self.group,
