@@ -116,6 +116,7 @@ async def running_broker(
             broker_group=settings.group,
             broker_id=identity.broker_id,
             opening=opening.opening,
+            standing=registration,
             clock=clock,
             registration=lambda: registration.problem,
             retention=lambda: cleaning.problem,

@@ -30,6 +30,7 @@ from .damage import damage_of
 from .known_groups import know_groups
 from .partition import HostedPartition
 from .resets import set_cursor
+from .standing import Standing, check_standing
 from .store import Store
 
 LISTED_MAX = 500
@@ -50,12 +51,14 @@ class BrokerControl:
         clock: Clock,
         registration: Callable[[], str],
         opening: str = "",
+        standing: Standing | None = None,
         retention: Callable[[], str] = lambda: "",
     ) -> None:
         self._store = store
         self._broker_group = broker_group
         self._broker_id = broker_id
         self._opening = opening
+        self._standing = standing
         self._clock = clock
         self._registration = registration
         self._retention = retention
@@ -85,6 +88,7 @@ class BrokerControl:
                 f"{body.partition.broker_group!r}, this is {self._broker_group!r}",
                 broker_group=self._broker_group,
             )
+        await check_standing(self._standing)
         partition, durable = self._store.host(body)
         partition.check_unused()
         await durable
@@ -137,6 +141,7 @@ class BrokerControl:
 
     async def seal(self, _body: object, params: Params) -> PartitionStatus:
         """Take no more messages for a partition, durably; again changes nothing."""
+        await check_standing(self._standing)
         partition, durable = self._store.seal(_partition_id(params))
         await durable
         return partition.status(now_ms=self._clock.boot_ms())
@@ -144,6 +149,7 @@ class BrokerControl:
     async def cursor(self, body: object, params: Params) -> PartitionStatus:
         """Set a group's cursor under a fresh token, durably; answers with that group only."""
         assert isinstance(body, SetCursor)
+        await check_standing(self._standing)
         partition = self._store.state.partition(_partition_id(params))
         await set_cursor(self._store, partition, body)
         return partition.status(now_ms=self._clock.boot_ms(), group=body.group)
@@ -151,6 +157,7 @@ class BrokerControl:
     async def groups(self, body: object, params: Params) -> Done:
         """Have retention wait for groups that have yet to come to a partition, durably."""
         assert isinstance(body, KnowGroups)
+        await check_standing(self._standing)
         await know_groups(
             self._store, self._store.state.partition(_partition_id(params)), body.groups
         )

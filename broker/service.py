@@ -8,7 +8,7 @@ is the one to serve; where they pass each other then, the sequence refuses the l
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ..protocol.clock import Clock
 from ..protocol.errors import (
@@ -16,7 +16,6 @@ from ..protocol.errors import (
     OffsetOutOfRangeError,
     OverloadedError,
     TokenUnknownError,
-    WrongBrokerError,
 )
 from ..protocol.frames import (
     Ack,
@@ -48,28 +47,11 @@ from ..rpc.answer_room import take_room
 from .partition import Group, HostedPartition
 from .progress import apply_ack, decide_ack
 from .pull_lock import SHARED, check_holder, check_session, decide_acquire, release, renew, take
+from .standing import Standing, check_standing
 from .store import Store
 from .waiting import Waiting
 
 Handled = tuple[Answer, bytes]
-
-
-class Standing(Protocol):
-    """Whether this data folder stands for its broker group, as far as a metaserver has said."""
-
-    @property
-    def set_aside(self) -> str:
-        """Why another one does; "" while nobody says so."""
-        ...
-
-    @property
-    def asked(self) -> bool:
-        """Has the first question ended, answered or not."""
-        ...
-
-    async def wait_asked(self) -> None:
-        """Wait for its end."""
-        ...
 
 
 class BrokerService:
@@ -104,11 +86,8 @@ class BrokerService:
         if payload and kind is not Append:
             raise InvalidRequestError(f"{kind.__name__} has no payload")
         standing = self._standing
-        if standing is not None and kind is not Read:
-            if not standing.asked:
-                await standing.wait_asked()
-            if standing.set_aside:
-                raise WrongBrokerError(f"nothing is served here: {standing.set_aside}")
+        if standing is not None and kind is not Read and (standing.set_aside or not standing.asked):
+            await check_standing(standing)
         return await self._handlers[kind](request, payload)
 
     async def _append(self, request: Append, payload: memoryview) -> Handled:

@@ -136,18 +136,18 @@ class Catalogue:
             DataFolderError: whoever is known at the old address answers with the same identity.
         """
         known = await self._database.read(broker_place, report.broker_group)
-        if known is None or known[0] != report.broker_id or known[1] == report.address:
+        if known is None or known.broker_id != report.broker_id or known.address == report.address:
             return
         try:
-            there, _ = await self._identity(known[1])
+            there, _ = await self._identity(known.address)
         except KeylaneError:
             return  # nobody there: the broker has moved
         if there == report.broker_id:
             raise DataFolderError(
-                f"the data folder of broker group {report.broker_group!r} is in use at {known[1]} "
+                f"the data folder of broker group {report.broker_group!r} is in use at {known.address} "
                 f"too: the one at {report.address} is a copy",
                 broker_group=report.broker_group,
-                address=known[1],
+                address=known.address,
             )
 
     async def _is_past(self, report: BrokerHeartbeat) -> bool:
@@ -158,8 +158,10 @@ class Catalogue:
         of another data folder, or another opening of the same.
         """
         known = await self._database.read(broker_place, report.broker_group)
-        if known is None or known[0] != report.broker_id:
+        if known is None or known.broker_id != report.broker_id:
             return False
+        if known.alive and known.address == report.address:
+            return True  # two brokers do not listen there: it is of an opening before
         try:
             broker_id, opening = await self._identity(report.address)
         except NotSentError:

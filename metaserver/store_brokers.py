@@ -9,7 +9,7 @@ Invariants
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -175,13 +175,21 @@ def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
         )
 
 
-def broker_place(connection: Connection, broker_group: str) -> tuple[str, str] | None:
-    """The id and the address under which a broker group is known; None if it never reported itself."""
-    found = sa.select(brokers.c.broker_id, brokers.c.address).where(
-        brokers.c.broker_group == broker_group
-    )
+class Place(NamedTuple):
+    """Under which id and address a broker group is known, and whether it has reported itself within its ttl."""
+
+    broker_id: str
+    address: str
+    alive: bool
+
+
+def broker_place(connection: Connection, broker_group: str) -> Place | None:
+    """Where a broker group is; None if it never reported itself."""
+    found = sa.select(
+        brokers.c.broker_id, brokers.c.address, (brokers.c.expires_at > now_ms()).label("alive")
+    ).where(brokers.c.broker_group == broker_group)
     row = connection.execute(found).one_or_none()
-    return None if row is None else (row.broker_id, row.address)
+    return None if row is None else Place(row.broker_id, row.address, bool(row.alive))
 
 
 def note_refused(

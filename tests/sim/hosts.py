@@ -217,6 +217,8 @@ class BrokerHost(Host):
         self._queued_bytes = queued_bytes
         self._disk_s = disk_s
         self.removed = Removed()
+        self.copied = False
+        """Its disk is an older copy just now: what it finds there is nobody's."""
         self.stalled_until = 0.0
         """Nothing comes back from the disk before."""
         self.crash_after_commits: int | None = None
@@ -273,6 +275,7 @@ class BrokerHost(Host):
             broker_group=self.group,
             broker_id=identity.broker_id,
             opening=opening.opening,
+            standing=registration,
             clock=machine,
             registration=lambda: registration.problem,
         )
@@ -347,7 +350,9 @@ class BrokerHost(Host):
         )
         # Less than settings allow, so that it is full at times.
         store.commit._queued_bytes_max = self._queued_bytes
-        for partition_id, partition in sorted(store.state.partitions.items()):
+        for partition_id, partition in (
+            () if self.copied else sorted(store.state.partitions.items())
+        ):
             for name, one in sorted(partition.groups.items()):
                 self._record(Recovered(name, partition_id, one.lock.fence, one.acked.cursor))
         return store
