@@ -13,10 +13,12 @@ from ..protocol.backoff import Backoff
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat, BrokerWelcome
 from ..protocol.errors import (
-    DataFolderError,
+    BrokerGroupTakenError,
     FolderBehindError,
     KeylaneError,
     LossAcceptedError,
+    RefusedError,
+    Retry,
     UnreachableError,
 )
 
@@ -29,7 +31,7 @@ START_MS = 5_000
 """So long a metaserver that does not answer yet is no reason to warn anybody."""
 _FOR_PEOPLE = (FolderBehindError, LossAcceptedError)
 """Refusals that only an operator ends: the hint says how."""
-_SET_ASIDE = (DataFolderError, *_FOR_PEOPLE)
+_SET_ASIDE = (BrokerGroupTakenError, *_FOR_PEOPLE)
 """Refusals that say that another data folder stands for the broker group."""
 
 
@@ -63,6 +65,8 @@ class Registration:
         self._welcomed = False
         self._told = ("", logging.NOTSET)
         self.problem = "not reported yet"
+        self.refusal = ""
+        """Why the metaserver will not have this broker, so that no client comes; "" if it will, or is silent."""
         self.set_aside = ""
         """Why the broker group is another data folder's, as the metaserver says; "" while it does not."""
         self._asked = asyncio.Event()
@@ -90,6 +94,9 @@ class Registration:
                 self.problem = error.message
                 if isinstance(error, _FOR_PEOPLE):
                     self.problem += f"; {error.hint}"
+                refused = isinstance(error, RefusedError | BrokerGroupTakenError)
+                if refused and error.retry is Retry.NEVER:
+                    self.refusal = error.message
                 self._tell(error)
                 if isinstance(error, _SET_ASIDE):
                     self.set_aside = error.message
@@ -106,7 +113,7 @@ class Registration:
                     await self._on_welcome()
                 self._welcomed = True
                 self._told = ("", logging.NOTSET)
-                self.problem = ""
+                self.problem = self.refusal = ""
                 wait_ms = welcome.heartbeat_ms
             await asyncio.sleep(wait_ms / 1000)
 

@@ -16,8 +16,8 @@ from sqlalchemy.engine import Connection
 
 from ..protocol.control import AcceptFolder, BrokerHeartbeat, BrokerView, RefusedBroker
 from ..protocol.errors import (
+    BrokerGroupTakenError,
     BrokerGroupUnknownError,
-    DataFolderError,
     FolderBehindError,
     InvalidRequestError,
     LossAcceptedError,
@@ -104,7 +104,7 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
         The ids of the subjects whose route changed by it.
 
     Raises:
-        DataFolderError: the group is another data folder's.
+        BrokerGroupTakenError: the group is another data folder's.
         FolderBehindError: the data folder lacks what the group's had.
         LossAcceptedError: an operator has accepted the loss of this data folder.
     """
@@ -120,7 +120,7 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
         hosted = _hosted(connection, report.broker_group)
         if row.alive or hosted:
             state = f"alive at {row.address}" if row.alive else f"silent, with {hosted} partitions"
-            raise DataFolderError(
+            raise BrokerGroupTakenError(
                 f"broker group {report.broker_group!r} belongs to another data folder, which is {state}",
                 broker_group=report.broker_group,
             )

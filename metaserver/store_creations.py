@@ -1,57 +1,87 @@
-"""Creations of subjects that cannot come to their end, and databases that cannot take any.  SQL, synchronous.
+"""Creations whose brokers have gone: what is not open yet is planned anew, on brokers that are there.  SQL, synchronous.
+
+    PLANNED on a silent broker ─▶ EXPIRED, to be sealed there by a canceled operation
+                               └▶ PLANNED elsewhere, under a new id and a new name
 
 Invariants
-    A creation fails only while nothing of it is open; its name is free for another one then.
-    Whatever of it a broker hosts is sealed there: no partition takes messages that no route names.
-    A database that knows no subject, beside brokers with partitions, is a lost one: nothing is made of it by calls.
+    An id that a broker was told, or may have been, is never used for another partition.
+    Nothing of an open subject changes here.
+    A creation that a broker refuses for good fails: its name is free for another one then, and what it had hosted is
+    sealed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..protocol.errors import DatabaseEmptyError
 from ..protocol.operations import OperationKind, OperationState, StepAction
 from ..protocol.routing import PartitionState
 from .dialect import now_ms
 from .schema import brokers, operations, partitions, steps, subjects
+from .store_brokers import lock_brokers, writable_groups
 
 PROBLEM_CHARS_MAX = 1_024
-_subjects = sa.exists(sa.select(subjects.c.subject_id))
-_beside = (
-    sa.select(brokers.c.broker_group, brokers.c.hosted)
-    .where(brokers.c.hosted > 0, sa.not_(_subjects))
-    .order_by(brokers.c.broker_group)
-    .limit(1)
+_creation = (
+    sa.select(subjects.c.name, subjects.c.partitions_named)
+    .where(subjects.c.subject_id == sa.bindparam("of_subject"), subjects.c.route_version == 0)
+    .with_for_update()
+)
+_planned = (
+    sa.select(
+        partitions,
+        sa.and_(brokers.c.expires_at > now_ms(), brokers.c.writable).label("takes_writes"),
+    )
+    .join(brokers, brokers.c.broker_group == partitions.c.broker_group)
+    .where(
+        partitions.c.subject_id == sa.bindparam("of_subject"),
+        partitions.c.state == PartitionState.PLANNED,
+    )
+    .order_by(partitions.c.partition_id)
 )
 
 
-def is_empty(connection: Connection) -> bool:
-    """Does the database know no subject."""
-    return not connection.execute(sa.select(_subjects)).scalar_one()
+def plan_creation_anew(connection: Connection, subject_id: int) -> bool:
+    """
+    Plan the partitions of a creation elsewhere whose brokers are silent or take no writes.
 
-
-def database_lost(connection: Connection) -> DatabaseEmptyError | None:
-    """Why this database cannot be the one that the brokers' partitions come from; None if it may be."""
-    row = connection.execute(_beside).one_or_none()
-    if row is None:
-        return None
-    return DatabaseEmptyError(
-        f"the database knows no subject, and broker group {row.broker_group!r} has "
-        f"{row.hosted} partitions: it was lost, or is another one",
-        broker_group=row.broker_group,
-        partitions=row.hosted,
+    Returns:
+        Whether the plan has changed.  It has not if all brokers are there, or no other is, or the subject is open.
+    """
+    lock_brokers(connection)
+    subject = connection.execute(_creation, {"of_subject": subject_id}).one_or_none()
+    if subject is None:
+        return False
+    rows = connection.execute(_planned, {"of_subject": subject_id}).all()
+    left = [row for row in rows if not row.takes_writes]
+    hosts = writable_groups(connection)
+    if not left or not hosts:
+        return False
+    _abandon(connection, subject_id, [row.partition_id for row in left])
+    used = Counter(row.broker_group for row in rows if row.takes_writes)
+    for number, row in enumerate(left, subject.partitions_named):
+        host = min(hosts, key=lambda group: (used[group], hosts[group], group))
+        used[host] += 1
+        connection.execute(
+            sa.insert(partitions).values(
+                subject_id=subject_id,
+                name=f"{subject.name}.p{number}",
+                queue=row.queue,
+                range_start=row.range_start,
+                range_end=row.range_end,
+                broker_group=host,
+                state=PartitionState.PLANNED,
+            )
+        )
+    connection.execute(
+        sa.update(subjects)
+        .where(subjects.c.subject_id == subject_id)
+        .values(partitions_named=subject.partitions_named + len(left))
     )
-
-
-def check_not_lost(connection: Connection) -> None:
-    """Raises DatabaseEmptyError."""
-    lost = database_lost(connection)
-    if lost is not None:
-        raise lost
+    return True
 
 
 def fail_creation(
@@ -63,46 +93,41 @@ def fail_creation(
     Args:
         in_use: the partitions of these numbers at the brokers are others, and stay as they are.
     """
-    here = subjects.c.subject_id == subject_id
-    locked = sa.select(subjects.c.route_version).where(here).with_for_update()
-    if connection.execute(locked).scalar_one() > 0:
+    if connection.execute(_creation, {"of_subject": subject_id}).one_or_none() is None:
         return False
-    planned = sa.and_(
-        partitions.c.subject_id == subject_id, partitions.c.state == PartitionState.PLANNED
+    rows = connection.execute(_planned, {"of_subject": subject_id}).all()
+    ids = [row.partition_id for row in rows]
+    connection.execute(
+        sa.update(partitions)
+        .where(partitions.c.partition_id.in_(ids))
+        .values(state=PartitionState.EXPIRED)
     )
-    ids = connection.execute(sa.select(partitions.c.partition_id).where(planned)).scalars().all()
-    connection.execute(sa.update(partitions).where(planned).values(state=PartitionState.EXPIRED))
-    said = {"problem": problem[:PROBLEM_CHARS_MAX]}
-    connection.execute(sa.update(subjects).where(here).values(said))
+    connection.execute(
+        sa.update(subjects)
+        .where(subjects.c.subject_id == subject_id)
+        .values(problem=problem[:PROBLEM_CHARS_MAX])
+    )
     hosted = sorted(set(ids).difference(in_use))
     if hosted:
-        _seal_soon(connection, subject_id, hosted)
+        _abandon(connection, subject_id, hosted)
     return True
 
 
-def _seal_soon(connection: Connection, subject_id: int, ids: Collection[int]) -> None:
-    """Journal that these partitions, which are never opened, are to be sealed wherever they are hosted."""
+def _abandon(connection: Connection, subject_id: int, ids: list[int]) -> None:
+    """Never open these; have their brokers seal what they may host of them, as after a canceled operation."""
+    here = partitions.c.partition_id.in_(ids)
+    connection.execute(sa.update(partitions).where(here).values(state=PartitionState.EXPIRED))
     operation_id = connection.execute(
         sa.insert(operations)
         .values(
             subject_id=subject_id,
-            kind=OperationKind.RESIZE,
+            kind=OperationKind.CREATE,
             state=OperationState.CANCELED,
             without_source=False,
             problem="",
-            running=None,
-            driver=None,
-            driven_until=now_ms(),
+            driven_until=0,
         )
         .returning(operations.c.operation_id)
     ).scalar_one()
-    todo = [
-        {
-            "operation_id": operation_id,
-            "partition_id": one,
-            "action": StepAction.SEAL,
-            "done": False,
-        }
-        for one in ids
-    ]
-    connection.execute(sa.insert(steps), todo)
+    action = {"operation_id": operation_id, "action": StepAction.SEAL, "done": False}
+    connection.execute(sa.insert(steps), [{"partition_id": one, **action} for one in ids])

@@ -32,8 +32,8 @@ from .store_brokers import (
     lock_brokers,
     writable_groups,
 )
-from .store_creations import check_not_lost
 from .store_evacuations import let_go_on, plan_evacuations
+from .store_lost_database import check_not_lost
 from .store_planned import PlannedOperation, free_subject, open_partitions, planned_operation
 from .store_subjects import SubjectRow
 
@@ -51,6 +51,8 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         StaticSubjectError: it would change the number of queues of a static subject.
         DatabaseEmptyError: this database is not the one that the brokers' partitions come from.
     """
+    if ask.kind is OperationKind.CREATE:
+        raise InvalidRequestError("a subject is created by POST /v1/subjects")
     check_not_lost(connection)
     if ask.kind is OperationKind.EVACUATE:
         return plan_evacuations(connection, ask)

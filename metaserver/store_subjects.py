@@ -7,7 +7,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ from ..protocol.routing import (
 from .dialect import insert_new
 from .schema import partitions, subjects
 from .store_brokers import lock_brokers, writable_groups
-from .store_creations import check_not_lost
+from .store_lost_database import check_not_lost
 from .store_partitions import subject_partitions
 
 SERVED = (PartitionState.OPEN, PartitionState.SEALED)
@@ -115,11 +115,12 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
     check_name("subject", ask.subject)
     ranges = split_ranges(ask.partitions)
     row = find_subject(connection, ask.subject)
-    if row is not None and row.problem:
-        row = find_subject(connection, ask.subject, lock=True)
     if row is None or row.problem:
         check_not_lost(connection)
         lock_brokers(connection)
+        if row is not None:  # it may have been planned again meanwhile
+            row = find_subject(connection, ask.subject, lock=True)
+    if row is None or row.problem:
         hosts = list(writable_groups(connection))[: ask.partitions]
         if not hosts:
             raise NotEnoughBrokersError
@@ -189,11 +190,22 @@ def planned_subjects(connection: Connection) -> list[SubjectRow]:
     return [row for row in found if row is not None]
 
 
-def open_subject(connection: Connection, name: str) -> bool:
-    """Every broker hosts its part: open the partitions and serve the route; False if that was done before."""
+def open_subject(connection: Connection, name: str, hosted: Collection[int] | None = None) -> bool:
+    """
+    Every broker hosts its part: open the partitions and serve the route.
+
+    Args:
+        hosted: the ids that brokers host; None: all.
+
+    Returns:
+        False if it was opened before, or has been planned anew meanwhile: then more has to be hosted.
+    """
     row = find_subject(connection, name, lock=True)
     assert row is not None
     if row.route_version > 0:
+        return False
+    wanted = {one.partition_id for one in planned_partitions(connection, row.subject_id)}
+    if hosted is not None and not wanted <= set(hosted):
         return False
     here = subjects.c.subject_id == row.subject_id
     planned = sa.and_(
