@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 WHOLE = ("meta_", "cut_", "one_way", "reset", "loss", "late", "twice", "ghosts", "broker_moves")
 """The names of faults that begin so are left out."""
-BROKER_FAULTS = ("broker_flush", "broker_full", "broker_torn", "broker_power", "broker_stall")
-"""These change the disk under the copier's hands."""
+BROKER_FAULTS = (
+    "broker_flush", "broker_full", "broker_torn", "broker_power", "broker_stall", "broker_commit", "broker_pause",
+)  # fmt: skip
+"""These change the disk under the copier's hands, or keep a broker from reporting what it has written."""
 REPORTED_S = 3 * META_SETTINGS.broker_heartbeat_ms / 1000
 """After so long what a broker has written is reported."""
 
