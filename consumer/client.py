@@ -16,7 +16,7 @@ from typing import Self
 from ..protocol.address import addresses_of
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import Grant, Grants
-from ..protocol.errors import ClosedError, ConfigError
+from ..protocol.errors import ClosedError
 from ..protocol.ids import check_name
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
@@ -24,14 +24,19 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.network import Network
 from .composite import CompositePullClient, PullRegister
+from .handlers import Handler, check_handler
+from .losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
 from .membership import Membership
 from .pull_client import PullClient
 from .settings import ConsumerSettings
 from .shared_client import SharedClient
 from .stream import Stream
-from .workers import Handler, Workers
+from .workers import Workers
 
 log = logging.getLogger("keylane.consumer")
+
+LOOK_MS = 1_000
+"""So often it looks for what is worth telling: a handler that runs for long, an event loop that stood still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class Consumer:
     Args:
         meta: `host:port` of a metaserver, or several.
         handler: `async def`, called for many keys at once; or `def`, called on the event loop, so it must be quick.
+            Whatever it returns and can be awaited is awaited before the message is acked; other values are ignored.
         concurrency: handlers at once, each on another key.
         ttl_ms: a consumer silent for so long loses its partitions; at least 1000.
         name: for people, shown with its partitions.
@@ -75,6 +81,7 @@ class Consumer:
 
     Raises:
         ConfigError, InvalidNameError: an argument that cannot work.
+        HandlerTypeError: the handler is a generator function, async or not; also a TypeError.
     """
 
     def __init__(
@@ -103,8 +110,8 @@ class Consumer:
             strategy=strategy or settings.strategy,  # type: ignore[arg-type]  # looked at there
         )
         self._addresses = addresses_of(meta)
-        if handler is not None and not callable(handler):
-            raise ConfigError(f"handler is a function of a message, not {handler!r:.80}")
+        if handler is not None:
+            check_handler(handler)
         self._subject = subject
         self._group = group
         self._handler = handler
@@ -122,6 +129,8 @@ class Consumer:
         self._watch: asyncio.Task[None] | None = None
         self._deadline_ms = 0
         self._ended: asyncio.Future[None] | None = None
+        self._stalls = Stalls()
+        self._losses = Losses()
         self._leaving = False
         self._failing: asyncio.Task[None] | None = None
         """Gives everything back after an error that ended the consumer."""
@@ -200,6 +209,7 @@ class Consumer:
         await asyncio.gather(self._watch, *ending, *self._reports, return_exceptions=True)
         await self._membership.stop()
         await self._dispatch.close()
+        self._tell_losses()
         await self._connections.close()
         self._membership = self._parting = None
         if self._ended is not None and not self._ended.done():
@@ -313,6 +323,7 @@ class Consumer:
         """Stop pulling (done) → finish or cancel handlers → flush acks → release → report."""
         assert self._dispatch is not None
         assert self._membership is not None
+        self._note_loss(client, self._membership.session)
         await self._dispatch.quiesce(client)
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
         if self._parting is not None:
@@ -335,7 +346,8 @@ class Consumer:
         task.add_done_callback(self._reports.discard)
 
     async def _watch_deadline(self) -> None:
-        """End what lapsed, so that running handlers are cancelled when their lease ends."""
+        """End what lapsed, so that running handlers are cancelled when their lease ends; tell what is worth telling."""
+        assert self._dispatch is not None
         while True:
             left_ms = self._deadline_ms - self._clock.boot_ms()
             if left_ms <= 0:
@@ -343,4 +355,35 @@ class Consumer:
                     if client.lapsed:
                         self._composite.end(client)
                 left_ms = self._settings.margin_ms
-            await asyncio.sleep(left_ms / 1000)
+            sleep_ms = min(left_ms, LOOK_MS)
+            self._stalls.sleeps(self._clock.boot_ms(), sleep_ms)
+            await asyncio.sleep(sleep_ms / 1000)
+            self._tell_stall()
+            self._tell_losses()
+            self._dispatch.look()
+
+    # ── leases that were lost ────────────────────────────────────────────────────────────────────────
+    def _note_loss(self, client: PullClient, session: str) -> None:
+        """Keep why `client` ends, if it was not asked to."""
+        now_ms = self._clock.boot_ms()
+        if client.fenced:
+            why = FENCED
+        elif client.lapsed:
+            silent_ms = now_ms - client.renewed_ms
+            stalled_ms = self._stalls.longest_ms(client.renewed_ms, now_ms)
+            why = why_lapsed(silent_ms=silent_ms, stalled_ms=stalled_ms)
+        elif client.session != session and not self._leaving:
+            why = SESSION_ENDED
+        else:
+            return
+        self._losses.note(client.partition_id, client.token, why, fence=client.fence)
+
+    def _tell_stall(self) -> None:
+        now_ms = self._clock.boot_ms()
+        text = self._stalls.told(self._stalls.woke(now_ms), now_ms, ttl_ms=self._settings.ttl_ms)
+        if text:
+            log.warning("consumer of %s in group %s: %s", self._subject, self._group, text)
+
+    def _tell_losses(self) -> None:
+        for text in self._losses.take():
+            log.warning("consumer of %s in group %s %s", self._subject, self._group, text)

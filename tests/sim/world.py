@@ -33,12 +33,13 @@ from sim.loop import Process, SimLoop, StuckError
 from sim.machine import Machine
 from sim.network import Internet, SimNetwork
 from sim.operators import Operator, for_operators, is_operated
-from sim.service import Service
+from sim.service import Idleness, Service
 from sim.swarm import Swarm, draw
 
 DRAIN_S = 90.0
 """After everything is healed, so much virtual time is enough to settle and handle all there is."""
 LOOK_S = 0.25
+IDLE_LOOK_S = 0.05
 QUIET_S = 4.0
 """After the healing a broker has reported itself within this, wherever it is now, unless a report was lost just before."""
 T = TypeVar("T")
@@ -92,6 +93,7 @@ class World:
         self.faults = Faults(self)
         self.operator = Operator(self, self._operator_meta)
         self.copier = Copier(self)
+        self.idleness = Idleness()
         self.service = Service(self.brokers, self.swarm.groups, ttl_ms=self.swarm.ttl_ms)
 
     @property
@@ -302,7 +304,7 @@ class World:
             self._operator_does(self.copier.work())
         until = self.loop.now + swarm.fault_s
         while self.loop.now < until:
-            await asyncio.sleep(swarm.gap_s * 2 * self.dice.random())
+            await self._look_for(swarm.gap_s * 2 * self.dice.random())
             self.faults.strike()
         await asyncio.sleep(1.0)
         self.faults.heal()
@@ -334,6 +336,13 @@ class World:
                 work = broker.close_store()
                 await self.loop.create_task(work, context=broker.process.context.copy())
         return drained_s
+
+    async def _look_for(self, seconds: float) -> None:
+        """Watch the consumers for so long."""
+        until = self.loop.now + seconds
+        while (left := until - self.loop.now) > 0:
+            await asyncio.sleep(min(left, IDLE_LOOK_S))
+            self.idleness.look(self.consumers)
 
     async def _in_operator(self, work: Coroutine[Any, Any, T]) -> T:
         return await self.loop.create_task(work, context=self._operator.context.copy())
@@ -373,6 +382,7 @@ class World:
             if not isinstance(one, Crashed)
         ]
         problems += self.service.problems.values()
+        problems += self.idleness.problems.values()
         findings = check_history(self.history)
         if drained_s < 0 and not findings.total:
             findings.note("starvation", f"not drained after {DRAIN_S} s")
