@@ -23,6 +23,7 @@ from ..protocol.routing import ConsumeStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.network import Network
+from ..rpc.stop_signals import StopSignals
 from .composite import CompositePullClient, PullRegister
 from .handlers import Handler, check_handler
 from .losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
@@ -59,10 +60,10 @@ class Consumer:
 
         async def handle(message: Message) -> None: ...
 
-        async with Consumer("127.0.0.1:7000", subject="flights", group="audit", handler=handle) as consumer:
-            await consumer.wait()
+        await Consumer("127.0.0.1:7000", subject="flights", group="audit", handler=handle).run()
 
-    A message is acked when its handler returns; one that raises is tried again in place, and later messages of
+    `run` ends at SIGTERM or SIGINT with everything handed over.  To do something beside it: `async with Consumer(...)`,
+    and `run`, `wait` or nothing inside; leaving the block hands everything over too.  A message is acked when its handler returns; one that raises is tried again in place, and later messages of
     its key wait.  Without a handler: `async for message in consumer: ...; await message.ack()`, in one task.  While the
     loop's body runs, a partition of whose messages it has not acked some stays here, for as long as heartbeats renew
     the lease: come for the next message, or close.  What was passed over without an ack comes again once its partition
@@ -132,6 +133,7 @@ class Consumer:
         self._stalls = Stalls()
         self._losses = Losses()
         self._leaving = False
+        self._closing = asyncio.Lock()
         self._failing: asyncio.Task[None] | None = None
         """Gives everything back after an error that ended the consumer."""
 
@@ -198,6 +200,10 @@ class Consumer:
         await self._close()
 
     async def _close(self) -> None:
+        async with self._closing:  # a signal, an error and the user may close it at the same time
+            await self._close_once()
+
+    async def _close_once(self) -> None:
         if self._membership is None or self._dispatch is None or self._watch is None:
             return
         if isinstance(self._dispatch, Stream):
@@ -228,6 +234,40 @@ class Consumer:
             self._failing = asyncio.create_task(self._close(), name="ending after an error")
 
     # ── what users call ──────────────────────────────────────────────────────────────────────────────
+    async def run(self) -> None:
+        """
+        Consume until SIGTERM, SIGINT or `close`, hand everything over as `close` does, and return.
+
+        Opens the consumer if it is not open.  A second signal goes to what handled it before: by default it ends the
+        process at once.  Handlers of signals that stood before are called too, and stand alone again afterwards.  Only
+        the main thread gets signals: in another one, `close` or a cancellation ends this.  Without a handler for
+        messages, an iteration in another task ends: its body has `handover_ms` to ack what it has.
+
+        Raises:
+            KeylaneError: the consumer cannot be opened, or what ended it.
+        """
+        with StopSignals() as stop:
+            if self._membership is not None:
+                await self._run(stop.event)
+                return
+            async with self:
+                await self._run(stop.event)
+
+    async def _run(self, stop: asyncio.Event) -> None:
+        ended = asyncio.create_task(self.wait(), name="wait for the end")
+        stopped = asyncio.create_task(stop.wait(), name="wait for a signal")
+        try:
+            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                log.info("consumer of %s in group %s hands over", self._subject, self._group)
+                if isinstance(self._dispatch, Stream):
+                    await self._dispatch.finish()
+                await self.close()
+            await ended
+        finally:
+            ended.cancel()
+            stopped.cancel()
+
     async def wait(self) -> None:
         """Wait until the consumer is closed; raises what stopped it for good."""
         if self._ended is None:

@@ -121,6 +121,18 @@ class Stream:
                 one.cancel()
             await asyncio.gather(*ends, return_exceptions=True)
 
+    async def finish(self) -> None:
+        """Hand out nothing more, and wait until the loop's body asks for the next message, `handover_ms` at most."""
+        self._closed = True
+        self._work.set()
+        if self._asked.is_set():
+            return
+        asked = asyncio.ensure_future(self._asked.wait())
+        try:
+            await _one_of([asked], self._handover_ms)
+        finally:
+            asked.cancel()
+
     def look(self) -> None:
         """Call it every second or so: tells of a body that runs for long."""
         now_ms = self._boot_ns() // 1_000_000

@@ -122,7 +122,7 @@ class Catalogue:
         if not await self._database.renew(renew_broker, report, ttl_ms=ttl_ms):
             try:
                 await self._check_no_copy(report)
-                changed = await self._database.write(report_broker, report, ttl_ms=ttl_ms)
+                changed = await self._database.write_first(report_broker, report, ttl_ms=ttl_ms)
             except (BrokerGroupTakenError, FolderBehindError, LossAcceptedError) as error:
                 if not await self._is_past(report):
                     await self._database.write(note_refused, report, error.message, ttl_ms=ttl_ms)
