@@ -29,6 +29,7 @@ from .settings import BrokerSettings
 from .storage.fail_points import files_of
 from .storage.files import narrow_rights
 from .storage.identity import Identity, claim_folder
+from .storage.opening import Opening, begin_opening, note_heard
 from .store import Store
 
 log = logging.getLogger("keylane.broker")
@@ -74,7 +75,7 @@ async def running_broker(
         run_read = _in_pool(stack, settings.reader_threads, "read")
         run_background = _in_pool(stack, 1, "background")
 
-        def open_store() -> tuple[Identity, Store]:
+        def open_store() -> tuple[Identity, Store, Opening]:
             files.lock()
             identity = claim_folder(files, broker_group=settings.group, dice=dice)
             narrow_rights(str(settings.data))
@@ -86,32 +87,34 @@ async def running_broker(
                 run_read=run_read,
                 run_background=run_background,
             )
-            return identity, store
+            return identity, store, begin_opening(files, rng=random.SystemRandom())
 
-        identity, store = await run_commit(open_store)
+        identity, store, opening = await run_commit(open_store)
         stack.push_async_callback(store.close)
-        service = BrokerService(store, clock=clock)
         if network is None:
             network = HttpNetwork()
             stack.push_async_callback(network.close)
 
         def report() -> BrokerHeartbeat:
-            return BrokerHeartbeat(
-                broker_group=settings.group,
-                broker_id=identity.broker_id,
-                address=server.address,
-                writable=not store.commit.reason,
-            )
+            return _report(store, identity, opening, server.address, taken=not registration.problem)
 
         cleaning = Cleaning(
             store, files, settings, clock=clock, run_commit=run_commit, run_read=run_background
         )
-        meta = MetaClient(network, settings.meta)
-        registration = Registration(meta, report, dice=dice, clock=clock)
+        registration = Registration(
+            MetaClient(network, settings.meta),
+            report,
+            dice=dice,
+            clock=clock,
+            on_welcome=lambda: run_background(note_heard, files, opening),
+        )
+        service = BrokerService(store, clock=clock, standing=registration)
         control = BrokerControl(
             store,
             broker_group=settings.group,
             broker_id=identity.broker_id,
+            opening=opening.opening,
+            standing=registration,
             clock=clock,
             registration=lambda: registration.problem,
             refusal=lambda: registration.refusal,
@@ -125,6 +128,22 @@ async def running_broker(
             task = asyncio.create_task(loop, name=name)
             stack.push_async_callback(_end, task)
         yield RunningBroker(address=server.address, identity=identity, store=store)
+
+
+def _report(
+    store: Store, identity: Identity, opening: Opening, address: str, *, taken: bool
+) -> BrokerHeartbeat:
+    """What a broker says of itself; `taken`: its last report was, so that the openings before need not be said."""
+    return BrokerHeartbeat(
+        broker_group=identity.broker_group,
+        broker_id=identity.broker_id,
+        address=address,
+        writable=not store.commit.reason,
+        opening=opening.opening,
+        opened_after=() if taken else opening.before,
+        log_end=store.log.durable_end,
+        hosted=len(store.state.partitions),
+    )
 
 
 def _limits(settings: BrokerSettings) -> HttpLimits:

@@ -30,6 +30,7 @@ from .damage import damage_of
 from .known_groups import know_groups
 from .partition import HostedPartition
 from .resets import set_cursor
+from .standing import Standing, check_standing
 from .store import Store
 
 LISTED_MAX = 500
@@ -49,12 +50,16 @@ class BrokerControl:
         broker_id: str,
         clock: Clock,
         registration: Callable[[], str],
+        opening: str = "",
+        standing: Standing | None = None,
         retention: Callable[[], str] = lambda: "",
         refusal: Callable[[], str] = lambda: "",
     ) -> None:
         self._store = store
         self._broker_group = broker_group
         self._broker_id = broker_id
+        self._opening = opening
+        self._standing = standing
         self._clock = clock
         self._registration = registration
         self._retention = retention
@@ -77,7 +82,7 @@ class BrokerControl:
         ]
 
     async def host(self, body: object, _params: Params) -> PartitionStatus:
-        """Host a partition of this broker's group, durably."""
+        """Host a partition of this broker's group, durably; again, as long as it is not in use."""
         assert isinstance(body, HostPartition)
         if body.partition.broker_group != self._broker_group:
             raise WrongBrokerError(
@@ -85,7 +90,9 @@ class BrokerControl:
                 f"{body.partition.broker_group!r}, this is {self._broker_group!r}",
                 broker_group=self._broker_group,
             )
+        await check_standing(self._standing)
         partition, durable = self._store.host(body)
+        partition.check_unused()
         await durable
         return partition.status(now_ms=self._clock.boot_ms())
 
@@ -136,6 +143,7 @@ class BrokerControl:
 
     async def seal(self, _body: object, params: Params) -> PartitionStatus:
         """Take no more messages for a partition, durably; again changes nothing."""
+        await check_standing(self._standing)
         partition, durable = self._store.seal(_partition_id(params))
         await durable
         return partition.status(now_ms=self._clock.boot_ms())
@@ -143,6 +151,7 @@ class BrokerControl:
     async def cursor(self, body: object, params: Params) -> PartitionStatus:
         """Set a group's cursor under a fresh token, durably; answers with that group only."""
         assert isinstance(body, SetCursor)
+        await check_standing(self._standing)
         partition = self._store.state.partition(_partition_id(params))
         await set_cursor(self._store, partition, body)
         return partition.status(now_ms=self._clock.boot_ms(), group=body.group)
@@ -150,6 +159,7 @@ class BrokerControl:
     async def groups(self, body: object, params: Params) -> Done:
         """Have retention wait for groups that have yet to come to a partition, durably."""
         assert isinstance(body, KnowGroups)
+        await check_standing(self._standing)
         await know_groups(
             self._store, self._store.state.partition(_partition_id(params)), body.groups
         )
@@ -168,6 +178,7 @@ class BrokerControl:
             details={
                 "broker_group": self._broker_group,
                 "broker_id": self._broker_id,
+                "opening": self._opening,
                 "writable": not read_only,
                 "registration": self._registration() or "registered",
                 "partitions": len(self._store.state.partitions),

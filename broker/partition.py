@@ -17,8 +17,8 @@ import msgspec
 from ..protocol.control import GroupStatus, HostPartition, PartitionStatus
 from ..protocol.errors import (
     CorruptLogError,
-    InvalidRequestError,
     OverloadedError,
+    PartitionInUseError,
     SequenceReusedError,
     StaleRouteError,
 )
@@ -277,11 +277,23 @@ class HostedPartition:
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────────
     def check_same_facts(self, facts: HostPartition) -> None:
-        """Raises InvalidRequestError if `facts` differ in what never changes."""
+        """Raises PartitionInUseError if `facts` differ in what never changes."""
         if not _same_facts(stored_facts(facts), self.facts):
-            raise InvalidRequestError(
-                f"partition {self.partition_id} is hosted with other facts",
+            raise PartitionInUseError(
+                f"partition {self.partition_id} is hosted with other facts, "
+                f"as {self.facts.partition.name!r} of {self.facts.subject!r}",
                 partition_id=self.partition_id,
+            )
+
+    def check_unused(self) -> None:
+        """Raises PartitionInUseError if it cannot be new to whoever has it hosted: it is sealed or has messages."""
+        if self.sealed or self.next_offset:
+            state = "sealed" if self.sealed else "open"
+            raise PartitionInUseError(
+                f"partition {self.partition_id} is not new: it is {state} and has "
+                f"{self.next_offset} messages",
+                partition_id=self.partition_id,
+                next_offset=self.next_offset,
             )
 
     def status(self, *, now_ms: int, group: str | None = None) -> PartitionStatus:
@@ -298,6 +310,7 @@ class HostedPartition:
                 holder=one.lock.holder(now_ms),
                 strategy=one.lock.strategy,
                 by_operator=one.lock.by_operator,
+                ttl_ms=one.lock.known_ttl_ms,
             )
             for name, one in sorted(self.groups.items())
             if group is None or name == group

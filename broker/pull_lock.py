@@ -53,6 +53,11 @@ class PullLock:
         return self.session if held else None
 
     @property
+    def known_ttl_ms(self) -> int:
+        """The ttl of the session that brought the token; 0 if that was before the broker's start, or nobody did."""
+        return self.ttl_ms if self.expires_at_ms else 0
+
+    @property
     def shared(self) -> bool:
         """The token is that of every session of the group."""
         return self.session == SHARED

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from ..protocol.backoff import Backoff
@@ -13,7 +14,9 @@ from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat, BrokerWelcome
 from ..protocol.errors import (
     BrokerGroupTakenError,
+    FolderBehindError,
     KeylaneError,
+    LossAcceptedError,
     RefusedError,
     Retry,
     UnreachableError,
@@ -22,8 +25,14 @@ from ..protocol.errors import (
 log = logging.getLogger("keylane.broker")
 
 WAITS = Backoff(first_ms=50, max_ms=1_000)
+ASKED_MS_MAX = 2_000
+"""So long clients wait at most until the first report of a broker has ended."""
 START_MS = 5_000
 """So long a metaserver that does not answer yet is no reason to warn anybody."""
+_FOR_PEOPLE = (FolderBehindError, LossAcceptedError)
+"""Refusals that only an operator ends: the hint says how."""
+_SET_ASIDE = (BrokerGroupTakenError, *_FOR_PEOPLE)
+"""Refusals that say that another data folder stands for the broker group."""
 
 
 class Metaserver(Protocol):
@@ -46,17 +55,35 @@ class Registration:
         *,
         dice: random.Random,
         clock: Clock | None = None,
+        on_welcome: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
+        """`on_welcome` is called once, when a metaserver has taken the first report."""
         self._meta = meta
         self._report = report
         self._dice = dice
         self._boot_ms = (clock or SystemClock()).boot_ms
+        self._on_welcome = on_welcome
         self._began_ms = self._boot_ms()
         self._welcomed = False
         self._told = ("", logging.NOTSET)
         self.problem = "not reported yet"
         self.refusal = ""
         """Why the metaserver will not have this broker, so that no client comes; "" if it will, or is silent."""
+        self.set_aside = ""
+        """Why the broker group is another data folder's, as the metaserver says; "" while it does not."""
+        self._asked = asyncio.Event()
+
+    @property
+    def asked(self) -> bool:
+        """Has a metaserver answered the first report, or failed to: from then on `set_aside` counts."""
+        return self._asked.is_set()
+
+    async def wait_asked(self) -> None:
+        """Wait for the end of the first report, but not for long: a broker serves without its metaserver."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ASKED_MS_MAX / 1000):
+                await self._asked.wait()
+        self._asked.set()
 
     async def run(self) -> None:
         """Report at once and then for ever; cancel it to end it."""
@@ -68,16 +95,25 @@ class Registration:
             except KeylaneError as error:
                 failures += 1
                 self.problem = error.message
+                if isinstance(error, _FOR_PEOPLE):
+                    self.problem += f"; {error.hint}"
                 refused = isinstance(error, RefusedError | BrokerGroupTakenError)
                 if refused and error.retry is Retry.NEVER:
                     self.refusal = error.message
                 self._tell(error)
+                if isinstance(error, _SET_ASIDE):
+                    self.set_aside = error.message
+                self._asked.set()
                 wait_ms = WAITS.wait_ms(failures, self._dice)
             else:
                 if failures:
                     again = " again" if self._welcomed else ""
                     log.log(self._told[1], "registered%s after %d tries", again, failures)
                 failures = 0
+                self.set_aside = ""
+                self._asked.set()
+                if not self._welcomed and self._on_welcome is not None:
+                    await self._on_welcome()
                 self._welcomed = True
                 self._told = ("", logging.NOTSET)
                 self.problem = self.refusal = ""
@@ -93,5 +129,6 @@ class Registration:
             logging.INFO if starting and isinstance(error, UnreachableError) else logging.WARNING
         )
         if (error.message, level) != self._told:
-            log.log(level, "not registered: %s", error.message)
+            hint = f"; {error.hint}" if isinstance(error, _FOR_PEOPLE) else ""
+            log.log(level, "not registered: %s%s", error.message, hint)
         self._told = (error.message, level)

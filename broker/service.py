@@ -1,7 +1,8 @@
 """What a broker answers to each frame of the data plane.
 
 Everything that decides on order happens before the first await: the server starts the frames of a connection in the
-order in which they arrived.
+order in which they arrived.  Only in the first moments frames wait, until a metaserver was asked whether this data folder
+is the one to serve; where they pass each other then, the sequence refuses the later.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from ..rpc.answer_room import take_room
 from .partition import Group, HostedPartition
 from .progress import apply_ack, decide_ack
 from .pull_lock import SHARED, check_holder, check_session, decide_acquire, release, renew, take
+from .standing import Standing, check_standing
 from .store import Store
 from .waiting import Waiting
 
@@ -55,8 +57,9 @@ Handled = tuple[Answer, bytes]
 class BrokerService:
     """Answers requests out of a store."""
 
-    def __init__(self, store: Store, *, clock: Clock) -> None:
+    def __init__(self, store: Store, *, clock: Clock, standing: Standing | None = None) -> None:
         self._store = store
+        self._standing = standing
         self._clock = clock
         self._waiting = Waiting()
         store.on_change(self._waiting.wake)
@@ -82,6 +85,9 @@ class BrokerService:
         kind = type(request)
         if payload and kind is not Append:
             raise InvalidRequestError(f"{kind.__name__} has no payload")
+        standing = self._standing
+        if standing is not None and kind is not Read and (standing.set_aside or not standing.asked):
+            await check_standing(standing)
         return await self._handlers[kind](request, payload)
 
     async def _append(self, request: Append, payload: memoryview) -> Handled:

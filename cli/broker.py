@@ -97,6 +97,26 @@ def broker_uncordon(
     run(output, cordon(meta, output, group=group, cordoned=False))
 
 
+@broker_app.command("accept")
+def broker_accept(
+    group: GroupArgument,
+    *,
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Which one, if several are refused.")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be given up, change nothing.")
+    ] = False,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Go on with an older copy of a data folder, whose broker runs and is refused; what it lacks is given up."""
+    from .broker_groups import accept
+    from .screen import run
+
+    run(output, accept(meta, output, group=group, address=address, dry_run=dry_run))
+
+
 KindOption = Annotated[str, typer.Option(help="Which index: file or rocksdb.")]
 
 

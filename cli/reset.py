@@ -102,3 +102,6 @@ async def _reset(
     ]
     columns = ("queue#", "partition#", "offset#", "logic offset#", "token#")
     show_table(make_table(f"{group} on {subject} was set to {to}", columns, rows))
+    if done.left_out:
+        ids = ", ".join(map(str, done.left_out))
+        print(f"left as they were, on silent brokers that were left behind: partitions {ids}")

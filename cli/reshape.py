@@ -147,6 +147,14 @@ def evacuate(
             "strict and static ones are held until it is back.",
         ),
     ] = False,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="It never comes back, and its disk is lost: strict subjects go on as well, and what only it had "
+            "is given up. See --dry-run first. Static subjects are held.",
+        ),
+    ] = False,
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
     meta: MetaOption = META_DEFAULT,
@@ -168,6 +176,7 @@ def evacuate(
         wait=wait,
         broker_group=group,
         without_source=without_source,
+        accept_loss=accept_loss,
     )
 
 
@@ -288,6 +297,14 @@ def _show_views(views: list[OperationView], *, planned: bool) -> None:
         if not view.sealed:
             continue
         what = "would be" if planned else view.state.value
+        for loss in view.losses:
+            end = (
+                "its end is not known" if loss.end_offset is None else f"ends at {loss.end_offset}"
+            )
+            unread = (
+                f"; not read to its end by {', '.join(loss.unread_by)}" if loss.unread_by else ""
+            )
+            print(f"partition {loss.partition_id} of {view.subject} is lost: {end}{unread}")
         if not view.children:
             print(f"{view.kind} of {view.subject}: {what}, waits no longer for {_ids(view.sealed)}")
             continue

@@ -34,6 +34,9 @@ async def list_subjects(meta: str, form: OutputFormat) -> None:
     rows = [(one.subject, one.order_strategy, one.partitions, one.route_version) for one in found]
     columns = ("subject", "strategy", "partitions#", "route version#")
     show_table(make_table("subjects" if rows else "no subjects yet", columns, rows))
+    for one in found:
+        if one.problem:
+            print(f"{one.subject}: {one.problem}")
 
 
 async def describe_subject(meta: str, form: OutputFormat, *, subject: str) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from ..protocol.control import (
+    AcceptFolder,
     BrokerHeartbeat,
     BrokerView,
     BrokerWelcome,
@@ -25,6 +27,7 @@ from ..protocol.control import (
     Join,
     Joined,
     Leave,
+    RefusedBroker,
     ReleaseGrant,
     SubjectList,
     SubjectView,
@@ -70,7 +73,7 @@ def control_calls(
     """Every call, in the order of `protocol/control.py`; without a reshaper partitions cannot be changed."""
     return [
         *_subject_calls(catalogue),
-        *_consumer_calls(members),
+        *_consumer_calls(members, catalogue),
         Call("GET", "/v1/health", None, Health, lambda _body, _: health(), "Is it ready."),
         *(_operation_calls(reshaper) if reshaper is not None else ()),
         *(_verify_calls(verifier) if verifier is not None else ()),
@@ -80,12 +83,14 @@ def control_calls(
 
 def _subject_calls(catalogue: Catalogue) -> list[Call]:
     async def route(_body: None, params: Params) -> Route:
-        return await catalogue.route(
+        ask = partial(
+            catalogue.route,
             params["subject"],
             known_version=whole_number(params, "known_version", -1, low=-1),
             wait_ms=whole_number(params, "wait_ms", 0, high=PULL_WAIT_MS_MAX),
             order_strategy=strategy(params),
         )
+        return await catalogue.patiently(ask)
 
     return [
         Call(
@@ -103,6 +108,14 @@ def _subject_calls(catalogue: Catalogue) -> list[Call]:
             BrokerView,
             lambda body, params: catalogue.cordon(params["group"], body),
             "Keep a broker group from new partitions, or let it have some again.",
+        ),
+        Call(
+            "POST",
+            "/v1/brokers/{group}/accept",
+            AcceptFolder,
+            RefusedBroker,
+            lambda body, params: catalogue.accept_folder(params["group"], body),
+            "Go on with a copy of a data folder that is refused because it is behind.",
         ),
         Call(
             "POST",
@@ -148,14 +161,14 @@ def _subject_calls(catalogue: Catalogue) -> list[Call]:
     ]
 
 
-def _consumer_calls(members: Members) -> list[Call]:
+def _consumer_calls(members: Members, catalogue: Catalogue) -> list[Call]:
     return [
         Call(
             "POST",
             "/v1/consumers/join",
             Join,
             Joined,
-            lambda body, _: members.join(body),
+            lambda body, _: catalogue.patiently(partial(members.join, body)),
             "Begin a consumer session.",
         ),
         Call(

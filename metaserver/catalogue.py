@@ -12,26 +12,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from ..protocol.address import check_broker_address
 from ..protocol.control import (
+    AcceptFolder,
     BrokerHeartbeat,
     BrokerView,
     BrokerWelcome,
     CreateSubject,
     HostPartition,
+    RefusedBroker,
     SubjectList,
     SubjectView,
 )
 from ..protocol.errors import (
     BrokerGroupTakenError,
+    CreationFailedError,
+    DatabaseEmptyError,
+    FolderBehindError,
     InvalidRequestError,
     KeylaneError,
+    LossAcceptedError,
     NotEnoughBrokersError,
     NotSentError,
+    PartitionInUseError,
+    SubjectUnknownError,
 )
 from ..protocol.ids import Subject, check_name
 from ..protocol.operations import Cordon
@@ -42,14 +51,17 @@ from ..rpc.network import Network
 from .database import Database
 from .settings import MetaserverSettings
 from .store_brokers import (
+    accept_folder,
     broker_place,
     broker_views,
     cordon_broker,
     note_refused,
+    refused_views,
     renew_broker,
     report_broker,
 )
-from .store_creations import plan_creation_anew
+from .store_creations import fail_creation, plan_creation_anew
+from .store_lost_database import database_lost, is_empty
 from .store_queues import read_queues
 from .store_subjects import (
     SubjectRow,
@@ -66,8 +78,11 @@ from .store_subjects import (
 from .wakeups import Wakeups
 
 log = logging.getLogger("keylane.metaserver")
+T = TypeVar("T")
 
 PROBE_TIMEOUT_MS = 1_000
+REPORTS_MS_MIN = 2_000
+"""Every broker that lives has reported itself by then: it tries again each second while a metaserver is away."""
 PLANS_MAX = 4
 """How often one call plans a creation anew."""
 HOSTED_AT_ONCE_MAX = 64
@@ -83,6 +98,8 @@ class Catalogue:
         self._settings = settings
         self._wakeups: Wakeups[Subject] = Wakeups()
         self._versions: dict[str, int] = {}
+        self._patient_until: float | None = None
+        """By the event loop's time; None: no subject was unknown yet."""
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────────
     async def report(self, report: BrokerHeartbeat) -> BrokerWelcome:
@@ -93,6 +110,8 @@ class Catalogue:
             InvalidNameError, InvalidRequestError
             BrokerAddressError: it is not on loopback.
             BrokerGroupTakenError: its group is another data folder's, or its folder is a copy of one in use.
+            FolderBehindError: its folder is an older copy of one that was in use.
+            LossAcceptedError: the loss of its folder was accepted.
         """
         check_name("broker group", report.broker_group)
         if not report.broker_id.isprintable() or not report.broker_id:
@@ -104,9 +123,9 @@ class Catalogue:
             try:
                 await self._check_no_copy(report)
                 changed = await self._database.write_first(report_broker, report, ttl_ms=ttl_ms)
-            except BrokerGroupTakenError:
+            except (BrokerGroupTakenError, FolderBehindError, LossAcceptedError) as error:
                 if not await self._is_past(report):
-                    await self._database.write(note_refused, report, ttl_ms=ttl_ms)
+                    await self._database.write(note_refused, report, error.message, ttl_ms=ttl_ms)
                 raise
             self._wakeups.wake(await self._database.read(subject_names, changed))
         return BrokerWelcome(
@@ -121,40 +140,68 @@ class Catalogue:
             BrokerGroupTakenError: whoever is known at the old address answers with the same identity.
         """
         known = await self._database.read(broker_place, report.broker_group)
-        if known is None or known[0] != report.broker_id or known[1] == report.address:
+        if known is None or known.broker_id != report.broker_id or known.address == report.address:
             return
         try:
-            there = await self._broker_id(known[1])
+            there, _ = await self._identity(known.address)
         except KeylaneError:
             return  # nobody there: the broker has moved
         if there == report.broker_id:
             raise BrokerGroupTakenError(
-                f"the data folder of broker group {report.broker_group!r} is in use at {known[1]} "
+                f"the data folder of broker group {report.broker_group!r} is in use at {known.address} "
                 f"too: the one at {report.address} is a copy",
                 broker_group=report.broker_group,
-                address=known[1],
+                address=known.address,
             )
 
     async def _is_past(self, report: BrokerHeartbeat) -> bool:
         """
         A refused report that is no second broker's: it came late, from where the broker was before it moved.
 
-        So it is if the data folder is the known one, and nobody listens at the address, or another than who reported.
+        So it is if the data folder is the known one, and nobody listens at the address, or another than who reported:
+        of another data folder, or another opening of the same.
         """
         known = await self._database.read(broker_place, report.broker_group)
-        if known is None or known[0] != report.broker_id:
+        if known is None or known.broker_id != report.broker_id:
             return False
+        if known.alive and known.address == report.address:
+            return True  # two brokers do not listen there: it is of an opening before
         try:
-            return await self._broker_id(report.address) != report.broker_id
+            broker_id, opening = await self._identity(report.address)
         except NotSentError:
             return True
         except KeylaneError:
             return False  # who does not answer may be there
+        return (broker_id, opening or report.opening) != (report.broker_id, report.opening)
 
-    async def _broker_id(self, address: str) -> str:
-        """Whose data folder is in use at an address.  Raises NotSentError, OutcomeUnknownError."""
+    async def _identity(self, address: str) -> tuple[str, str]:
+        """Which data folder is in use at an address, and its opening.  Raises NotSentError, OutcomeUnknownError."""
         broker = BrokerClient(self._network, address, timeout_ms=PROBE_TIMEOUT_MS)
-        return str((await broker.health()).details.get("broker_id", ""))
+        details = (await broker.health()).details
+        return str(details.get("broker_id", "")), str(details.get("opening", ""))
+
+    async def accept_folder(self, broker_group: str, ask: AcceptFolder) -> RefusedBroker:
+        """
+        Go on with a data folder that is refused because it is behind.
+
+        Raises:
+            InvalidNameError, BrokerGroupUnknownError, InvalidRequestError
+        """
+        accepted = await self._database.write(accept_folder, broker_group, ask)
+        if not ask.dry_run:
+            log.warning(
+                "broker group %s goes on with the data folder at %s, whose log ends at %d; it had come to %d",
+                broker_group, accepted.address, accepted.log_end, accepted.known_log_end,
+            )  # fmt: skip
+        return accepted
+
+    async def lost(self) -> DatabaseEmptyError | None:
+        """Why this database cannot be the one that the brokers' partitions come from; None if it may be."""
+        return await self._database.read(database_lost)
+
+    async def refused(self) -> list[RefusedBroker]:
+        """The brokers that report themselves and are refused, by broker group."""
+        return await self._database.read(refused_views)
 
     async def cordon(self, broker_group: str, ask: Cordon) -> BrokerView:
         """Keep a broker group from new partitions, or no longer.  Raises InvalidNameError, BrokerGroupUnknownError."""
@@ -174,6 +221,8 @@ class Catalogue:
         Raises:
             InvalidNameError, SubjectExistsError
             NotEnoughBrokersError: none is there, or one did not take its part; the same call again goes on.
+            CreationFailedError: a broker refused its part for good; nothing is open, and the name is free.
+            DatabaseEmptyError: this database is not the one that the brokers' partitions come from.
         """
         row = await self._database.write(
             plan_subject, ask, subjects_max=self._settings.subjects_max
@@ -192,6 +241,8 @@ class Catalogue:
         for row in await self._database.read(planned_subjects):
             try:
                 await self._complete(row)
+            except CreationFailedError as error:
+                log.warning("%s", error.message)
             except KeylaneError as error:
                 log.info("%s", error.message)
 
@@ -201,6 +252,7 @@ class Catalogue:
 
         Raises:
             NotEnoughBrokersError: a broker did not take its part, and there is no other.
+            CreationFailedError: a broker refused its part for good.
         """
         problem = ""
         for _ in range(PLANS_MAX):
@@ -222,20 +274,46 @@ class Catalogue:
         )
 
     async def _host_all(self, row: SubjectRow, planned: Sequence[Partition]) -> str:
-        """Have brokers host partitions; why some are not hosted, "" if all are."""
+        """
+        Have brokers host partitions; why some are not hosted, "" if all are.
+
+        Raises:
+            CreationFailedError: a broker refused its part for good.
+        """
+        in_use: dict[int, str] = {}
         room = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._host(row, one, room)) for one in planned]
+            tasks = [group.create_task(self._host(row, one, room, in_use)) for one in planned]
+        if in_use:
+            await self._fail(row, in_use)
         refused = [task.result() for task in tasks if task.result()]
         if not refused:
             return ""
         count = f"{len(refused)} of {len(planned)} partitions of {row.name!r}"
         return f"{count} have no broker yet: {refused[0]}"
 
+    async def _fail(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:
+        """Give a creation up whose numbers of partitions are in use; nothing if another metaserver has opened it."""
+        problem = (
+            f"the creation of {row.name!r} failed: {next(iter(in_use.values()))}; the number was given away "
+            "before, by a database that was newer or another one"
+        )
+        if await self._database.write(fail_creation, row.subject_id, problem, in_use=set(in_use)):
+            raise CreationFailedError(problem, subject=row.name)
+
     async def _host(
-        self, row: SubjectRow, partition: Partition, room: asyncio.Semaphore
+        self,
+        row: SubjectRow,
+        partition: Partition,
+        room: asyncio.Semaphore,
+        in_use: dict[int, str],
     ) -> str | None:
-        """Have a broker host a partition; the reason if it did not: it is asked again, whatever the reason."""
+        """
+        Have a broker host a partition; the reason if it did not: it is asked again.
+
+        Args:
+            in_use: gets the reason for a partition that is refused for good, because it is in use there.
+        """
         if partition.address is None:
             return f"broker group {partition.broker_group!r} is silent"
         # PLANNED is a word of the metaserver; the broker learns of a partition that takes messages.
@@ -250,6 +328,10 @@ class Catalogue:
         async with room:
             try:
                 await BrokerClient(self._network, partition.address).host_partition(body)
+            except PartitionInUseError as error:
+                in_use[partition.partition_id] = (
+                    f"broker group {partition.broker_group!r}: {error.message}"
+                )
             except KeylaneError as error:
                 return f"broker group {partition.broker_group!r}: {error.message}"
         return None
@@ -265,6 +347,26 @@ class Catalogue:
     async def queues(self, name: str) -> QueueList:
         """The logic queues of a static subject.  Raises SubjectUnknownError, SubjectNotStaticError."""
         return await self._database.read(read_queues, name)
+
+    async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """
+        What `ask` answers; where it knows no such subject, and the database none at all, once more a little later.
+
+        Right after a start brokers have not reported themselves yet, and only they can tell an empty database from a
+        lost one.  Clients end when a subject is unknown, and wait when a database is lost.
+        """
+        try:
+            return await ask()
+        except SubjectUnknownError:
+            loop = asyncio.get_running_loop()
+            if self._patient_until is None:
+                wait_ms = max(REPORTS_MS_MIN, 2 * self._settings.broker_heartbeat_ms)
+                self._patient_until = loop.time() + wait_ms / 1000
+            left_s = self._patient_until - loop.time()
+            if left_s <= 0 or not await self._database.read(is_empty):
+                raise
+        await asyncio.sleep(left_s)
+        return await ask()
 
     # ── routes ────────────────────────────────────────────────────────────────────────────────────────
     async def route(

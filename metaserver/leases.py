@@ -59,6 +59,8 @@ class Readable:
     """Of a forsaken one: its broker came back and has sealed it, so that its end is known."""
     begun: bool = False
     """A session of the group has it, or is about to."""
+    lost: bool = False
+    """Its loss was accepted: its data is gone, and what it continued may still be unread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +81,16 @@ def readable_partitions(
     The partitions a group may read now: there is data or may come some, the group is not through with it,
     and is through with all it continues.
 
-    A parent whose data is gone holds nobody up; nor does one that was forsaken, until its end is known, but for what it
+    A parent whose data is gone holds nobody up, and one that was lost only by what it continues itself; nor does one that was forsaken, until its end is known, but for what it
     continues itself.  From then on a group that has not begun with the child reads the parent first; one that has is
     left at it.
     """
     known = {one.partition_id: one for one in partitions}
-    gone = {one.partition_id for one in known.values() if one.state is PartitionState.EXPIRED}
+    gone = {
+        one.partition_id
+        for one in known.values()
+        if one.state is PartitionState.EXPIRED and not one.lost
+    }
     passed = gone | set(drained)
 
     def lets_by(parent: PartitionId, begun: bool) -> bool:

@@ -22,6 +22,7 @@ import msgspec
 from ..protocol.control import HostPartition, PartitionStatus, Retention
 from ..protocol.errors import InvalidRequestError
 from ..protocol.ids import check_name
+from ..protocol.limits import TTL_MS_DEFAULT
 from ..protocol.routing import (
     PartitionState,
     Route,
@@ -185,12 +186,14 @@ def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
             if at_broker.token > max(group.tokens.values(), default=0):
                 group.strategy = at_broker.strategy
             group.tokens[one.partition_id] = at_broker.token
+            group.ttl_ms = max(group.ttl_ms, at_broker.ttl_ms)
             group.last_token = max(group.last_token, at_broker.token + TOKENS_BETWEEN)
             sealed = one.state is PartitionState.SEALED
             if at_broker.token and sealed and at_broker.cursor >= one.next_offset:
                 group.drained.add(one.partition_id)
     for group in groups.values():
         group.drained = set(drained_through(group.drained, parents))
+        group.ttl_ms = group.ttl_ms or TTL_MS_DEFAULT
     return [group for _, group in sorted(groups.items())]
 
 

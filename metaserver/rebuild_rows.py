@@ -58,6 +58,8 @@ class RebuiltGroup:
     drained: set[int] = field(default_factory=set)
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """As which its highest token was brought to a broker."""
+    ttl_ms: int = 0
+    """The longest of its sessions that its brokers know: for so long an old one may handle what it was granted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

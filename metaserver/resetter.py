@@ -16,6 +16,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from ..protocol.control import PartitionStatus, TimeBound
 from ..protocol.errors import (
     GroupBusyError,
@@ -95,7 +97,10 @@ class Resetter:
         self._after_step("reset-told")
         await self._database.write(end_reset, scope.group_id, tokens, done, holder=holder)
         log.info("group %s of %s was set to %s", group, subject, ask.to)
-        return _answer(subject, group, scope.partitions, done, tokens)
+        return replace(
+            _answer(subject, group, scope.partitions, done, tokens),
+            left_out=tuple(one.partition_id for one in scope.left_out),
+        )
 
     async def _begin(
         self, subject: str, group: str, ask: ResetGroup, holder: str

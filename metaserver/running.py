@@ -148,8 +148,16 @@ async def _health(database: WatchedDatabase, catalogue: Catalogue) -> Health:
     problem = await database.problem()
     try:
         brokers = await catalogue.brokers()
+        refused = await catalogue.refused()
+        lost = await catalogue.lost()
     except StorageError as error:
         return Health(program="metaserver", ready=False, reason=error.message)
-    details = {"database": database.name, "brokers": to_builtins(brokers)}
+    details = {
+        "database": database.name,
+        "brokers": to_builtins(brokers),
+        "refused": to_builtins(refused),
+    }
     reason = f"the database cannot be written: {problem}" if problem else ""
-    return Health(program="metaserver", ready=not problem, reason=reason, details=details)
+    if lost is not None:
+        reason = reason or f"{lost.message}; {lost.hint}"
+    return Health(program="metaserver", ready=not reason, reason=reason, details=details)

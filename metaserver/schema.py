@@ -66,6 +66,27 @@ brokers = Table(
         server_default=false(),
         comment="was evacuated: gets no new partitions",
     ),
+    Column(
+        "opening",
+        String(512),
+        nullable=False,
+        server_default="",
+        comment="the newest of its data folder; empty: not known",
+    ),
+    Column(
+        "log_end",
+        BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="position up to which its log was durable at its last report",
+    ),
+    Column(
+        "hosted",
+        BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="partitions that it said it hosts",
+    ),
 )
 
 refused_brokers = Table(
@@ -75,6 +96,29 @@ refused_brokers = Table(
     Column("address", String(512), primary_key=True),
     Column("broker_id", String(512), nullable=False),
     Column("expires_at", BigInteger, nullable=False, comment="refused again and again until then"),
+    Column("opening", String(512), nullable=False, server_default=""),
+    Column("log_end", BigInteger, nullable=False, server_default="0"),
+    Column("problem", String(1024), nullable=False, server_default=""),
+)
+
+accepted_folders = Table(
+    "accepted_folders",
+    metadata,
+    Column("accepted_id", BigId, primary_key=True, autoincrement=True),
+    Column("broker_group", String(200), nullable=False),
+    Column("opening", String(512), nullable=False),
+    Column("log_end", BigInteger, nullable=False),
+    Column("known_opening", String(512), nullable=False),
+    Column("known_log_end", BigInteger, nullable=False),
+    comment="data folders that were behind, and that an operator went on with",
+)
+
+lost_folders = Table(
+    "lost_folders",
+    metadata,
+    Column("broker_id", String(512), primary_key=True),
+    Column("broker_group", String(200), nullable=False),
+    comment="data folders whose loss an operator has accepted: they are refused",
 )
 
 subjects = Table(
@@ -94,6 +138,13 @@ subjects = Table(
         comment="its number of logic queues never changes",
     ),
     Column("retention", String(16), nullable=False, server_default="acked"),
+    Column(
+        "problem",
+        String(1024),
+        nullable=False,
+        server_default="",
+        comment="why its creation has failed",
+    ),
     sqlite_autoincrement=True,  # an id is never given twice
 )
 
@@ -116,6 +167,13 @@ partitions = Table(
         nullable=False,
         server_default="0",
         comment="offset in its logic queue of its first message",
+    ),
+    Column(
+        "lost",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="expired because the loss of its disk was accepted",
     ),
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,  # an id is never given twice
@@ -140,6 +198,13 @@ operations = Table(
     Column("running", BigInteger, unique=True, comment="its subject, until the route has changed"),
     Column("driver", String(64), comment="the metaserver that sees to it"),
     Column("driven_until", BigInteger, nullable=False, comment="from then on another may"),
+    Column(
+        "accept_loss",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="what a silent broker has is given up",
+    ),
     sqlite_autoincrement=True,  # an id is never given twice
 )
 

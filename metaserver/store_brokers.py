@@ -2,28 +2,50 @@
 
 Invariants
     A broker group belongs to one data folder: while that is alive, or has partitions, no other replaces it.
+    An older copy of that folder does not take its place: it does not know the newest opening, or its log ends earlier.
+    A data folder whose loss was accepted never comes back.
     Whatever changes the address that clients are told raises the version of the routes it is in.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..protocol.control import BrokerHeartbeat, BrokerView
-from ..protocol.errors import BrokerGroupTakenError, BrokerGroupUnknownError
+from ..protocol.control import AcceptFolder, BrokerHeartbeat, BrokerView, RefusedBroker
+from ..protocol.errors import (
+    BrokerGroupTakenError,
+    BrokerGroupUnknownError,
+    FolderBehindError,
+    InvalidRequestError,
+    LossAcceptedError,
+)
 from ..protocol.ids import BrokerGroup, check_name
 from ..protocol.routing import PartitionState
 from .dialect import insert_new, insert_or_replace, now_ms
-from .schema import brokers, partitions, refused_brokers, subjects
+from .schema import (
+    accepted_folders,
+    brokers,
+    lost_folders,
+    partitions,
+    refused_brokers,
+    subjects,
+)
+
+PROBLEM_CHARS_MAX = 1_024
 
 _ttl_ms = sa.bindparam("for_ms", type_=sa.BigInteger)
 _reported = (
     sa.update(brokers)
     .where(brokers.c.broker_group == sa.bindparam("of_group"))
-    .values(seen_at=now_ms(), expires_at=now_ms() + _ttl_ms)
+    .values(
+        seen_at=now_ms(),
+        expires_at=now_ms() + _ttl_ms,
+        log_end=sa.bindparam("at_end"),
+        hosted=sa.bindparam("hosts"),
+    )
 )
 IN_TIME_SHARE = 4
 """A report that comes in the last quarter of the ttl counts as one of a broker that was silent: whoever reads before it
@@ -32,13 +54,19 @@ _in_time = brokers.c.expires_at > now_ms() + _ttl_ms // IN_TIME_SHARE
 _renewed = _reported.where(
     brokers.c.broker_id == sa.bindparam("of_id"),
     brokers.c.address == sa.bindparam("at_address"),
+    brokers.c.opening == sa.bindparam("of_opening"),
+    brokers.c.log_end <= sa.bindparam("at_end"),
     _in_time,
 )
 
 
 def renew_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> bool:
     """Renew a broker that is alive where it was; False if there is more to do: `report_broker`."""
-    where_it_was = {"of_id": report.broker_id, "at_address": report.address}
+    where_it_was = {
+        "of_id": report.broker_id,
+        "at_address": report.address,
+        "of_opening": report.opening,
+    }
     renewed = connection.execute(_renewed, _told(report, ttl_ms) | where_it_was)
     return renewed.rowcount == 1
 
@@ -49,6 +77,8 @@ def _told(report: BrokerHeartbeat, ttl_ms: int) -> dict[str, Any]:
         "for_ms": ttl_ms,
         "readable": report.readable,
         "writable": report.writable,
+        "at_end": report.log_end,
+        "hosts": report.hosted,
     }
 
 
@@ -56,6 +86,8 @@ _known = (
     sa.select(
         brokers.c.broker_id,
         brokers.c.address,
+        brokers.c.opening,
+        brokers.c.log_end,
         (brokers.c.expires_at > now_ms()).label("alive"),
         _in_time.label("in_time"),
     )
@@ -73,7 +105,10 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
 
     Raises:
         BrokerGroupTakenError: the group is another data folder's.
+        FolderBehindError: the data folder lacks what the group's had.
+        LossAcceptedError: an operator has accepted the loss of this data folder.
     """
+    _check_not_lost(connection, report)
     here = {"of_group": report.broker_group, "for_ms": ttl_ms}
     who = {"broker_id": report.broker_id, "address": report.address}
     row = connection.execute(_known, here).one_or_none()
@@ -89,22 +124,77 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
                 f"broker group {report.broker_group!r} belongs to another data folder, which is {state}",
                 broker_group=report.broker_group,
             )
-    connection.execute(_reported, _told(report, ttl_ms) | who)
+        known = {"opening": report.opening}
+    else:
+        _check_not_behind(report, row)
+        known = {"opening": report.opening or row.opening}
+    told = _told(report, ttl_ms) | who | known
+    if not report.opening:
+        told["at_end"] = row.log_end
+    connection.execute(_reported, told)
+    connection.execute(_taken, {"of_group": report.broker_group, "at_address": report.address})
     if row.in_time and row.address == report.address:
         return []
     return _renew_routes(connection, report.broker_group)
 
 
-def broker_place(connection: Connection, broker_group: str) -> tuple[str, str] | None:
-    """The id and the address under which a broker group is known; None if it never reported itself."""
-    found = sa.select(brokers.c.broker_id, brokers.c.address).where(
-        brokers.c.broker_group == broker_group
+_taken = sa.delete(refused_brokers).where(
+    refused_brokers.c.broker_group == sa.bindparam("of_group"),
+    refused_brokers.c.address == sa.bindparam("at_address"),
+)
+
+
+def _check_not_lost(connection: Connection, report: BrokerHeartbeat) -> None:
+    lost = sa.select(lost_folders.c.broker_group).where(
+        lost_folders.c.broker_id == report.broker_id
     )
+    if connection.execute(lost).first() is not None:
+        raise LossAcceptedError(
+            f"the loss of the data folder of broker group {report.broker_group!r} was accepted",
+            broker_group=report.broker_group,
+        )
+
+
+def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
+    """Raises FolderBehindError if the group's data folder had come farther than the one that reports itself."""
+    if not report.opening:
+        return  # an older broker, which does not say
+    why = ""
+    if known.opening not in {"", report.opening, *report.opened_after}:
+        why = "does not know of the last start of its broker"
+    elif report.log_end < known.log_end:
+        why = f"has a log that ends at {report.log_end}, and it had come to {known.log_end}"
+    if why:
+        raise FolderBehindError(
+            f"the data folder of broker group {report.broker_group!r} at {report.address} {why}: "
+            "it is an older copy, and messages may be missing in it",
+            broker_group=report.broker_group,
+            address=report.address,
+            log_end=report.log_end,
+            known_log_end=known.log_end,
+        )
+
+
+class Place(NamedTuple):
+    """Under which id and address a broker group is known, and whether it has reported itself within its ttl."""
+
+    broker_id: str
+    address: str
+    alive: bool
+
+
+def broker_place(connection: Connection, broker_group: str) -> Place | None:
+    """Where a broker group is; None if it never reported itself."""
+    found = sa.select(
+        brokers.c.broker_id, brokers.c.address, (brokers.c.expires_at > now_ms()).label("alive")
+    ).where(brokers.c.broker_group == broker_group)
     row = connection.execute(found).one_or_none()
-    return None if row is None else (row.broker_id, row.address)
+    return None if row is None else Place(row.broker_id, row.address, bool(row.alive))
 
 
-def note_refused(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> None:
+def note_refused(
+    connection: Connection, report: BrokerHeartbeat, problem: str = "", *, ttl_ms: int
+) -> None:
     """Remember for `ttl_ms` that a second broker reported itself under a group's name; the older ones are forgotten."""
     connection.execute(sa.delete(refused_brokers).where(refused_brokers.c.expires_at <= now_ms()))
     row = {
@@ -112,6 +202,9 @@ def note_refused(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int
         "address": report.address,
         "broker_id": report.broker_id,
         "expires_at": 0,
+        "opening": report.opening,
+        "log_end": report.log_end,
+        "problem": problem[:PROBLEM_CHARS_MAX],
     }
     insert_or_replace(connection, refused_brokers, row)
     here = sa.and_(
@@ -119,6 +212,74 @@ def note_refused(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int
         refused_brokers.c.address == report.address,
     )
     connection.execute(sa.update(refused_brokers).where(here).values(expires_at=now_ms() + ttl_ms))
+
+
+_refused_now = (
+    sa.select(
+        refused_brokers,
+        brokers.c.opening.label("known_opening"),
+        brokers.c.log_end.label("known_log_end"),
+    )
+    .join(brokers, brokers.c.broker_group == refused_brokers.c.broker_group)
+    .where(refused_brokers.c.expires_at > now_ms())
+    .order_by(refused_brokers.c.broker_group, refused_brokers.c.address)
+)
+
+
+def refused_views(connection: Connection) -> list[RefusedBroker]:
+    """The brokers that report themselves and are refused, by broker group."""
+    return [_refused_view(row) for row in connection.execute(_refused_now)]
+
+
+def _refused_view(row: sa.Row[Any]) -> RefusedBroker:
+    return RefusedBroker(
+        broker_group=row.broker_group,
+        address=row.address,
+        problem=row.problem,
+        log_end=row.log_end,
+        known_log_end=row.known_log_end,
+    )
+
+
+def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) -> RefusedBroker:
+    """
+    Go on with a copy of a broker group's data folder that is refused because it is behind, and journal that.
+
+    Raises:
+        InvalidNameError
+        BrokerGroupUnknownError: it never reported itself.
+        InvalidRequestError: the group's own broker is alive, or not exactly one such copy reports itself.
+    """
+    check_name("broker group", broker_group)
+    here = {"of_group": broker_group, "for_ms": 0}
+    row = connection.execute(_known, here).one_or_none()
+    if row is None:
+        raise BrokerGroupUnknownError(broker_group=broker_group)
+    if row.alive:
+        raise InvalidRequestError(
+            f"broker group {broker_group!r} is alive at {row.address}: nothing of it is given up"
+        )
+    of_group = _refused_now.where(
+        refused_brokers.c.broker_group == broker_group,
+        refused_brokers.c.broker_id == brokers.c.broker_id,
+    )
+    found = [one for one in connection.execute(of_group) if ask.address in {"", one.address}]
+    if len(found) != 1:
+        places = ", ".join(one.address for one in found) or "none"
+        raise InvalidRequestError(
+            f"of the refused copies of {broker_group!r}'s data folder exactly one can be accepted; "
+            f"these report themselves: {places}",
+            copies=len(found),
+        )
+    (copy,) = found
+    if not ask.dry_run:
+        group = brokers.c.broker_group == broker_group
+        now = {"opening": copy.opening, "log_end": copy.log_end}
+        connection.execute(sa.update(brokers).where(group).values(now))
+        known = {"known_opening": row.opening, "known_log_end": row.log_end}
+        journal = {"broker_group": broker_group, **now, **known}
+        connection.execute(sa.insert(accepted_folders).values(journal))
+    return _refused_view(copy)
 
 
 def _hosted(connection: Connection, broker_group: str) -> int:

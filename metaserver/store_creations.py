@@ -6,11 +6,14 @@
 Invariants
     An id that a broker was told, or may have been, is never used for another partition.
     Nothing of an open subject changes here.
+    A creation that a broker refuses for good fails: its name is free for another one then, and what it had hosted is
+    sealed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -21,6 +24,7 @@ from .dialect import now_ms
 from .schema import brokers, operations, partitions, steps, subjects
 from .store_brokers import lock_brokers, writable_groups
 
+PROBLEM_CHARS_MAX = 1_024
 _creation = (
     sa.select(subjects.c.name, subjects.c.partitions_named)
     .where(subjects.c.subject_id == sa.bindparam("of_subject"), subjects.c.route_version == 0)
@@ -77,6 +81,35 @@ def plan_creation_anew(connection: Connection, subject_id: int) -> bool:
         .where(subjects.c.subject_id == subject_id)
         .values(partitions_named=subject.partitions_named + len(left))
     )
+    return True
+
+
+def fail_creation(
+    connection: Connection, subject_id: int, problem: str, *, in_use: Collection[int]
+) -> bool:
+    """
+    Give a creation up; False if the subject is open meanwhile.
+
+    Args:
+        in_use: the partitions of these numbers at the brokers are others, and stay as they are.
+    """
+    if connection.execute(_creation, {"of_subject": subject_id}).one_or_none() is None:
+        return False
+    rows = connection.execute(_planned, {"of_subject": subject_id}).all()
+    ids = [row.partition_id for row in rows]
+    connection.execute(
+        sa.update(partitions)
+        .where(partitions.c.partition_id.in_(ids))
+        .values(state=PartitionState.EXPIRED)
+    )
+    connection.execute(
+        sa.update(subjects)
+        .where(subjects.c.subject_id == subject_id)
+        .values(problem=problem[:PROBLEM_CHARS_MAX])
+    )
+    hosted = sorted(set(ids).difference(in_use))
+    if hosted:
+        _abandon(connection, subject_id, hosted)
     return True
 
 

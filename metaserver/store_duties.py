@@ -1,7 +1,7 @@
 """Named leases in the table of facts: who of several metaservers does something alone, and until when.  SQL, synchronous.
 
 A lease is a fact `duty:NAME` with the value `UNTIL HOLDER`, the time being the database's.  It saves work that would be
-done twice, or keeps others off for a while; nothing that has to be right rests on it.
+done twice, or keeps others off for a while.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ def forget_duties(connection: Connection) -> None:
 def reset_duty(group_id: int) -> str:
     """The lease under which a consumer group's progress is set."""
     return f"reset:{group_id}"
+
+
+def rebuilt_duty(group_id: int) -> str:
+    """The lease for which a group is granted nothing after its rows were made anew: old sessions may still be at work."""
+    return f"rebuilt:{group_id}"
 
 
 def _read(connection: Connection, name: str, *, lock: bool = False) -> tuple[int, str]:

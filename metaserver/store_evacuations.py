@@ -1,6 +1,8 @@
 """Plans that leave a broker group, in every subject that has partitions there or on their way there.  SQL, synchronous.
 
     the broker group answers     any subject on which something runs refuses the whole evacuation: again later
+    it is gone for good          the same, and what only it had is given up: also of strict subjects, and all that is
+    (accept_loss)                sealed there; but not of static ones, whose offsets count on from an end nobody knows
     it is silent, and left       each subject by itself: planned; or what runs there and waits for the group is let
     behind (without_source)      go on without it; or told as busy, with what it waits for.  What is sealed there
                                  holds whoever has not read it: that is planned to be forsaken as well
@@ -8,7 +10,8 @@
 Invariants
     Nothing that is open there, or planned to be, is passed over without a word; nor, where the group is left behind,
     what a consumer group waits for there.
-    An operation goes on without its source only where the subject allows messages to be reordered.
+    An operation goes on without its source only where the subject allows messages to be reordered, or an operator has
+    accepted the loss of what is there.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from ..protocol.routing import OrderStrategy, PartitionState
 from .reshape import NOTHING, plan_evacuation
 from .schema import drained, groups, operations, partitions, steps, subjects
 from .store_brokers import broker_alive, writable_groups
+from .store_losses import read_losses
 from .store_planned import (
     PlannedOperation,
     open_partitions,
@@ -53,6 +57,7 @@ _holding = sa.and_(
 )
 """What is sealed and holds up whoever has not read it to its end: groups to come, where that can be helped, else those
 there are."""
+_SEALED = partitions.c.state == PartitionState.SEALED
 
 
 def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
@@ -66,15 +71,17 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     """
     source = BrokerGroup(ask.broker_group)
     check_name("broker group", source)
-    if broker_alive(connection, source) and ask.without_source:
+    left = ask.without_source or ask.accept_loss
+    if broker_alive(connection, source) and left:
         raise InvalidRequestError(
             f"broker group {source!r} answers: evacuate it with its help, which loses no order"
         )
-    coming, left = partitions.c.state.in_(_COMING), ask.without_source
+    coming = partitions.c.state.in_(_COMING)
+    holding_up = _SEALED if ask.accept_loss else _holding
     found = (
         sa.select(subjects.c.name)
         .join(partitions, partitions.c.subject_id == subjects.c.subject_id)
-        .where(partitions.c.broker_group == source, sa.or_(coming, _holding) if left else coming)
+        .where(partitions.c.broker_group == source, sa.or_(coming, holding_up) if left else coming)
         .distinct()
         .order_by(subjects.c.name)
     )
@@ -89,14 +96,24 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
             continue
         plan = plan_evacuation(open_partitions(connection, subject), source, load)
         load.update(child.broker_group for child in plan.children)
-        holding = _holding_there(connection, subject, source) if left else ()
+        holding = _holding_there(connection, subject, source, holding_up) if left else ()
         busy = None
-        if holding and _reorders(subject):
+        if ask.accept_loss and subject.static:
+            problem = (
+                "it is static: its offsets count on from an end that nobody knows; it is held until the "
+                "broker group is back"
+            )
+            busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
+            plan, holding = NOTHING, ()
+        if holding and _goes_on(subject, ask):
             plan = replace(plan, sealed=plan.sealed + holding)
         elif holding:
             problem = "it is strict or static; what continues what is sealed there is held until the broker group is back"
             busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
-        plans.append(replace(planned_operation(connection, subject, plan), busy=busy))
+        planned = replace(planned_operation(connection, subject, plan), busy=busy)
+        if ask.accept_loss and not subject.static:
+            planned = replace(planned, losses=read_losses(connection, plan.sealed))
+        plans.append(planned)
     return plans
 
 
@@ -105,28 +122,37 @@ def _reorders(subject: SubjectRow) -> bool:
     return subject.order_strategy is OrderStrategy.BEST_TRIED and not subject.static
 
 
+def _goes_on(subject: SubjectRow, ask: Reshape) -> bool:
+    """Does the subject go on without what is on a silent broker."""
+    return _reorders(subject) or (ask.accept_loss and not subject.static)
+
+
 def _holding_there(
-    connection: Connection, subject: SubjectRow, source: BrokerGroup
+    connection: Connection,
+    subject: SubjectRow,
+    source: BrokerGroup,
+    holding_up: sa.ColumnElement[bool],
 ) -> tuple[PartitionId, ...]:
     """The sealed partitions of a subject on a broker group that hold up consumer groups."""
     there = sa.and_(
         partitions.c.subject_id == subject.subject_id, partitions.c.broker_group == source
     )
-    found = sa.select(partitions.c.partition_id).join(subjects).where(there, _holding)
+    found = sa.select(partitions.c.partition_id).join(subjects).where(there, holding_up)
     return tuple(connection.execute(found.order_by(partitions.c.partition_id)).scalars())
 
 
-def let_go_on(connection: Connection, operation_id: int) -> None:
+def let_go_on(connection: Connection, operation_id: int, *, accept_loss: bool = False) -> None:
     """A running operation waits for silent sources no longer.  Its subject is locked."""
     here = operations.c.operation_id == operation_id
-    connection.execute(sa.update(operations).where(here).values(without_source=True))
+    said = {"without_source": True} | ({"accept_loss": True} if accept_loss else {})
+    connection.execute(sa.update(operations).where(here).values(said))
 
 
 def _not_free(
     connection: Connection, ask: Reshape, subject: SubjectRow, running: int
 ) -> PlannedOperation:
     """What becomes of a subject on which something runs."""
-    if not ask.without_source:
+    if not (ask.without_source or ask.accept_loss):
         if running:
             raise OperationRunningError(subject=subject.name, operation_id=running)
         raise CreationRunningError(subject=subject.name, broker_group=ask.broker_group)
@@ -146,12 +172,13 @@ def _not_free(
         problem = "it is still being created, with partitions there"
     elif not all(hosts):
         problem = "its operation waits to open partitions there; cancel it, then evacuate again"
-    elif waits and not _reorders(subject):
+    elif waits and not _goes_on(subject, ask):
         problem = "it is strict or static; its operation is held until the broker group is back"
     elif waits:
         freed = running
         problem = ""
-        holding = _holding_there(connection, subject, BrokerGroup(ask.broker_group))
+        holding_up = _SEALED if ask.accept_loss else _holding
+        holding = _holding_there(connection, subject, BrokerGroup(ask.broker_group), holding_up)
         if hosts or leaving < there or holding:
             problem = "its operation goes on, and leaves some there; then evacuate again"
     busy = BusySubject(subject=subject.name, operation_id=running, problem=problem)

@@ -18,6 +18,7 @@ from ..protocol.operations import (
 )
 from .dialect import at_one_moment
 from .schema import brokers, operations, partition_parents, partitions, steps, subjects
+from .store_losses import read_losses
 from .store_partitions import BY_ID, Choice, some_partitions
 from .store_subjects import open_subject_row
 
@@ -51,7 +52,13 @@ def operation_views(connection: Connection, ids: Collection[int]) -> list[Operat
 
 
 _done = (
-    sa.select(steps, partitions.c.broker_group, partitions.c.end_offset, partitions.c.forsaken)
+    sa.select(
+        steps,
+        partitions.c.broker_group,
+        partitions.c.end_offset,
+        partitions.c.forsaken,
+        partitions.c.lost,
+    )
     .join(partitions, partitions.c.partition_id == steps.c.partition_id)
     .where(steps.c.operation_id == sa.bindparam("of_operation"))
     .order_by(steps.c.action, steps.c.partition_id)
@@ -87,6 +94,7 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
         without_source=row.without_source,
         reordered=tuple(one.partition_id for one in sealed if one.forsaken),
         problem=row.problem,
+        losses=read_losses(connection, [one.partition_id for one in sealed if one.lost]),
         cordoned=cordoned,
     )
 
@@ -123,7 +131,10 @@ def subject_history(connection: Connection, name: str) -> SubjectHistory:
         one.partition_id: one
         for one in connection.execute(
             sa.select(
-                partitions.c.partition_id, partitions.c.end_offset, partitions.c.forsaken
+                partitions.c.partition_id,
+                partitions.c.end_offset,
+                partitions.c.forsaken,
+                partitions.c.lost,
             ).where(of_subject)
         )
     }
@@ -135,6 +146,7 @@ def subject_history(connection: Connection, name: str) -> SubjectHistory:
                 partition=one,
                 end_offset=ends[one.partition_id].end_offset,
                 forsaken=ends[one.partition_id].forsaken,
+                lost=ends[one.partition_id].lost,
             )
             for one in some_partitions(connection, Choice(of_subject))
         ],

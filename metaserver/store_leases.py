@@ -32,6 +32,7 @@ from .leases import (
     settle_shared,
 )
 from .schema import drained, groups, leases, partitions, sessions
+from .store_duties import duty_left_ms, rebuilt_duty
 from .store_locked_group import (
     LockedGroup,
     lock_group,
@@ -73,6 +74,8 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
     """Sweep dead sessions, then withdraw and grant until the leases fit the sessions and the partitions."""
     group = lock_group(connection, group_id)
     ended = sweep_sessions(connection, group_id)
+    if not group.shared and duty_left_ms(connection, rebuilt_duty(group_id)):
+        return Changes(versions={}, ended=ended)  # and looked at again, as it stays unsettled
     moved = group.route_version != group.subject_version
     if group.settled and not ended and not moved:
         return NOTHING
@@ -298,6 +301,7 @@ _partition_facts = (
         partitions.c.state,
         partitions.c.forsaken,
         partitions.c.end_offset,
+        partitions.c.lost,
     )
     .where(
         partitions.c.subject_id == sa.bindparam("of_subject"),
@@ -319,8 +323,9 @@ def _readable(
             state=PartitionState(row.state),
             parents=parents.get(row.partition_id, ()),
             forsaken=row.forsaken,
-            ended=row.forsaken and row.end_offset is not None,
+            ended=row.forsaken and row.end_offset is not None and not row.lost,
             begun=row.partition_id in begun,
+            lost=row.lost,
         )
         for row in rows
     ]

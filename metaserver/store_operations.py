@@ -22,6 +22,7 @@ from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import OrderStrategy, Partition, PartitionState, route_table
 from .dialect import now_ms
 from .schema import brokers, groups, operations, partitions, steps, subjects
+from .store_losses import lose_partitions
 from .store_partitions import Choice, some_partitions
 from .store_queues import go_on
 from .store_subjects import read_route
@@ -52,7 +53,8 @@ class Operation:
     state: OperationState
     may_forsake: bool
     """The route may change although a silent broker has not sealed: the operator said so, and the subject's
-    strategy allows messages to be reordered."""
+    strategy allows messages to be reordered; or the loss of what the broker has was accepted."""
+    accept_loss: bool
     todo: tuple[Partition, ...]
     """What has to be hosted or sealed in this state; without an address its broker is silent."""
     held: tuple[str, ...] = ()
@@ -121,6 +123,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         static=row.static,
         state=state,
         may_forsake=_may_forsake(row),
+        accept_loss=row.accept_loss and not row.static,
         todo=todo,
         held=tuple(sorted(held)),
         sources=sources,
@@ -143,8 +146,10 @@ def _undone(connection: Connection, operation_id: int, action: StepAction) -> tu
 
 
 def _may_forsake(row: sa.Row[Any]) -> bool:
-    allowed = row.order_strategy == OrderStrategy.BEST_TRIED and not row.static
-    return bool(row.without_source) and allowed
+    if row.static:
+        return False
+    reorders = bool(row.without_source) and row.order_strategy == OrderStrategy.BEST_TRIED
+    return reorders or bool(row.accept_loss)
 
 
 _sealed_at = (
@@ -176,7 +181,8 @@ def note_steps(
     Args:
         done: partition id → end offset of a sealed one, None of a hosted one.
     """
-    _lock_operation(connection, operation_id)  # its row before those of its steps, as a cancel does
+    # Its row before those of its steps, as a cancel does.
+    state = _lock_operation(connection, operation_id)
     for partition_id, end_offset in sorted(done.items()):
         if end_offset is not None:
             connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
@@ -185,6 +191,8 @@ def note_steps(
         ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
         which = {"of_operation": operation_id, "ids": ids, "what": action}
         connection.execute(_step_done, which)
+    if state is OperationState.DONE:
+        problem = ""  # whoever drove it too was late
     said = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
     connection.execute(_set_operation, said)
 
@@ -298,6 +306,9 @@ def _open(connection: Connection, operation: Operation) -> OperationState:
     connection.execute(_set_partitions, {"ids": sealed, "state": PartitionState.SEALED})
     # Their ends are not known until their brokers are back and say them, not even if they had said them before.
     left = {"forsaken": True, "end_offset": None}
+    if operation.accept_loss:
+        lose_partitions(connection, forsaken)
+        forsaken = []
     connection.execute(_set_partitions, {"ids": forsaken, **left})
     connection.execute(_set_partitions, {"ids": children, "state": PartitionState.OPEN})
     if operation.static:
@@ -319,6 +330,7 @@ _left = (
         operations.c.operation_id,
         operations.c.state,
         operations.c.without_source,
+        operations.c.accept_loss,
         subjects.c.order_strategy,
         subjects.c.static,
         steps.c.action,

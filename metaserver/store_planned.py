@@ -7,13 +7,19 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..protocol.errors import OperationRunningError, SubjectUnknownError
+from ..protocol.errors import OperationRunningError
 from ..protocol.ids import BrokerGroup, PartitionId, PartitionName, QueueNumber
-from ..protocol.operations import BusySubject, OperationState, OperationView, Reshape
+from ..protocol.operations import (
+    BusySubject,
+    LossView,
+    OperationState,
+    OperationView,
+    Reshape,
+)
 from ..protocol.routing import Partition, PartitionState
 from .reshape import OpenPartition, Plan
 from .schema import operations, partitions, subjects
-from .store_subjects import SubjectRow, find_subject
+from .store_subjects import SubjectRow, check_open, find_subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +34,8 @@ class PlannedOperation:
     """An operation that runs already, waits for the broker group to be left, and now goes on without it."""
     busy: BusySubject | None = None
     """Why an evacuation leaves something of the subject where it is, or held."""
+    losses: tuple[LossView, ...] = ()
+    """What is given up, of a broker group that never comes back."""
 
     def children(self) -> tuple[Partition, ...]:
         """The children with their names and queues to be; ids come with the rows."""
@@ -57,7 +65,8 @@ class PlannedOperation:
             state=OperationState.PLAN if self.plan.sealed else OperationState.DONE,
             sealed=self.plan.sealed,
             children=self.children(),
-            without_source=ask.without_source,
+            without_source=ask.without_source or ask.accept_loss,
+            losses=self.losses,
         )
 
 
@@ -76,11 +85,9 @@ def free_subject(connection: Connection, name: str) -> SubjectRow:
     An open subject on which nothing runs; it stays so until the transaction ends.
 
     Raises:
-        InvalidNameError, SubjectUnknownError, OperationRunningError
+        InvalidNameError, SubjectUnknownError, CreationFailedError, DatabaseEmptyError, OperationRunningError
     """
-    row = find_subject(connection, name, lock=True)
-    if row is None or row.route_version == 0:
-        raise SubjectUnknownError(subject=name)
+    row = check_open(connection, name, find_subject(connection, name, lock=True))
     running = running_operation(connection, row.subject_id)
     if running is not None:
         raise OperationRunningError(subject=name, operation_id=running)

@@ -33,6 +33,7 @@ from .store_brokers import (
     writable_groups,
 )
 from .store_evacuations import let_go_on, plan_evacuations
+from .store_lost_database import check_not_lost
 from .store_planned import PlannedOperation, free_subject, open_partitions, planned_operation
 from .store_subjects import SubjectRow
 
@@ -48,9 +49,11 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         BrokerCordonedError: the target of a move gets no new partitions.
         OperationRunningError: another operation on a subject has not come to its new route yet.
         StaticSubjectError: it would change the number of queues of a static subject.
+        DatabaseEmptyError: this database is not the one that the brokers' partitions come from.
     """
     if ask.kind is OperationKind.CREATE:
         raise InvalidRequestError("a subject is created by POST /v1/subjects")
+    check_not_lost(connection)
     if ask.kind is OperationKind.EVACUATE:
         return plan_evacuations(connection, ask)
     hosts: Mapping[BrokerGroup, int] = writable_groups(connection)
@@ -98,7 +101,7 @@ def begin_operations(
     for planned in plan_operations(connection, ask):
         operation_id = planned.freed
         if operation_id:
-            let_go_on(connection, operation_id)
+            let_go_on(connection, operation_id, accept_loss=ask.accept_loss)
         elif planned.plan.sealed:
             operation_id = _journal(connection, ask, planned, driver=driver, lease_ms=lease_ms)
         begun.append((operation_id, planned))
@@ -151,7 +154,8 @@ def _journal(
             subject_id=subject_id,
             kind=ask.kind,
             state=OperationState.PLAN,
-            without_source=ask.without_source,
+            without_source=ask.without_source or ask.accept_loss,
+            accept_loss=ask.accept_loss,
             problem="",
             running=subject_id,
             driver=driver,

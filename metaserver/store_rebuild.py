@@ -3,6 +3,7 @@
 Invariants
     A database that knows a subject is left alone.
     All of it is written in one transaction, or nothing.
+    No partition is granted before every old session has ended by its own clock: it may still handle what it holds.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .schema import (
     steps,
     subjects,
 )
+from .store_duties import rebuilt_duty, take_duty
 
 
 def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_version: int) -> None:
@@ -152,6 +154,7 @@ def _store_group(connection: Connection, subject_id: int, one: RebuiltGroup) -> 
         for key, token in sorted(one.tokens.items())
     ]
     connection.execute(sa.insert(leases), held)
+    take_duty(connection, rebuilt_duty(group_id), holder="rebuild", lease_ms=one.ttl_ms)
     through = [{"group_id": group_id, "partition_id": key} for key in sorted(one.drained)]
     if through:
         connection.execute(sa.insert(drained), through)

@@ -2,7 +2,8 @@
 
 Invariants
     A group with a live session is left alone; while a reset holds it, no session begins.
-    What is set is all that the group could have read when it was taken hold of.
+    What is set is all that the group could have read when it was taken hold of; but not what is on a silent broker that
+    was left behind: that stays as it is, is told, and is set by naming it once its broker is back.
     What is drained is forgotten before any cursor falls, and noted again after it was set to the end.
     An empty partition is at its end wherever it is set, and drained only behind all that it continues: else whatever
     continues it would be read too early.
@@ -30,7 +31,7 @@ from .dialect import insert_new, insert_or_replace
 from .leases import count_on, drained_through
 from .resets import check_ask
 from .schema import drained, groups, leases, partition_parents, partitions, sessions
-from .store_duties import leave_duty, reset_duty, take_duty
+from .store_duties import duty_left_ms, leave_duty, rebuilt_duty, reset_duty, take_duty
 from .store_partitions import subject_partitions
 from .store_sessions import mark_unsettled, sweep_sessions
 from .store_subjects import SERVED, open_subject_row
@@ -46,6 +47,8 @@ class ResetScope:
     strategy: ConsumeStrategy
     ask: ResetGroup
     partitions: tuple[Partition, ...]
+    left_out: tuple[Partition, ...] = ()
+    """On silent brokers that were left behind."""
 
     @property
     def ids(self) -> list[int]:
@@ -71,7 +74,7 @@ def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGrou
     known = connection.execute(chosen).one_or_none()
     if known is None:
         raise GroupUnknownError(subject=subject, group=group)
-    found = _meant(connection, row.subject_id, ask)
+    found, left_out = _meant(connection, row.subject_id, ask)
     if not found and ask.queue is not None:
         raise QueueUnknownError(subject=subject, queue=ask.queue)
     if not found and ask.partition_id is not None:
@@ -86,15 +89,30 @@ def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGrou
         static=row.static,
         ask=ask,
         partitions=found,
+        left_out=left_out,
     )
 
 
-def _meant(connection: Connection, subject_id: int, ask: ResetGroup) -> tuple[Partition, ...]:
-    return tuple(
-        one
-        for one in subject_partitions(connection, subject_id, SERVED)
-        if ask.queue in {None, one.queue} and ask.partition_id in {None, one.partition_id}
-    )
+_forsaken = sa.select(partitions.c.partition_id).where(
+    partitions.c.subject_id == sa.bindparam("of_subject"),
+    partitions.c.forsaken,
+    partitions.c.end_offset.is_(None),
+)
+
+
+def _meant(
+    connection: Connection, subject_id: int, ask: ResetGroup
+) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
+    """What is to be set, and what is left out."""
+    forsaken = set(connection.execute(_forsaken, {"of_subject": subject_id}).scalars())
+    meant: list[Partition] = []
+    left_out: list[Partition] = []
+    for one in subject_partitions(connection, subject_id, SERVED):
+        if ask.queue not in {None, one.queue} or ask.partition_id not in {None, one.partition_id}:
+            continue
+        away = one.partition_id in forsaken and one.address is None
+        (left_out if away and ask.partition_id is None else meant).append(one)
+    return tuple(meant), tuple(left_out)
 
 
 def begin_reset(
@@ -126,7 +144,13 @@ def begin_reset(
     live = connection.execute(count).scalar_one()
     if live:
         raise GroupBusyError(f"the consumer group has {live} live consumers", sessions=live)
-    now = _meant(connection, scope.subject_id, scope.ask)
+    left_ms = duty_left_ms(connection, rebuilt_duty(group_id))
+    if left_ms:
+        raise GroupBusyError(
+            "the database was rebuilt, and consumers from before may still be at work",
+            left_ms=left_ms,
+        )
+    now, _ = _meant(connection, scope.subject_id, scope.ask)
     if {one.partition_id for one in now} != set(ids) or strategy != scope.strategy:
         return None
     if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):

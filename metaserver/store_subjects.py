@@ -7,14 +7,16 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol.control import CreateSubject, Retention, SubjectSummary, SubjectView
 from ..protocol.errors import (
+    CreationFailedError,
     NotEnoughBrokersError,
     OverloadedError,
     StrategyMismatchError,
@@ -33,6 +35,7 @@ from ..protocol.routing import (
 from .dialect import insert_new
 from .schema import partitions, subjects
 from .store_brokers import lock_brokers, writable_groups
+from .store_lost_database import check_not_lost
 from .store_partitions import subject_partitions
 
 SERVED = (PartitionState.OPEN, PartitionState.SEALED)
@@ -50,6 +53,8 @@ class SubjectRow:
     route_version: int
     retention: Retention
     static: bool
+    problem: str = ""
+    """Why its creation has failed; the name is free for another one."""
 
 
 _by_name = sa.select(subjects).where(subjects.c.name == sa.bindparam("of_name"))
@@ -71,6 +76,7 @@ def find_subject(connection: Connection, name: str, *, lock: bool = False) -> Su
         route_version=row.route_version,
         retention=Retention(row.retention),
         static=row.static,
+        problem=row.problem,
     )
 
 
@@ -80,11 +86,20 @@ def open_subject_row(connection: Connection, name: str) -> SubjectRow:
 
     Raises:
         InvalidNameError, SubjectUnknownError: also while the subject is only planned.
+        CreationFailedError, DatabaseEmptyError
     """
-    row = find_subject(connection, name)
-    if row is None or row.route_version == 0:
-        raise SubjectUnknownError(subject=name)
-    return row
+    return check_open(connection, name, find_subject(connection, name))
+
+
+def check_open(connection: Connection, name: str, row: SubjectRow | None) -> SubjectRow:
+    """Let an open subject through.  Raises SubjectUnknownError, CreationFailedError, DatabaseEmptyError."""
+    if row is None:
+        check_not_lost(connection)
+    elif row.route_version > 0:
+        return row
+    elif row.problem:
+        raise CreationFailedError(row.problem, subject=name)
+    raise SubjectUnknownError(subject=name)
 
 
 def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: int) -> SubjectRow:
@@ -95,37 +110,40 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
         SubjectExistsError: with other settings.
         NotEnoughBrokersError: no broker group is available.
         OverloadedError: there are `subjects_max` already.
+        DatabaseEmptyError: this database is not the one that the brokers' partitions come from.
     """
     check_name("subject", ask.subject)
     ranges = split_ranges(ask.partitions)
     row = find_subject(connection, ask.subject)
-    if row is None:
+    if row is None or row.problem:
+        check_not_lost(connection)
         lock_brokers(connection)
+        if row is not None:  # it may have been planned again meanwhile
+            row = find_subject(connection, ask.subject, lock=True)
+    if row is None or row.problem:
         hosts = list(writable_groups(connection))[: ask.partitions]
         if not hosts:
             raise NotEnoughBrokersError
         count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
         if count >= subjects_max:
             raise OverloadedError("too many subjects", subjects=count, limit=subjects_max)
-        insert_new(
-            connection,
-            subjects,
-            {
-                "name": ask.subject,
-                "order_strategy": ask.order_strategy,
-                "partitions_wanted": ask.partitions,
-                "partitions_named": ask.partitions,
-                "route_version": 0,
-                "retention": ask.retention,
-                "static": ask.static,
-            },
-        )
+        settings = {
+            "order_strategy": ask.order_strategy,
+            "partitions_wanted": ask.partitions,
+            "retention": ask.retention,
+            "static": ask.static,
+        }
+        new = {"name": ask.subject, "partitions_named": ask.partitions, "route_version": 0}
+        insert_new(connection, subjects, new | settings)
         row = find_subject(connection, ask.subject, lock=True)
+        assert row is not None
+        named = _begin_again(connection, row, settings) if row.problem else 0
+        row = find_subject(connection, ask.subject)
         assert row is not None
         names = [
             {
                 "subject_id": row.subject_id,
-                "name": f"{ask.subject}.p{queue}",
+                "name": f"{ask.subject}.p{named + queue}",
                 "queue": queue,
                 "range_start": start,
                 "range_end": end,
@@ -148,12 +166,21 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
     return row
 
 
+def _begin_again(connection: Connection, row: SubjectRow, settings: Mapping[str, Any]) -> int:
+    """The name of a creation that has failed is taken for a new one; how many names of partitions were given before."""
+    here = subjects.c.subject_id == row.subject_id
+    named: int = connection.execute(sa.select(subjects.c.partitions_named).where(here)).scalar_one()
+    more = {"partitions_named": named + settings["partitions_wanted"], "problem": ""}
+    connection.execute(sa.update(subjects).where(here).values(**settings, **more))
+    return named
+
+
 def planned_partitions(connection: Connection, subject_id: int) -> tuple[Partition, ...]:
     """The partitions that wait for their brokers."""
     return subject_partitions(connection, subject_id, [PartitionState.PLANNED])
 
 
-_planned = sa.select(subjects.c.name).where(subjects.c.route_version == 0)
+_planned = sa.select(subjects.c.name).where(subjects.c.route_version == 0, subjects.c.problem == "")
 
 
 def planned_subjects(connection: Connection) -> list[SubjectRow]:
@@ -249,7 +276,8 @@ def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:
 
 
 def subject_summaries(connection: Connection) -> list[SubjectSummary]:
-    """All open subjects, by name."""
+    """All open subjects, and those whose creation has failed, by name.  Raises DatabaseEmptyError."""
+    check_not_lost(connection)
     count = (
         sa.select(sa.func.count())
         .where(
@@ -260,8 +288,14 @@ def subject_summaries(connection: Connection) -> list[SubjectSummary]:
         .label("partitions")
     )
     found = (
-        sa.select(subjects.c.name, subjects.c.order_strategy, subjects.c.route_version, count)
-        .where(subjects.c.route_version > 0)
+        sa.select(
+            subjects.c.name,
+            subjects.c.order_strategy,
+            subjects.c.route_version,
+            subjects.c.problem,
+            count,
+        )
+        .where(sa.or_(subjects.c.route_version > 0, subjects.c.problem != ""))
         .order_by(subjects.c.name)
     )
     return [
@@ -270,6 +304,7 @@ def subject_summaries(connection: Connection) -> list[SubjectSummary]:
             order_strategy=OrderStrategy(row.order_strategy),
             partitions=row.partitions,
             route_version=row.route_version,
+            problem=row.problem,
         )
         for row in connection.execute(found)
     ]

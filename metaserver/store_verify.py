@@ -57,6 +57,7 @@ def _subjects(connection: Connection) -> dict[int, SubjectView]:
             route_version=row.route_version,
             retention=Retention(row.retention),
             static=row.static,
+            failed=bool(row.problem),
         )
         for row in connection.execute(sa.select(subjects).order_by(subjects.c.name))
     }

@@ -357,7 +357,8 @@ def _operations_move(index: Index) -> Iterator[str]:
             yield f"partition {part.partition.partition_id} is planned, and no operation opens it"
     for subject in view.subjects.values():
         before = index.before.subjects.get(subject.subject_id)
-        if before is not None and subject.route_version == before.route_version == 0:
+        unopened = not subject.failed and subject.route_version == 0
+        if unopened and before is not None and before.route_version == 0:
             yield f"subject {subject.name!r}: its creation is not finished"
 
 

@@ -22,6 +22,8 @@ class SubjectView:
     route_version: int
     retention: Retention = Retention.ACKED
     static: bool = False
+    failed: bool = False
+    """Its creation has failed, and its name is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ import msgspec
 
 from ..protocol.clock import Clock
 from ..protocol.errors import (
+    AcceptedAsLostError,
     Fate,
     KeylaneError,
     NotSentError,
@@ -92,6 +93,8 @@ class Executor:
         """True once the route has no such open partition; what is here is still answered before newer messages go."""
         self.gone = False
         """True while the route has no such partition at all, open or sealed: no broker answers for it any more."""
+        self.lost = False
+        """True once the metaserver says that an operator has accepted the loss of the partition."""
         self._waiting_for = ""
         """Why nothing moves, for people."""
         self._report = WaitReport()
@@ -320,6 +323,9 @@ class Executor:
         """Act on `error`, which the oldest parcel met; True if there is nothing to wait for."""
         if not self._in_flight and self._take(idle=True) is None:
             return False
+        if self.lost:
+            self._leave_lost()
+            return True
         now_ms = self._clock.boot_ms()
         self._wait_on(error, now_ms)
         for parcel in (*self._in_flight, *self._queue):
@@ -412,6 +418,22 @@ class Executor:
                 self.group.partition_name,
                 took_ms / 1000,
             )
+
+    def _leave_lost(self) -> None:
+        """What may be stored in a lost partition fails, its fate unknown; what cannot be goes on elsewhere, in order."""
+        for parcel in [parcel for parcel in self._in_flight if parcel.doubtful]:
+            self._in_flight.remove(parcel)
+            error = AcceptedAsLostError(partition_id=self.partition.partition_id)
+            self._account.give_up(parcel, error)
+        self._new_epoch()
+        self.roll()
+        leaving = [*self._in_flight, *self._queue]
+        self._in_flight.clear()
+        self._queue.clear()
+        self.sealed = True
+        self._moves_again()
+        self._on_leave(self, leaving, Step.NEW_ROUTE)
+        self._tell_if_empty()
 
     def _new_epoch(self) -> None:
         """Number what is left anew; the broker refuses whatever of the old epoch may still arrive."""

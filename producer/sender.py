@@ -308,6 +308,10 @@ class SubjectSender:
         """
         if any(one.gone and not one.available for one in self._executors.values()):
             history = await self._meta.history(self.subject)
+            for one in history.partitions:
+                executor = self._executors.get(one.partition.partition_id)
+                if executor is not None and one.lost:
+                    executor.lost = True
             self._follow_brokers(one.partition for one in history.partitions)
 
     def _follow_brokers(self, partitions: Iterable[Partition]) -> None:

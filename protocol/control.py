@@ -1,6 +1,7 @@
 """JSON bodies of the control calls: what clients, brokers and the metaserver tell each other.  Pure.
 
     POST /v1/brokers/heartbeat      BrokerHeartbeat    → BrokerWelcome      (to the metaserver)
+    POST /v1/brokers/{group}/accept AcceptFolder       → RefusedBroker      (to the metaserver)
     POST /v1/subjects               CreateSubject      → SubjectView
     GET  /v1/subjects               –                  → SubjectList
     GET  /v1/subjects/{subject}     –                  → SubjectView
@@ -47,6 +48,7 @@ Count = Annotated[int, Meta(ge=0)]
 WaitMs = Annotated[int, Meta(ge=0, le=PULL_WAIT_MS_MAX)]
 TtlMs = Annotated[int, Meta(ge=TTL_MS_MIN, le=TTL_MS_MAX)]
 ShortText = Annotated[str, Meta(max_length=512)]
+OPENINGS_MAX = 128
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
@@ -101,6 +103,14 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     address: ShortText
     readable: bool = True
     writable: bool = True
+    opening: ShortText = ""
+    """Random name of this opening of the data folder; "" from a broker that does not say it, as the next two."""
+    opened_after: Annotated[tuple[ShortText, ...], Meta(max_length=OPENINGS_MAX)] = ()
+    """The openings before it; left out while the reports are taken."""
+    log_end: Count = 0
+    """Position up to which the broker's log is durable: it only grows."""
+    hosted: Count = 0
+    """How many partitions it hosts."""
 
 
 class BrokerWelcome(Struct, frozen=True, kw_only=True):
@@ -108,6 +118,30 @@ class BrokerWelcome(Struct, frozen=True, kw_only=True):
 
     heartbeat_ms: int
     ttl_ms: int
+
+
+class AcceptFolder(Struct, frozen=True, kw_only=True):
+    """
+    Go on with a data folder that was refused because it is behind; what it lacks is given up.
+
+    Answered with the RefusedBroker.  `address` tells which, if several are refused.
+    """
+
+    address: ShortText = ""
+    dry_run: bool = False
+    """Answer what would be accepted, change nothing."""
+
+
+class RefusedBroker(Struct, frozen=True, kw_only=True):
+    """A broker that reports itself under a broker group's name and is refused."""
+
+    broker_group: str
+    address: str
+    problem: str = ""
+    log_end: int = 0
+    """Where the log of its data folder ends."""
+    known_log_end: int = 0
+    """Where the broker group's log ended at the last report that was taken."""
 
 
 class BrokerView(Struct, frozen=True, kw_only=True):
@@ -157,6 +191,8 @@ class SubjectSummary(Struct, frozen=True, kw_only=True):
     order_strategy: OrderStrategy
     partitions: int
     route_version: int
+    problem: str = ""
+    """Why its creation has failed: nothing is open, and the name is free for another one."""
 
 
 class SubjectList(Struct, frozen=True, kw_only=True):
@@ -321,6 +357,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     """As which the token was brought."""
     by_operator: bool = False
     """The token was brought to set the cursor, by no consumer."""
+    ttl_ms: int = 0
+    """Of the session that brought the token; 0: not known, as after a restart of the broker."""
 
 
 class PartitionStatus(Struct, frozen=True, kw_only=True):

@@ -20,6 +20,9 @@
     │   ├── BrokerGroupUnknownError, BrokerCordonedError, CreationRunningError
     │   ├── OffsetOutOfRangeError, CorruptBatchError, FrameError
     │   ├── BrokerReadOnlyError, OverloadedError           try later
+    │   ├── FolderBehindError, LossAcceptedError           this data folder is not the one to go on with
+    │   ├── DatabaseEmptyError, CreationFailedError, PartitionInUseError    the database lacks what brokers have
+    │   ├── AcceptedAsLostError                            said by our own side; its fate is UNKNOWN
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   └── LeaseLostError, QueueFullError                 said by our own side
     ├── UnreachableError               no answer
@@ -459,6 +462,65 @@ class GroupBusyError(RefusedError):
     hint = (
         "Stop them, or wait until the ttl of those that died has passed, and no other reset runs."
     )
+
+
+class FolderBehindError(RefusedError):
+    """A broker's data folder lacks what the broker group had.  details: `broker_group`, `address`, `log_end`, `known_log_end`."""
+
+    code = 1220
+    summary = "the data folder is an older copy of the broker group's"
+    hint = (
+        "Start the broker on the folder that was in use last.  If that is gone, and what this one lacks is given up: "
+        "keylane broker accept GROUP"
+    )
+
+
+class DatabaseEmptyError(RefusedError):
+    """The metaserver's database knows no subject, and a broker has partitions.  details: `broker_group`, `partitions`."""
+
+    code = 1221
+    summary = "the metaserver's database is empty, and a broker has partitions"
+    retry = Retry.LATER
+    hint = (
+        "Start the metaserver with the database that was in use, or make it anew from the brokers: "
+        "keylane meta rebuild"
+    )
+
+
+class PartitionInUseError(InvalidRequestError):
+    """A new partition has the number of one that its broker has in use.  details: `partition_id` and what it has."""
+
+    code = 1222
+    summary = "the broker has this partition in use already"
+    hint = (
+        "The number was given away before: the metaserver's database is older than the broker.  keylane meta verify "
+        "compares them, keylane meta rebuild makes the database anew."
+    )
+
+
+class CreationFailedError(RefusedError):
+    """A broker refused a new subject's partition for good.  details: `subject`."""
+
+    code = 1223
+    summary = "the subject could not be created"
+    hint = "Nothing is open; create it again once the reason is gone.  keylane meta verify compares database and brokers."
+
+
+class LossAcceptedError(RefusedError):
+    """A data folder comes back whose loss an operator has accepted.  details: `broker_group`."""
+
+    code = 1224
+    summary = "the loss of this data folder was accepted, and others go on without it"
+    hint = "Keep the folder to look into it, and start the broker with an empty one."
+
+
+class AcceptedAsLostError(RefusedError):
+    """A message may have been stored on a disk whose loss was accepted.  details: `partition_id`."""
+
+    code = 1225
+    fate = Fate.UNKNOWN
+    summary = "the message may have been in a partition that was accepted as lost"
+    hint = "It may have been handled before the loss.  Send it again if handling it twice does no harm."
 
 
 def kind_of(code: int) -> type[KeylaneError] | None:

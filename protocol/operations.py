@@ -62,7 +62,8 @@ class Reshape(Struct, frozen=True, kw_only=True):
         split       partition_ids: one, cut in the middle
         merge       partition_ids: neighbours
         move        partition_ids: one or more of a subject; broker_group: where to
-        evacuate    broker_group: leave it, in all subjects; without_source: although it is silent
+        evacuate    broker_group: leave it, in all subjects; without_source: although it is silent; accept_loss:
+                    it never comes back, and what only it had is given up
     """
 
     kind: OperationKind
@@ -73,6 +74,7 @@ class Reshape(Struct, frozen=True, kw_only=True):
     without_source: bool = False
     dry_run: bool = False
     """Answer with the plan, change nothing."""
+    accept_loss: bool = False
 
 
 class Cordon(Struct, frozen=True, kw_only=True):
@@ -90,6 +92,16 @@ class StepView(Struct, frozen=True, kw_only=True):
     done: bool = False
     end_offset: int | None = None
     """Of a sealed partition; no message at or above it, ever."""
+
+
+class LossView(Struct, frozen=True, kw_only=True):
+    """A partition whose loss is accepted."""
+
+    partition_id: int
+    end_offset: int | None = None
+    """Where it ended; None: it was open, and nobody knows."""
+    unread_by: tuple[str, ...] = ()
+    """The consumer groups that were not through with it."""
 
 
 class OperationView(Struct, frozen=True, kw_only=True):
@@ -112,6 +124,8 @@ class OperationView(Struct, frozen=True, kw_only=True):
     cordoned: str = ""
     """Of an evacuation, canceled and done ones too: the broker group it leaves, as long as that gets no new
     partitions."""
+    losses: tuple[LossView, ...] = ()
+    """Of a plan that accepts a loss: what would be given up.  Of an operation: what was."""
 
 
 class BusySubject(Struct, frozen=True, kw_only=True):
@@ -142,6 +156,8 @@ class PartitionHistory(Struct, frozen=True, kw_only=True):
     """Where it ends; None while it is open, or its end is not known."""
     forsaken: bool = False
     """Its children were opened while its broker was silent."""
+    lost: bool = False
+    """Its loss was accepted: what may have been stored there is read by nobody any more."""
 
 
 class SubjectHistory(Struct, frozen=True, kw_only=True):

@@ -68,6 +68,8 @@ class GroupReset(Struct, frozen=True, kw_only=True):
     subject: str
     group: str
     cursors: list[CursorView]
+    left_out: tuple[int, ...] = ()
+    """Partitions that stay as they were: their brokers are silent and were left behind."""
 
 
 class SetCursor(Struct, frozen=True, kw_only=True):

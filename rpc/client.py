@@ -10,6 +10,7 @@ from urllib.parse import quote
 from msgspec.structs import replace
 
 from ..protocol.control import (
+    AcceptFolder,
     BrokerHeartbeat,
     BrokerView,
     BrokerWelcome,
@@ -27,6 +28,7 @@ from ..protocol.control import (
     Leave,
     PartitionStatus,
     PartitionStatusList,
+    RefusedBroker,
     ReleaseGrant,
     SubjectList,
     SubjectView,
@@ -152,6 +154,11 @@ class MetaClient:
         """Keep a broker group from new partitions, or let it have some again."""
         path = f"/v1/brokers/{_segment(broker_group)}/cordon"
         return await self._call("POST", path, BrokerView, body=body, repeatable=True)
+
+    async def accept_folder(self, broker_group: str, body: AcceptFolder) -> RefusedBroker:
+        """Go on with a copy of a data folder that is refused because it is behind."""
+        path = f"/v1/brokers/{_segment(broker_group)}/accept"
+        return await self._call("POST", path, RefusedBroker, body=body)
 
     async def operations(self, subject: str) -> OperationList:
         """The operations of a subject, the newest first."""

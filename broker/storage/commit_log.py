@@ -112,6 +112,8 @@ class CommitLog:
         """Base of a segment that nobody reads any more, and whose files may still be there."""
         self.end = end
         """Position after the last record written: durable, but for what an asynchronous flush has still to do."""
+        self.durable_end = end
+        """Position up to which all is on the disk for sure; what a crash leaves ends there or behind it."""
         self._active: AppendFile | None = None
         self._trail = TrailWriter(files)
         self._unsynced: list[Traces] = []
@@ -178,6 +180,8 @@ class CommitLog:
             raise FlushFailedError(error.message, **error.details) from error
         self.end = plan.end
         self._unsynced = unsynced
+        if not unsynced:
+            self.durable_end = plan.end
         self._leave_trail(synced)
         self._protect(sealed)
 
@@ -191,6 +195,7 @@ class CommitLog:
         if self._unsynced:
             self._segment(self._bases[-1]).fdatasync()
             unsynced, self._unsynced = self._unsynced, []
+            self.durable_end = self.end
             self._leave_trail(unsynced)
 
     def _leave_trail(self, synced: list[Traces]) -> None:
@@ -232,6 +237,7 @@ class CommitLog:
         except StorageError as error:
             raise FlushFailedError(f"the disk is full, and {error.message}") from error
         unsynced, self._unsynced = self._unsynced, []
+        self.durable_end = self.end
         self._leave_trail(unsynced)
 
     def read(self, position: int, length: int) -> bytes:

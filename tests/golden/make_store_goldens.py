@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 
 from keylane.broker.storage.identity import claim_folder
+from keylane.broker.storage.opening import FIRST_MAX, begin_opening, note_heard
 from keylane.protocol.batch import encode_batch
 from sim.clock import ManualClock
 from sim.disk import SimDisk
@@ -22,6 +23,10 @@ def store_files() -> dict[str, bytes]:
     """Path → content, after a little of everything."""
     disk, clock = SimDisk(), ManualClock()
     claim_folder(disk, broker_group="g1", dice=random.Random(1))
+    rng = random.Random(2)
+    for _ in range(FIRST_MAX):
+        note_heard(disk, begin_opening(disk, rng=rng))
+    begin_opening(disk, rng=rng)
 
     async def fill() -> None:
         store = open_store(disk, clock=clock, segment_bytes=4096)

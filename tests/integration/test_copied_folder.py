@@ -13,13 +13,15 @@ from urllib.request import urlopen
 import pytest
 
 from broker_process import BrokerProcess
-from cluster import Cluster
+from cluster import Cluster, pause, resume, silent
 from keylane import Producer
-from keylane.protocol.control import BrokerHeartbeat, Health
-from keylane.protocol.errors import DataFolderError
+from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, Health, RefusedBroker
+from keylane.protocol.errors import DataFolderError, InvalidRequestError, WrongBrokerError
+from keylane.protocol.frames import Append
 from keylane.protocol.verification import Verification
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from sim.store import batch
 
 SUBJECT = "s"
 
@@ -36,6 +38,10 @@ class Copied:
     def start_copy(self) -> str:
         """Copy the folder as it is and run a broker on it; its address."""
         shutil.copytree(self.original, self.copy)
+        return self.start_on_copy()
+
+    def start_on_copy(self) -> str:
+        """Run a broker on the copy that is there; its address."""
         self._running = BrokerProcess(self.copy, "--meta", self.cluster.meta)
         return self._running.start().address
 
@@ -186,3 +192,196 @@ async def test_a_second_folder_under_one_name_is_seen(own_cluster: Cluster) -> N
     finally:
         await network.close()
     assert list(await verified(own_cluster.meta)) == ["one-broker-a-group"]
+
+
+class Told:
+    """A broker's registration, and its messages, while its folder is copied and killed."""
+
+    def __init__(self, copied: Copied) -> None:
+        self.copied = copied
+        self.meta = copied.cluster.meta
+
+    async def send(self, first: int, count: int) -> None:
+        """Have messages acked, each awaited."""
+        async with Producer(self.meta) as producer:
+            tickets = [
+                producer.send(SUBJECT, b"%d" % number, key=b"k%d" % number)
+                for number in range(first, first + count)
+            ]
+            await asyncio.gather(*tickets)
+
+    async def stored(self, address: str) -> int:
+        """Messages that a broker has."""
+        network = HttpNetwork()
+        try:
+            hosted = await BrokerClient(network, address).partitions()
+        finally:
+            await network.close()
+        return sum(one.next_offset for one in hosted.partitions)
+
+    async def health(self) -> Health:
+        network = HttpNetwork()
+        try:
+            return await MetaClient(network, [self.meta]).health()
+        finally:
+            await network.close()
+
+    async def accept(self, *, dry_run: bool = False) -> RefusedBroker:
+        network = HttpNetwork()
+        try:
+            ask = AcceptFolder(dry_run=dry_run)
+            return await MetaClient(network, [self.meta]).accept_folder("g1", ask)
+        finally:
+            await network.close()
+
+    async def go_silent(self) -> None:
+        """Wait until the metaserver takes the first broker for silent."""
+        network = HttpNetwork()
+        try:
+            await silent(MetaClient(network, [self.meta]), "g1")
+        finally:
+            await network.close()
+
+
+async def test_a_copy_of_a_running_folder_is_refused_when_the_original_had_come_farther(
+    copied: Copied,
+) -> None:
+    """Acked messages do not go from sight: the older copy is refused until an operator gives up what it lacks."""
+    told = Told(copied)
+    original = copied.cluster.brokers[0]
+    await told.send(0, 50)
+    shutil.copytree(copied.original, copied.copy)
+    await told.send(50, 400)
+    acked = await told.stored(original.address)
+    await asyncio.sleep(2.5)  # a report or two
+    original.kill()
+    await told.go_silent()
+    second = await asyncio.to_thread(copied.start_on_copy)
+    said = await asyncio.to_thread(copied.registration_once, second, "older copy")
+    assert "keylane broker accept" in said
+    assert await told.stored(second) < acked
+    (refused,) = (await told.health()).details["refused"]
+    assert refused["address"] == second
+    assert refused["log_end"] < refused["known_log_end"]
+    await asyncio.sleep(1.5)
+    assert await address_of_first(copied.cluster.meta) != second
+
+    would = await told.accept(dry_run=True)
+    assert would.known_log_end == refused["known_log_end"]
+    assert "older copy" in await asyncio.to_thread(copied.registration, second)
+    assert await told.accept() == would
+    await asyncio.to_thread(copied.registration_once, second, "registered")
+    assert await address_of_first(copied.cluster.meta) == second
+    original.restart()  # the one that was left behind is the copy now
+    await asyncio.to_thread(copied.registration_once, original.address, "is a copy")
+
+
+async def test_a_copy_of_a_running_folder_is_refused_when_the_original_was_started_since(
+    copied: Copied,
+) -> None:
+    """A copy does not know of the original's later openings, even where nothing was stored since."""
+    told = Told(copied)
+    original = copied.cluster.brokers[0]
+    await told.send(0, 20)
+    original.kill()
+    shutil.copytree(copied.original, copied.copy)
+    original.restart()
+    await asyncio.to_thread(copied.registration_once, original.address, "registered")
+    original.kill()
+    await told.go_silent()
+    second = await asyncio.to_thread(copied.start_on_copy)
+    said = await asyncio.to_thread(copied.registration_once, second, "older copy")
+    assert "does not know of the last start" in said
+    copied.stop_copy()
+    original.restart()
+    await asyncio.to_thread(copied.registration_once, original.address, "registered")
+
+
+async def test_a_copy_is_not_accepted_while_the_original_is_alive(copied: Copied) -> None:
+    """An operator cannot put a copy in the place of a broker that answers."""
+    told = Told(copied)
+    second = await asyncio.to_thread(copied.start_copy)
+    await asyncio.to_thread(copied.registration_once, second, "is a copy")
+    with pytest.raises(InvalidRequestError, match="is alive at"):
+        await told.accept()
+
+
+async def test_a_broker_is_taken_again_when_it_was_killed_often_without_a_metaserver(
+    copied: Copied,
+) -> None:
+    """However many openings no metaserver heard of, the same folder is no copy; nor is one that was moved."""
+    told = Told(copied)
+    original = copied.cluster.brokers[0]
+    await told.send(0, 20)
+    copied.cluster.meta_program.kill()
+    for _ in range(4):
+        original.kill()
+        original.restart()
+    original.kill()
+    copied.original.rename(copied.copy)
+    copied.cluster.meta_program.restart()
+    second = await asyncio.to_thread(copied.start_on_copy)
+    await asyncio.to_thread(copied.registration_once, second, "registered")
+    assert await address_of_first(copied.cluster.meta) == second
+
+
+async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_group(
+    copied: Copied,
+) -> None:
+    """It stood still while a copy took over: whoever still knows it has nothing acked that nobody reads."""
+    original = copied.cluster.brokers[0]
+    network = HttpNetwork()
+    try:
+        broker = BrokerClient(network, original.address)
+        (hosted, *_) = (await broker.partitions()).partitions
+        producer_id = 7
+        answer, _ = await broker.call(
+            Append(0, hosted.partition_id),
+            batch(partition_id=hosted.partition_id, producer_id=producer_id),
+        )
+        assert answer.base_offset == 0
+        pause(original.process.pid)
+        second = await asyncio.to_thread(copied.start_copy)
+        await asyncio.to_thread(copied.registration_once, second, "registered")
+        resume(original.process.pid)
+        await asyncio.to_thread(copied.registration_once, original.address, "is a copy")
+        with pytest.raises(WrongBrokerError, match="nothing is served here"):
+            await broker.call(
+                Append(0, hosted.partition_id),
+                batch(partition_id=hosted.partition_id, producer_id=producer_id, sequence=2),
+            )
+    finally:
+        resume(original.process.pid)
+        await network.close()
+
+
+async def test_an_older_folder_in_the_place_of_the_newer_serves_nothing(copied: Copied) -> None:
+    """At the same address, before anybody is told that it is refused: not a moment of it is served."""
+    told = Told(copied)
+    original = copied.cluster.brokers[0]
+    await told.send(0, 20)
+    shutil.copytree(copied.original, copied.copy)
+    await told.send(20, 100)
+    await asyncio.sleep(1.5)  # a report
+    original.kill()
+    newer = copied.original.with_name("newer")
+    copied.original.rename(newer)
+    copied.copy.rename(copied.original)
+    network = HttpNetwork()
+    try:
+        await asyncio.to_thread(original.restart)
+        broker = BrokerClient(network, original.address)
+        (hosted, *_) = (await broker.partitions()).partitions
+        with pytest.raises(WrongBrokerError, match="older copy"):
+            await broker.call(
+                Append(0, hosted.partition_id), batch(partition_id=hosted.partition_id)
+            )
+        assert (await broker.partition(hosted.partition_id)).next_offset == hosted.next_offset
+    finally:
+        await network.close()
+    original.kill()
+    copied.original.rename(copied.copy)
+    newer.rename(copied.original)
+    await asyncio.to_thread(original.restart)
+    await asyncio.to_thread(copied.registration_once, original.address, "registered")
+    await told.send(120, 20)

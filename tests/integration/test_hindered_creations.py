@@ -15,12 +15,19 @@ import pytest
 from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.protocol.control import CreateSubject
-from keylane.protocol.errors import InvalidNameError, NotEnoughBrokersError, OutcomeUnknownError
+from keylane.protocol.errors import (
+    CreationFailedError,
+    DatabaseEmptyError,
+    InvalidNameError,
+    NotEnoughBrokersError,
+    OutcomeUnknownError,
+)
 from keylane.protocol.ids import NAME_CHARS_MAX
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import PartitionState, Route
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from lost_database import rebuild_lost_database
 
 REPAIR_MS = 100
 
@@ -73,25 +80,133 @@ async def test_a_subject_whose_name_is_as_long_as_it_may_be(tmp_path: Path) -> N
         assert [one.subject for one in (await meta.subjects()).subjects] == [name]
 
 
-async def test_a_creation_over_a_lost_database(tmp_path: Path) -> None:
-    """Ids that a broker has given away already hold up that creation alone, and it says so, over a restart too."""
+async def test_an_empty_database_is_not_ready_beside_brokers_with_partitions(
+    tmp_path: Path,
+) -> None:
+    """Calls are refused and name the command that helps, over a restart too; once that has run, all goes on."""
     async with small_cluster(tmp_path) as (cluster, meta):
-        await cluster.create("old", partitions=2)
+        route = await cluster.create("old", partitions=2)
         cluster.meta_program.kill()
         shutil.rmtree(tmp_path / "meta-0")
+        for _ in range(2):
+            cluster.meta_program.restart()
+            async with asyncio.timeout(30):
+                while (health := await meta.health()).ready or not health.details["brokers"]:
+                    await asyncio.sleep(0.05)
+            assert "keylane meta rebuild" in health.reason
+            for call in (
+                lambda: meta.create_subject(CreateSubject(subject="new", partitions=1)),
+                lambda: meta.create_subject(CreateSubject(subject="old", partitions=2)),
+                meta.subjects,
+                lambda: meta.route("old"),
+                lambda: meta.reshape(
+                    Reshape(kind=OperationKind.RESIZE, subject="old", partitions=3)
+                ),
+                lambda: meta.reshape(Reshape(kind=OperationKind.EVACUATE, broker_group="g1")),
+            ):
+                with pytest.raises(DatabaseEmptyError, match="'g1' has 2 partitions") as refused:
+                    await call()
+                assert "keylane meta rebuild" in refused.value.hint
+            cluster.meta_program.kill()
         cluster.meta_program.restart()
-        ask = CreateSubject(subject="new", partitions=2)
+        await rebuild_lost_database(cluster, tmp_path)
         async with asyncio.timeout(30):
-            while not (await meta.health()).details["brokers"]:
+            while not (await meta.health()).details["brokers"][0]["available"]:
                 await asyncio.sleep(0.05)
-        with pytest.raises(NotEnoughBrokersError, match=r"'g1': .* is hosted with other facts"):
-            await meta.create_subject(ask)
-        await assert_goes_on(cluster, meta)
-        cluster.meta_program.kill()
+        assert (await meta.health()).ready
+        found = await meta.route("old")
+        assert [one.partition_id for one in found.partitions] == [
+            one.partition_id for one in route.partitions
+        ]
+
+
+async def test_a_producer_and_a_consumer_wait_while_the_database_is_lost(tmp_path: Path) -> None:
+    """Nobody gives up what is in hand because a database is empty."""
+    async with small_cluster(tmp_path) as (cluster, _meta):
+        await cluster.create("s", partitions=2)
+        handled: list[Message] = []
+        async with (
+            Producer(cluster.meta) as producer,
+            Consumer(cluster.meta, subject="s", group="g", handler=handled.append),
+        ):
+            await producer.send("s", b"before", key=b"k")
+            await eventually(lambda: len(handled) == 1)
+            cluster.meta_program.kill()
+            shutil.rmtree(tmp_path / "meta-0")
+            cluster.meta_program.restart()
+            await asyncio.sleep(2)
+            await rebuild_lost_database(cluster, tmp_path)
+            await producer.send("s", b"after", key=b"k")
+            await eventually(lambda: len(handled) == 2, seconds=60)
+        assert [one.value for one in handled] == [b"before", b"after"]
+
+
+async def test_a_creation_over_an_older_database_fails_when_its_numbers_are_in_use(
+    tmp_path: Path,
+) -> None:
+    """It says so at once and in the list, leaves what the broker has alone, and its name is free again."""
+    async with small_cluster(tmp_path) as (cluster, meta):
+        await cluster.create("old", partitions=2)
+        cluster.meta_program.stop()
+        shutil.copytree(tmp_path / "meta-0", tmp_path / "backup")
         cluster.meta_program.restart()
+        newer = await cluster.create("newer", partitions=1)
+        used, address = newer.partitions[0].partition_id, newer.partitions[0].address
+        async with Producer(cluster.meta) as producer:
+            await producer.send("newer", b"value", key=b"key")
+        cluster.meta_program.stop()
+        shutil.rmtree(tmp_path / "meta-0")
+        (tmp_path / "backup").rename(tmp_path / "meta-0")
+        cluster.meta_program.restart()
+
+        with pytest.raises(CreationFailedError, match=r"'g1': .* is not new: it is open and has 1"):
+            await cluster.create("newer", partitions=1)
+        failed = {one.subject: one for one in (await meta.subjects()).subjects}["newer"]
+        assert "was newer or another one" in failed.problem
+        with pytest.raises(CreationFailedError, match="is not new"):
+            await meta.route("newer")
         await assert_goes_on(cluster, meta)
-        await cluster.create("next", partitions=1)
-        assert [one.subject for one in (await meta.subjects()).subjects] == ["next"]
+
+        again = await cluster.create("newer", partitions=3)
+        assert used not in {one.partition_id for one in again.partitions}
+        assert [one.name for one in again.partitions] == ["newer.p1", "newer.p2", "newer.p3"]
+        assert not any(one.problem for one in (await meta.subjects()).subjects)
+        network = HttpNetwork()
+        try:
+            kept = await BrokerClient(network, address).partition(used)
+        finally:
+            await network.close()
+        assert (kept.state, kept.next_offset) == (PartitionState.OPEN, 1)
+
+
+async def test_a_failed_creation_leaves_no_open_partition_behind(tmp_path: Path) -> None:
+    """Of a creation that fails on one of its numbers the other partitions are sealed where they are hosted."""
+    async with small_cluster(tmp_path) as (cluster, meta):
+        await cluster.create("old", partitions=1)
+        cluster.meta_program.stop()
+        shutil.copytree(tmp_path / "meta-0", tmp_path / "backup")
+        cluster.meta_program.restart()
+        newer = await cluster.create("newer", partitions=1)
+        cluster.meta_program.stop()
+        shutil.rmtree(tmp_path / "meta-0")
+        (tmp_path / "backup").rename(tmp_path / "meta-0")
+        cluster.meta_program.restart()
+        with pytest.raises(CreationFailedError, match=r"hosted with other facts, as 'newer\.p0'"):
+            await cluster.create("other", partitions=3)
+        network = HttpNetwork()
+        try:
+            broker = BrokerClient(network, newer.partitions[0].address)
+            async with asyncio.timeout(30):
+                while True:
+                    hosted = (await broker.partitions()).partitions
+                    states = [one.state for one in hosted if one.subject == "other"]
+                    if states == [PartitionState.SEALED] * 2:
+                        break
+                    await asyncio.sleep(0.05)
+        finally:
+            await network.close()
+        assert [one.subject for one in (await meta.subjects()).subjects] == ["old", "other"]
+        await assert_goes_on(cluster, meta)
 
 
 async def opened(meta: MetaClient, ask: CreateSubject) -> Route:

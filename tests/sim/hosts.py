@@ -18,6 +18,7 @@ from keylane.broker.registration import Registration
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage.identity import claim_folder
+from keylane.broker.storage.opening import begin_opening, note_heard
 from keylane.broker.store import Store
 from keylane.cli.history.events import Event, Expired, Recovered, Resetting, Served
 from keylane.metaserver.announcer import Announcer
@@ -216,6 +217,8 @@ class BrokerHost(Host):
         self._queued_bytes = queued_bytes
         self._disk_s = disk_s
         self.removed = Removed()
+        self.copied = False
+        """Its disk is an older copy just now: what it finds there is nobody's."""
         self.stalled_until = 0.0
         """Nothing comes back from the disk before."""
         self.crash_after_commits: int | None = None
@@ -239,8 +242,9 @@ class BrokerHost(Host):
         disk.lock()
         identity = claim_folder(disk, broker_group=self.group, dice=self.dice)
         store = self.store = self._open_store()
+        # From a generator of its own: what else a seed draws does not depend on it.
+        opening = begin_opening(disk, rng=random.Random(f"{self.name} opening {self.starts}"))
         durable = DurableEnds(store)
-        service = BrokerService(store, clock=machine)
         network = SimNetwork(self.internet, self.process)
 
         def report() -> BrokerHeartbeat:
@@ -249,15 +253,29 @@ class BrokerHost(Host):
                 broker_id=identity.broker_id,
                 address=self.address,
                 writable=not store.commit.reason,
+                opening=opening.opening,
+                opened_after=opening.before if registration.problem else (),
+                log_end=store.log.durable_end,
+                hosted=len(store.state.partitions),
             )
 
+        async def heard() -> None:
+            note_heard(disk, opening)
+
         registration = self._registration = Registration(
-            MetaClient(network, self._meta), report, dice=self.dice, clock=machine
+            MetaClient(network, self._meta),
+            report,
+            dice=self.dice,
+            clock=machine,
+            on_welcome=heard,
         )
+        service = BrokerService(store, clock=machine, standing=registration)
         control = BrokerControl(
             store,
             broker_group=self.group,
             broker_id=identity.broker_id,
+            opening=opening.opening,
+            standing=registration,
             clock=machine,
             registration=lambda: registration.problem,
         )
@@ -332,7 +350,9 @@ class BrokerHost(Host):
         )
         # Less than settings allow, so that it is full at times.
         store.commit._queued_bytes_max = self._queued_bytes
-        for partition_id, partition in sorted(store.state.partitions.items()):
+        for partition_id, partition in (
+            () if self.copied else sorted(store.state.partitions.items())
+        ):
             for name, one in sorted(partition.groups.items()):
                 self._record(Recovered(name, partition_id, one.lock.fence, one.acked.cursor))
         return store

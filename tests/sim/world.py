@@ -24,6 +24,7 @@ from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.client import MetaClient
 from keylane.rpc.identity import DrawBits
 from sim.clients import SUBJECT, ConsumerHost, ProducerHost
+from sim.copies import Copier, for_copies, is_copied
 from sim.database import Shelf
 from sim.disk import Crashed
 from sim.faults import Faults
@@ -72,6 +73,8 @@ class World:
         self.swarm: Swarm = draw(self.dice)
         if is_operated(seed):
             self.swarm = for_operators(seed, self.swarm)
+        if is_copied(seed):
+            self.swarm = for_copies(self.swarm)
         self.loop = SimLoop(random.Random(self.dice.getrandbits(64)))
         self.internet = Internet(self.loop, self._new_dice())
         self.internet.weather.delay_s = self.swarm.delay_s
@@ -92,6 +95,7 @@ class World:
         self._operations: list[asyncio.Task[None]] = []
         self.faults = Faults(self)
         self.operator = Operator(self, self._operator_meta)
+        self.copier = Copier(self)
         self.idleness = Idleness()
         self.service = Service(self.brokers, self.swarm.groups, ttl_ms=self.swarm.ttl_ms)
 
@@ -302,6 +306,8 @@ class World:
         swarm = self.swarm
         if is_operated(self.seed):
             self._operator_does(self.operator.work())
+        if is_copied(self.seed):
+            self._operator_does(self.copier.work())
         until = self.loop.now + swarm.fault_s
         while self.loop.now < until:
             await self._look_for(swarm.gap_s * 2 * self.dice.random())

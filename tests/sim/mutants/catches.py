@@ -57,6 +57,7 @@ CATCHES: dict[str, int] = {
     "no_sync_of_new_names": 0,
     "no_token_check": 8,
     "old_producer_epoch_accepted": 24,
+    "older_copy_is_taken": 73,
     "older_picture_of_a_partition_accepted": 33,
     "older_route_accepted": 0,
     "progress_told_before_durable": 1,

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from kept_by_brokers import heard, rebuilt, source, status
 from keylane.metaserver.rebuild import plan_rebuild
 from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_duties import leave_duty, rebuilt_duty
 from keylane.metaserver.store_leases import note_drained, read_grants, settle_group
 from keylane.metaserver.store_rebuild import store_rebuilt
 from keylane.metaserver.store_sessions import join_group
@@ -37,6 +38,9 @@ def test_an_empty_partition_in_the_middle_lets_nobody_past_its_parent(engine: sa
         report_broker(connection, report, ttl_ms=60_000)
         ask = Join(subject="s", group="g", session=SESSION)
         group_id = join_group(connection, ask, sessions_max=10).group_id
+        settle_group(connection, group_id)
+        assert read_grants(connection, SESSION).grants == ()
+        assert leave_duty(connection, rebuilt_duty(group_id), holder="rebuild")  # a ttl later
         for _ in range(3):
             settle_group(connection, group_id)
             grants = read_grants(connection, SESSION).grants

@@ -10,6 +10,7 @@ from kept_by_brokers import EXPIRED, OPEN, SEALED, heard, source, states, status
 from keylane.metaserver.rebuild import plan_rebuild
 from keylane.metaserver.rebuild_rows import RebuiltSubject, Word
 from keylane.metaserver.store_brokers import broker_views, report_broker
+from keylane.metaserver.store_duties import leave_duty, rebuilt_duty
 from keylane.metaserver.store_leases import read_grants, settle_group
 from keylane.metaserver.store_rebuild import store_rebuilt
 from keylane.metaserver.store_sessions import join_group
@@ -66,7 +67,9 @@ def test_a_broker_that_was_evacuated_and_taken_away(engine: sa.Engine) -> None:
         report = BrokerHeartbeat(broker_group="g2", broker_id="id-g2", address="g2:1")
         report_broker(connection, report, ttl_ms=60_000)
         ask = Join(subject="s", group="g", session=SESSION)
-        settle_group(connection, join_group(connection, ask, sessions_max=10).group_id)
+        group_id = join_group(connection, ask, sessions_max=10).group_id
+        assert leave_duty(connection, rebuilt_duty(group_id), holder="rebuild")  # a ttl later
+        settle_group(connection, group_id)
         grants = read_grants(connection, SESSION).grants
     assert [one.partition.partition_id for one in grants] == [2]
     answers = [

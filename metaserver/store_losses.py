@@ -1,0 +1,64 @@
+"""Partitions whose disk is lost for good, by an operator's word: given up, and never taken back.  SQL, synchronous.
+
+Invariants
+    A lost partition is expired: nobody reads it, nothing waits for its end; what it continued is still read first.
+    The data folder that had it is refused from then on, so that no message is acked where nobody will read it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..protocol.operations import LossView, StepAction
+from ..protocol.routing import PartitionState
+from .dialect import insert_new
+from .schema import brokers, drained, groups, lost_folders, partitions, steps
+
+
+def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
+    """Give partitions up, and refuse the data folders that had them."""
+    here = partitions.c.partition_id.in_(ids)
+    gone = {"state": PartitionState.EXPIRED, "lost": True, "forsaken": True}
+    connection.execute(sa.update(partitions).where(here).values(gone))
+    there = sa.select(partitions.c.broker_group).where(here)
+    folders = sa.select(brokers.c.broker_id, brokers.c.broker_group).where(
+        brokers.c.broker_group.in_(there), brokers.c.broker_id != ""
+    )
+    rows = [dict(row) for row in connection.execute(folders).mappings()]
+    if rows:
+        insert_new(connection, lost_folders, rows)
+    waits = sa.and_(steps.c.partition_id.in_(ids), steps.c.action == StepAction.SEAL)
+    connection.execute(sa.update(steps).where(waits).values(done=True))
+
+
+def read_losses(connection: Connection, ids: Collection[int]) -> tuple[LossView, ...]:
+    """What is given up with these partitions, by id."""
+    if not ids:
+        return ()
+    here = partitions.c.partition_id.in_(ids)
+    through = sa.select(sa.literal(1)).where(
+        drained.c.group_id == groups.c.group_id,
+        drained.c.partition_id == partitions.c.partition_id,
+    )
+    behind = (
+        sa.select(partitions.c.partition_id, groups.c.name)
+        .join(groups, groups.c.subject_id == partitions.c.subject_id)
+        .where(here, sa.not_(sa.exists(through.correlate(groups, partitions))))
+        .order_by(groups.c.name)
+    )
+    unread: dict[int, tuple[str, ...]] = defaultdict(tuple)
+    for partition_id, name in connection.execute(behind):
+        unread[partition_id] += (name,)
+    rows = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(here)
+    return tuple(
+        LossView(
+            partition_id=row.partition_id,
+            end_offset=row.end_offset,
+            unread_by=unread[row.partition_id],
+        )
+        for row in connection.execute(rows.order_by(partitions.c.partition_id))
+    )

@@ -1,0 +1,190 @@
+"""A broker's disk is lost for good: an operator accepts the loss, strict subjects go on, and everybody is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from broker_process import BrokerProcess
+from cluster import Cluster, alert_cluster, eventually, pause, silent
+from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.producer import ProducerSettings
+from keylane.protocol.errors import AcceptedAsLostError, Fate, InvalidRequestError
+from keylane.protocol.message import Receipt
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.routing import PartitionState, logical_partition
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+CONSUMING = ConsumerSettings(ttl_ms=1_500)
+SENDING = ProducerSettings(call_timeout_ms=1_000)
+LOSE = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", accept_loss=True)
+
+
+def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line."""
+    command = [sys.executable, "-m", "keylane.cli", *words, "--meta", cluster.meta]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+def registration(address: str) -> str:
+    with urlopen(f"http://{address}/v1/health") as answer:
+        return str(json.load(answer)["details"]["registration"])
+
+
+async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
+    tmp_path: Path,
+) -> None:
+    """What may be on the lost disk fails with an unknown fate, what was never sent is stored and handled in order."""
+    with alert_cluster(tmp_path) as cluster:
+        route = await cluster.create("s", partitions=4, strategy="strict")
+        lost_ids = {one.partition_id for one in route.partitions if one.broker_group == "g2"}
+        network = HttpNetwork()
+        meta = MetaClient(network, [cluster.meta])
+        homes = [
+            one.partition_id
+            for one in route.open_partitions()
+            for _ in range(one.range_start, one.range_end)
+        ]
+        keys = [b"k%d" % number for number in range(40)]
+        there = {key for key in keys if homes[logical_partition(key)] in lost_ids}
+        assert 0 < len(there) < len(keys)
+        handled: list[Message] = []
+        try:
+            async with (
+                Consumer(
+                    cluster.meta, subject="s", group="g", handler=handled.append, settings=CONSUMING
+                ),
+                Producer(cluster.meta, settings=SENDING) as producer,
+            ):
+                await asyncio.gather(*(producer.send("s", b"0", key=key) for key in keys))
+                await eventually(lambda: len(handled) == len(keys))
+                broker = cluster.brokers[1]
+                pause(broker.process.pid)
+                doubtful = {key: producer.send("s", b"1", key=key) for key in keys}
+                await asyncio.sleep(2.5)
+                newer = {key: producer.send("s", b"2", key=key) for key in keys}
+                broker.kill()
+                (tmp_path / "broker-2").rename(tmp_path / "found-again")
+                await silent(meta, "g2")
+
+                would = await asyncio.to_thread(
+                    keylane, cluster, *("subject", "evacuate", "g2"), "--accept-loss", "--dry-run"
+                )
+                assert would.returncode == 0, would.stderr
+                for one in sorted(lost_ids):
+                    assert f"partition {one} of s is lost: its end is not known" in would.stdout
+                assert "not read to its end by g" in would.stdout
+                assert not any(newer[key].done for key in there)
+
+                done = await asyncio.to_thread(
+                    keylane, cluster, *("subject", "evacuate", "g2"), "--accept-loss"
+                )
+                assert done.returncode == 0, done.stdout + done.stderr
+                async with asyncio.timeout(30):
+                    told = {
+                        key: (await asyncio.gather(one, return_exceptions=True))[0]
+                        for key, one in doubtful.items()
+                    }
+                    stored = await asyncio.gather(*newer.values())
+                for key, outcome in told.items():
+                    if key in there:
+                        assert isinstance(outcome, AcceptedAsLostError)
+                        assert outcome.fate is Fate.UNKNOWN
+                    else:
+                        assert isinstance(outcome, Receipt)
+                assert not any(one.reordered for one in stored)
+                values = {key: [b"0", b"2"] if key in there else [b"0", b"1", b"2"] for key in keys}
+                total = sum(map(len, values.values()))
+                await eventually(lambda: len(handled) >= total, seconds=40)
+            got: dict[bytes, list[bytes]] = {}
+            for message in handled:
+                got.setdefault(message.order_key, []).append(message.value)
+            assert got == values
+            history = {
+                one.partition.partition_id: one for one in (await meta.history("s")).partitions
+            }
+            assert {key for key, one in history.items() if one.lost} == lost_ids
+            for one in lost_ids:
+                assert history[one].partition.state is PartitionState.EXPIRED
+            await refused_and_replaced(cluster, meta, tmp_path)
+        finally:
+            await network.close()
+
+
+async def refused_and_replaced(cluster: Cluster, meta: MetaClient, folder: Path) -> None:
+    """The folder that was given up does not come back; an empty one takes its place."""
+    found = BrokerProcess(folder / "found-again", "--meta", cluster.meta, group="g2")
+    found.start()
+    try:
+        await eventually(lambda: "was accepted" in registration(found.address))
+    finally:
+        found.end()
+    fresh = BrokerProcess(folder / "fresh", "--meta", cluster.meta, group="g2")
+    fresh.start()
+    try:
+        await eventually(lambda: registration(fresh.address) == "registered")
+        async with asyncio.timeout(20):
+            while any(one.violations for one in (await meta.verify()).checks):
+                await asyncio.sleep(0.2)
+    finally:
+        fresh.end()
+
+
+async def test_a_loss_is_not_accepted_while_the_broker_answers(own_cluster: Cluster) -> None:
+    """Nothing is given up of a broker that lives."""
+    await own_cluster.create("s", partitions=2)
+    network = HttpNetwork()
+    try:
+        with pytest.raises(InvalidRequestError, match="answers"):
+            await MetaClient(network, [own_cluster.meta]).reshape(LOSE)
+    finally:
+        await network.close()
+
+
+async def test_what_a_lost_partition_continued_is_read_first(tmp_path: Path) -> None:
+    """Its parents elsewhere are drained before its children, though it is gone itself."""
+    with alert_cluster(tmp_path) as cluster:
+        route = await cluster.create("s", partitions=1, strategy="strict")
+        (only,) = route.partitions
+        home = cluster.brokers[0] if only.broker_group == "g1" else cluster.brokers[1]
+        other = "g2" if only.broker_group == "g1" else "g1"
+        network = HttpNetwork()
+        meta = MetaClient(network, [cluster.meta])
+        handled: list[Message] = []
+        try:
+            async with Producer(cluster.meta) as producer:
+                for number in range(50):
+                    await producer.send("s", b"%d" % number, key=b"k")
+            move = Reshape(
+                kind=OperationKind.MOVE, partition_ids=(only.partition_id,), broker_group=other
+            )
+            await cluster.reshape(move)
+            away = next(one for one in cluster.brokers if one is not home)
+            async with Producer(cluster.meta) as producer:
+                await producer.send("s", b"lost", key=b"k")
+            away.kill()
+            shutil.rmtree(tmp_path / f"broker-{other[1:]}")
+            await silent(meta, other)
+            await cluster.reshape(
+                Reshape(kind=OperationKind.EVACUATE, broker_group=other, accept_loss=True)
+            )
+            async with Producer(cluster.meta) as producer:
+                await producer.send("s", b"newer", key=b"k")
+            async with Consumer(
+                cluster.meta, subject="s", group="g", handler=handled.append, settings=CONSUMING
+            ):
+                await eventually(lambda: len(handled) == 51)
+        finally:
+            await network.close()
+        assert [one.value for one in handled] == [b"%d" % number for number in range(50)] + [
+            b"newer"
+        ]

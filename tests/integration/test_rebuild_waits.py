@@ -1,0 +1,88 @@
+"""After `keylane meta rebuild` nobody is granted what a consumer from before may still handle."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, eventually
+from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.control import Heartbeat, Join
+from keylane.protocol.errors import GroupBusyError, NotSentError
+from keylane.protocol.frames import Acquire
+from keylane.protocol.progress import ResetGroup, ResetTo
+from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.http_network import HttpNetwork
+from lost_database import rebuild_lost_database
+
+TTL_MS = 6_000
+OLD = "0" * 31 + "1"
+
+
+async def test_a_rebuilt_group_is_granted_nothing_before_an_old_session_has_ended(
+    own_cluster: Cluster, tmp_path: Path
+) -> None:
+    """A consumer of before holds its partition for its ttl; one that joins at once waits that long, and then goes on."""
+    cluster = own_cluster
+    await cluster.create("s", partitions=1)
+    async with Producer(cluster.meta) as producer:
+        await producer.send("s", b"value", key=b"key")
+    network = HttpNetwork()
+    try:
+        meta = MetaClient(network, [cluster.meta])
+        await meta.join(Join(subject="s", group="g", session=OLD, ttl_ms=TTL_MS))
+        (grant,) = (await meta.heartbeat(Heartbeat(session=OLD), timeout_ms=5_000)).grants
+        broker = BrokerClient(network, grant.partition.address)
+        ask = Acquire(0, grant.partition.partition_id, "g", OLD, grant.token, TTL_MS)
+        await broker.call(ask)
+        held_at = time.monotonic()
+        await rebuild_lost_database(cluster, tmp_path)
+
+        handled: list[Message] = []
+        settings = ConsumerSettings(ttl_ms=2_000)
+        async with Consumer(
+            cluster.meta, subject="s", group="g", handler=handled.append, settings=settings
+        ):
+            await eventually(lambda: handled, seconds=30)
+        waited_ms = 1_000 * (time.monotonic() - held_at)
+        assert [one.value for one in handled] == [b"value"]
+        assert waited_ms >= TTL_MS
+        assert waited_ms < 4 * TTL_MS
+    finally:
+        await network.close()
+
+
+async def test_a_rebuilt_group_is_not_reset_while_an_old_session_may_be_at_work(
+    own_cluster: Cluster, tmp_path: Path
+) -> None:
+    """An operator is told to wait as well."""
+    await own_cluster.create("s", partitions=1)
+    handled: list[Message] = []
+    async with (
+        Producer(own_cluster.meta) as producer,
+        Consumer(own_cluster.meta, subject="s", group="g", handler=handled.append),
+    ):
+        await producer.send("s", b"value", key=b"key")
+        await eventually(lambda: handled)
+    await rebuild_lost_database(own_cluster, tmp_path)
+    network = HttpNetwork()
+    try:
+        meta = MetaClient(network, [own_cluster.meta])
+        with pytest.raises(GroupBusyError, match="the database was rebuilt"):
+            await reset(meta)
+    finally:
+        await network.close()
+
+
+async def reset(meta: MetaClient) -> None:
+    """Once the brokers have reported themselves."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await meta.reset_group("s", "g", ResetGroup(to=ResetTo.EARLIEST))
+            except NotSentError:
+                await asyncio.sleep(0.1)

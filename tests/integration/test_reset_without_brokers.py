@@ -1,0 +1,80 @@
+"""The progress of a group is set although a broker group that was left behind does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cluster import alert_cluster, eventually, silent
+from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.errors import NotSentError
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+SETTINGS = ConsumerSettings(ttl_ms=1_000)
+
+
+async def test_a_reset_passes_over_a_broker_that_was_left_behind(tmp_path: Path) -> None:
+    """What is there stays as it was, and is told; all else is set, and what it means comes again."""
+    with alert_cluster(tmp_path) as cluster:
+        await cluster.create("s", partitions=4, strategy="best_tried")
+        network = HttpNetwork()
+        try:
+            meta = MetaClient(network, [cluster.meta])
+            route = await meta.route("s")
+            there = {one.partition_id for one in route.partitions if one.broker_group == "g2"}
+            handled: list[Message] = []
+            async with Producer(cluster.meta) as producer:
+                for number in range(100):
+                    await producer.send("s", b"%d" % number, key=b"k%d" % number)
+            async with Consumer(
+                cluster.meta, subject="s", group="g", handler=handled.append, settings=SETTINGS
+            ):
+                await eventually(lambda: len(handled) == 100)
+            kept = {one.value for one in handled if one.partition_id not in there}
+            assert 0 < len(kept) < 100
+
+            cluster.brokers[1].kill()
+            await silent(meta, "g2")
+            with pytest.raises(NotSentError):
+                await meta.reset_group("s", "g", ResetGroup(to=ResetTo.EARLIEST))
+            ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", without_source=True)
+            await meta.reshape(ask)
+
+            async def opened() -> bool:
+                return all(
+                    one.broker_group == "g1" for one in (await meta.route("s")).open_partitions()
+                )
+
+            while not await opened():
+                await asyncio.sleep(0.05)
+            named = ResetGroup(to=ResetTo.EARLIEST, partition_id=min(there))
+            with pytest.raises(NotSentError):
+                await meta.reset_group("s", "g", named)
+            done = await meta.reset_group("s", "g", ResetGroup(to=ResetTo.EARLIEST))
+            assert set(done.left_out) == there
+            assert {one.partition_id for one in done.cursors}.isdisjoint(there)
+            again: list[Message] = []
+            async with Consumer(
+                cluster.meta, subject="s", group="g", handler=again.append, settings=SETTINGS
+            ):
+                await eventually(lambda: {one.value for one in again} == kept)
+            cluster.brokers[1].restart()  # and what it has is drained there
+            done = await reset_once(meta)
+            assert not done.left_out
+        finally:
+            await network.close()
+
+
+async def reset_once(meta: MetaClient) -> GroupReset:
+    """The whole subject, as soon as every broker has reported itself."""
+    while True:
+        try:
+            return await meta.reset_group("s", "g", ResetGroup(to=ResetTo.LATEST))
+        except NotSentError:
+            await asyncio.sleep(0.05)

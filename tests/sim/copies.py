@@ -1,0 +1,89 @@
+"""In some seeds somebody copies a running broker's folder, and starts it later in the place of the newer one, for a while.
+
+It draws from a generator of its own.  Metaservers and networks are whole in these seeds: while no metaserver answers, a
+broker cannot know that another folder stands for its group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sim.disk import SimDisk, disk_of
+from sim.hosts import META_SETTINGS, BrokerHost
+from sim.swarm import Swarm
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+WHOLE = ("meta_", "cut_", "one_way", "reset", "loss", "late", "twice", "ghosts", "broker_moves")
+"""The names of faults that begin so are left out."""
+BROKER_FAULTS = (
+    "broker_flush", "broker_full", "broker_torn", "broker_power", "broker_stall", "broker_commit", "broker_pause",
+)  # fmt: skip
+"""These change the disk under the copier's hands, or keep a broker from reporting what it has written."""
+REPORTED_S = 3 * META_SETTINGS.broker_heartbeat_ms / 1000
+"""After so long what a broker has written is reported."""
+
+
+def is_copied(seed: int) -> bool:
+    """Whether folders are copied in a seed."""
+    return seed % 32 == 9
+
+
+def for_copies(swarm: Swarm) -> Swarm:
+    """The plan of such a seed."""
+    faults = {name for name in swarm.faults if not name.startswith(WHOLE + BROKER_FAULTS)}
+    return replace(swarm, faults=frozenset(faults), fault_s=max(12.0, swarm.fault_s))
+
+
+class Copier:
+    """Copies folders and exchanges them, until the world is healed."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = random.Random(f"copies {world.seed}")
+        self.exchanged = 0
+
+    async def work(self) -> None:
+        """One copy after the other."""
+        world, rng = self._world, self._rng
+        while not world.faults.healed:
+            await asyncio.sleep(2 * rng.random())
+            broker = rng.choice(world.brokers)
+            if not broker.running or not broker.heard or broker.store is None:
+                continue
+            copy, end = _copy_of(broker.disk), broker.store.log.durable_end
+            starts = broker.starts
+            await asyncio.sleep(0.5 + 2 * rng.random())
+            farther = broker.running and broker.store.log.durable_end > end
+            await asyncio.sleep(REPORTED_S)
+            same = broker.running and broker.starts == starts and broker.heard
+            if farther and same and not world.faults.healed:
+                await self._exchange(broker, copy)
+
+    async def _exchange(self, broker: BrokerHost, copy: SimDisk) -> None:
+        """The copy runs where the original was, and then the original again."""
+        self.exchanged += 1
+        self._world.faults.done += 1
+        self._world.trace(f"older copy of {broker.name}")
+        broker.end(machine_down=False)
+        newer, broker.disk, broker.copied = broker.disk, copy, True
+        self._world.faults.restart(broker)
+        await asyncio.sleep(1 + 2 * self._rng.random())
+        if broker.running:
+            broker.end(machine_down=False)
+        broker.disk, broker.copied = newer, False
+        self._world.faults.restart(broker)
+
+
+def _copy_of(disk: SimDisk) -> SimDisk:
+    """The files as a program sees them now."""
+    copy = disk_of({path: bytes(one.data) for path, one in disk.contents.items()})
+    for folder in disk.folders:
+        copy.make_folder(folder)
+    copy.block_bytes = disk.block_bytes
+    copy.protected = set(disk.protected)
+    return copy
