@@ -103,6 +103,7 @@ async def running_broker(
                 broker_id=identity.broker_id,
                 address=server.address,
                 writable=not store.commit.reason,
+                untold=cleaning.untold,
             )
 
         cleaning = Cleaning(

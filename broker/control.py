@@ -84,6 +84,8 @@ class BrokerControl:
                 broker_group=self._broker_group,
             )
         partition, durable = self._store.host(body)
+        if body.groups is not None:
+            durable = know_groups(self._store, partition, body.groups, complete=True)
         await durable
         return partition.status(now_ms=self._clock.boot_ms())
 
@@ -148,9 +150,8 @@ class BrokerControl:
     async def groups(self, body: object, params: Params) -> Done:
         """Have retention wait for groups that have yet to come to a partition, durably."""
         assert isinstance(body, KnowGroups)
-        await know_groups(
-            self._store, self._store.state.partition(_partition_id(params)), body.groups
-        )
+        partition = self._store.state.partition(_partition_id(params))
+        await know_groups(self._store, partition, body.groups, complete=body.complete)
         return Done()
 
     async def health(self, _body: object, _params: Params) -> Health:

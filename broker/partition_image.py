@@ -3,13 +3,16 @@
     [subject, name, queue, range_start, range_end, broker_group, parents,
      first_offset, next_offset, appended_at_ms, sealed,
      producers: [[id, epoch, next_sequence, [[sequence, count, base_offset], …]], …],
-     groups: [[name, fence, session, cursor, [[start, end], …]], …],
+     groups: [[name, fence, session, cursor, [[start, end], …], removed_unread], …],
      lost: [[start, end, position], …], fences_lost,
      order_strategy, partitions_wanted, retention,
      static,
-     producers_before, producers_all]               msgpack; later fields come last; static only where it is true
+     producers_before, producers_all,
+     groups_told]                                   msgpack; later fields come last
 
-The last two are there in a part only: of a partition with many producers each STATE record has some of them.
+`removed_unread` is there where it is not 0.  The array ends behind the last of `static`, `producers_all` and
+`groups_told` that says something: the two in the middle are of a part only, as of a partition with many producers each
+STATE record has some of them, and are 0 in an image of the whole.
 
 Invariants
     `partition_of(image_of(p))` is `p` as a restart would find it: without pull locks, which live in memory only.
@@ -20,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,7 +34,15 @@ from ..protocol.routing import OrderStrategy, Partition, PartitionState
 from .appends import ProducerState, StoredBatch
 from .partition import Group, HostedPartition, Lost
 
-_GroupImage = tuple[str, int, str, int, list[tuple[int, int]]]
+
+
+class _GroupImage(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    fence: int
+    session: str
+    cursor: int
+    ranges: list[tuple[int, int]]
+    removed_unread: int = 0
 
 
 class _Image(msgspec.Struct, frozen=True, array_like=True):
@@ -66,6 +77,10 @@ class _PartImage(_StaticImage, frozen=True, array_like=True):
     producers_all: int = 0
 
 
+class _ToldImage(_PartImage, frozen=True, array_like=True):
+    groups_told: bool = False
+
+
 class Part(NamedTuple):
     """Which of a partition's producers an image has: those after the first `before`, of `total`."""
 
@@ -74,7 +89,7 @@ class Part(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_PartImage).decode
+_decode = msgspec.msgpack.Decoder(_ToldImage).decode
 _strings: dict[str, str] = {}
 """Subjects and groups, each once: a broker has many partitions of few of them."""
 STRINGS_MAX = 10_000
@@ -82,7 +97,11 @@ STRINGS_MAX = 10_000
 
 def image_of(one: HostedPartition) -> bytes:
     """The partition as bytes."""
-    kind = partial(_StaticImage, static=True) if one.facts.static else _Image
+    kind: Callable[..., _Image] = _Image
+    if one.groups_told:
+        kind = partial(_ToldImage, static=one.facts.static, groups_told=True)
+    elif one.facts.static:
+        kind = partial(_StaticImage, static=True)
     producers = [(number, *state) for number, state in one.producers.items()]
     return _image(one, kind, producers, [_group_image(group) for group in one.groups.values()])
 
@@ -93,7 +112,10 @@ def images_of_parts(one: HostedPartition, *, together: int) -> Iterator[bytes]:
     count = len(one.producers)
     for before in range(0, max(count, 1), together):
         kind = partial(
-            _PartImage, static=one.facts.static, producers_before=before, producers_all=count
+            partial(_ToldImage, groups_told=True) if one.groups_told else _PartImage,
+            static=one.facts.static,
+            producers_before=before,
+            producers_all=count,
         )
         yield _image(one, kind, list(islice(producers, together)), [])
 
@@ -102,7 +124,7 @@ def _image(
     one: HostedPartition,
     kind: Callable[..., _Image],
     producers: list[tuple[int, int, int, tuple[StoredBatch, ...]]],
-    groups: list[_GroupImage],
+    groups: list[tuple[Any, ...]],
 ) -> bytes:
     facts, partition = one.facts, one.facts.partition
     return _encode(
@@ -129,9 +151,10 @@ def _image(
     )
 
 
-def _group_image(group: Group) -> _GroupImage:
+def _group_image(group: Group) -> tuple[Any, ...]:
     lock, acked = group.lock, group.acked
-    return group.name, lock.fence, lock.session, acked.cursor, acked.ranges
+    row = (group.name, lock.fence, lock.session, acked.cursor, acked.ranges)
+    return (*row, group.removed_unread) if group.removed_unread else row
 
 
 def partition_of(partition_id: int, image: bytes | memoryview) -> HostedPartition:
@@ -183,11 +206,16 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
     for number, epoch, following, latest in found.producers:
         batches = tuple(StoredBatch(*one) for one in latest)
         partition.producers[number] = ProducerState(epoch, following, batches)
-    for name, fence, session, cursor, ranges in found.groups:
-        group = partition.groups[_shared(name)] = Group(_shared(name))
-        group.lock.fence = group.durable_fence = fence
-        group.lock.session = session
-        group.acked = AckedOffsets(cursor, ranges)
+    for row in found.groups:
+        name = _shared(row.name)
+        group = partition.groups[name] = Group(name)
+        group.lock.fence = group.durable_fence = row.fence
+        group.lock.session = row.session
+        group.acked = AckedOffsets(row.cursor, row.ranges)
+        group.durable_cursor, group.durable_ranges = row.cursor, row.ranges
+        group.removed_unread = row.removed_unread
+        group.kept = True
+    partition.groups_told = found.groups_told
     partition.lost = tuple(Lost(*one) for one in found.lost)
     partition.fences_lost = found.fences_lost
     return partition, Part(

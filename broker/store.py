@@ -291,6 +291,7 @@ class Store:
 
         def settled(_entry: Entry) -> None:
             group.durable_fence = max(group.durable_fence, token)
+            group.kept = True
 
         entry = Entry(
             encode_body(partition.partition_id, body),
@@ -306,15 +307,17 @@ class Store:
         self.state.touch(partition)
 
         def make() -> Entry:
-            version = group.version
+            version, body = group.version, group.cursor_body()
 
             def settled(_entry: Entry) -> None:
-                group.saved_version = max(group.saved_version, version)
+                group.saved(body, version)
+                if group.lock.shared and partition.ended and group.drained(partition.next_offset):
+                    self._wake(partition.partition_id)  # the other sessions hear of the end
 
             return Entry(
-                encode_body(partition.partition_id, group.cursor_body()),
+                encode_body(partition.partition_id, body),
                 partition_id=partition.partition_id,
-                base_offset=group.acked.cursor,
+                base_offset=body.cursor,
                 settled=settled,
             )
 

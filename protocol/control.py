@@ -40,7 +40,14 @@ from msgspec import Meta, Struct
 
 from .error_wire import error_from_wire, wire_details, wire_text
 from .errors import Fate, KeylaneError
-from .limits import PARTITIONS_MAX, PULL_WAIT_MS_MAX, TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN
+from .limits import (
+    PARTITIONS_MAX,
+    PULL_WAIT_MS_MAX,
+    TTL_MS_DEFAULT,
+    TTL_MS_MAX,
+    TTL_MS_MIN,
+    UNTOLD_MAX,
+)
 from .routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState, Route
 
 Count = Annotated[int, Meta(ge=0)]
@@ -101,6 +108,9 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     address: ShortText
     readable: bool = True
     writable: bool = True
+    untold: Annotated[tuple[int, ...], Meta(max_length=UNTOLD_MAX)] = ()
+    """Partitions, some of them if there are many, of which retention should remove messages and may not: the broker was
+    never told their consumer groups."""
 
 
 class BrokerWelcome(Struct, frozen=True, kw_only=True):
@@ -303,6 +313,9 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What old messages of the subject wait for; None: not said, as ACKED."""
     static: bool = False
     """The subject's number of logic queues never changes."""
+    groups: tuple[str, ...] | None = None
+    """Every consumer group of the subject, so that retention waits for them from the first message on; None: not said.
+    No fact of the partition: it may be said again with more groups."""
 
 
 class GroupStatus(Struct, frozen=True, kw_only=True):
@@ -321,6 +334,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     """As which the token was brought."""
     by_operator: bool = False
     """The token was brought to set the cursor, by no consumer."""
+    removed_unread: int = 0
+    """Messages that retention by time removed before the group had acked them."""
 
 
 class PartitionStatus(Struct, frozen=True, kw_only=True):
@@ -337,6 +352,8 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     """What the broker was told when it began to host it."""
     unsealable: str = ""
     """Why it cannot be sealed now; "" if it can, or is.  Said by who is asked for this partition alone."""
+    groups_told: bool = True
+    """The broker was told every consumer group of the subject; until then it removes nothing of the partition."""
 
 
 class TimeBound(enum.StrEnum):

@@ -34,6 +34,10 @@ CONTROL_BYTES_MAX = 1 << 20
 IN_FLIGHT_PER_CONNECTION_MAX = 1_024
 CONNECTIONS_MAX = 10_000
 PRODUCERS_PER_PARTITION_MAX = 10_000
+GROUPS_PER_SUBJECT_MAX = 1_000
+"""Consumer groups of one subject; every broker of the subject keeps each of them for each partition."""
+UNTOLD_MAX = 256
+"""Partitions that one report of a broker names because it was never told their consumer groups."""
 ACK_RANGES_MAX = 10_000
 """Ranges of acked messages above one cursor; while it keeps so many, the consumer pulls no more."""
 
