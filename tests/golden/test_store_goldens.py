@@ -61,6 +61,7 @@ async def test_the_files_are_read():
         images[snapshot] = {number: image_of(one) for number, one in state.partitions.items()}
         assert state.partition(9).sealed
         assert state.partition(9).facts.partition.parents == (3, 4)
+        assert [number for number in (1, 9) if state.partition(number).groups_told] == [1]
         group = state.partition(1).groups["audit"]
         assert (group.lock.fence, group.acked.cursor, group.acked.ranges) == (5, 0, [(1, 2)])
         answer, payload = await desk.read(2)
@@ -77,6 +78,7 @@ def test_an_image():
     one = partition_of(1, image)
     assert (one.next_offset, one.appended_at_ms, one.sealed) == (3, 5, False)
     assert one.lost == ()
+    assert not one.groups_told
 
 
 def test_kinds():
@@ -88,4 +90,5 @@ def test_kinds():
         "FENCE": 4,
         "CURSOR": 5,
         "STATE": 6,
+        "TOLD": 7,
     }
