@@ -149,7 +149,9 @@ class Cleaning:
         if allowed < wanted:
             why = f"a consumer group has not acked position {floor}"
             if self._untold:
-                why = f"the metaserver has not told which consumer groups read {_named(self._untold)}"
+                why = (
+                    f"the metaserver has not told which consumer groups read {_named(self._untold)}"
+                )
             self.problem = f"segments up to position {wanted} should go, and {why}"
         return allowed
 

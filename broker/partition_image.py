@@ -35,7 +35,6 @@ from .appends import ProducerState, StoredBatch
 from .partition import Group, HostedPartition, Lost
 
 
-
 class _GroupImage(msgspec.Struct, frozen=True, array_like=True):
     name: str
     fence: int

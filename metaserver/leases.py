@@ -12,6 +12,7 @@ Invariants
     Every grant takes a token above all before it.
     A partition is granted only when the group has drained all its parents; in the place of a forsaken one stand those
     which that continues.
+    A partition is granted only when its broker has heard of the group.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Readable:
     """Of a forsaken one: its broker came back and has sealed it, so that its end is known."""
     begun: bool = False
     """A session of the group has it, or is about to."""
+    heard: bool = True
+    """Its broker has the group on its disk, or removes nothing that a group may need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,7 @@ def readable_partitions(
 ) -> list[Readable]:
     """
     The partitions a group may read now: there is data or may come some, the group is not through with it,
-    and is through with all it continues.
+    is through with all it continues, and its broker has heard of the group: what goes before that is not the group's.
 
     A parent whose data is gone holds nobody up; nor does one that was forsaken, until its end is known, but for what it
     continues itself.  From then on a group that has not begun with the child reads the parent first; one that has is
@@ -98,6 +101,7 @@ def readable_partitions(
         for one in known.values()
         if one.state in {PartitionState.OPEN, PartitionState.SEALED}
         and one.partition_id not in passed
+        and (one.heard or one.begun)
         and all(lets_by(parent, one.begun) for parent in one.parents)
     ]
 

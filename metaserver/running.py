@@ -89,9 +89,10 @@ async def running_metaserver(
             broker_ttl_ms=settings.broker_ttl_ms,
         ) as database:
             catalogue = Catalogue(database, network, settings)
-            members = Members(database, settings)
             dice = random.SystemRandom()
             driver = f"{dice.getrandbits(128):032x}"
+            announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
+            members = Members(database, settings, announce=announcer.announce)
             reshaper = Reshaper(
                 database,
                 network,
@@ -118,9 +119,15 @@ async def running_metaserver(
             server = Server(routes)
             await server.start(settings.host, settings.port)
             expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
-            announcer = Announcer(database, network, settings, holder=driver)
-            duties = (expirer.look, announcer.look)
-            attendant = Attendant(database, members, catalogue, settings, reshaper, duties)
+            attendant = Attendant(
+                database,
+                members,
+                catalogue,
+                settings,
+                reshaper,
+                duties=(expirer.look,),
+                quick_duties=(announcer.look,),
+            )
             attending = asyncio.create_task(attendant.run())
             try:
                 yield RunningMetaserver(server, attending)

@@ -21,6 +21,7 @@ from .schema import (
     brokers,
     drained,
     groups,
+    heard,
     leases,
     operations,
     partition_parents,
@@ -152,6 +153,8 @@ def _store_group(connection: Connection, subject_id: int, one: RebuiltGroup) -> 
         for key, token in sorted(one.tokens.items())
     ]
     connection.execute(sa.insert(leases), held)
+    on_disk = [{"group_id": group_id, "partition_id": key} for key in sorted(one.tokens)]
+    connection.execute(sa.insert(heard), on_disk)
     through = [{"group_id": group_id, "partition_id": key} for key in sorted(one.drained)]
     if through:
         connection.execute(sa.insert(drained), through)

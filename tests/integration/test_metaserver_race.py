@@ -17,12 +17,13 @@ import sqlalchemy as sa
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
 from keylane.metaserver.schema import brokers, groups, leases
-from keylane.metaserver.store_leases import read_grants, release_leases, settle_group
+from keylane.metaserver.store_leases import read_grants, release_leases
 from keylane.metaserver.store_sessions import join_group, leave_group, renew_sessions
 from keylane.metaserver.store_subjects import open_subject, plan_subject
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import CreateSubject, Join, ReleaseGrant
 from keylane.protocol.errors import TokenUnknownError
+from told_groups import settle_group
 
 PROCESSES = 2
 ROUNDS = 15

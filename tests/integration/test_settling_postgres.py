@@ -14,7 +14,7 @@ from sqlalchemy.util import await_only
 from keylane.metaserver.database import SqlDatabase, open_database
 from keylane.metaserver.store_brokers import report_broker
 from keylane.metaserver.store_history import subject_history
-from keylane.metaserver.store_leases import read_grants, settle_group
+from keylane.metaserver.store_leases import read_grants
 from keylane.metaserver.store_operations import advance_operation, claim_operation, note_steps
 from keylane.metaserver.store_plans import begin_operations
 from keylane.metaserver.store_sessions import join_group
@@ -24,6 +24,7 @@ from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
 from postgres import Postgres
+from told_groups import settle_group
 
 TTL_MS = 600_000
 STATEMENTS_MAX = 40

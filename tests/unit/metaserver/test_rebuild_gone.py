@@ -10,7 +10,7 @@ from kept_by_brokers import EXPIRED, OPEN, SEALED, heard, source, states, status
 from keylane.metaserver.rebuild import plan_rebuild
 from keylane.metaserver.rebuild_rows import RebuiltSubject, Word
 from keylane.metaserver.store_brokers import broker_views, report_broker
-from keylane.metaserver.store_leases import read_grants, settle_group
+from keylane.metaserver.store_leases import read_grants
 from keylane.metaserver.store_rebuild import store_rebuilt
 from keylane.metaserver.store_sessions import join_group
 from keylane.metaserver.store_verify import read_sql_view
@@ -18,6 +18,7 @@ from keylane.metaserver.verify import verify
 from keylane.metaserver.verify_views import BrokerAnswer, Views
 from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
 from keylane.protocol.errors import InvalidNameError, InvalidRequestError
+from told_groups import settle_group
 
 GONE = Word(gone=("g1",))
 LOSE = Word(gone=("g1",), lose_unread=True)
