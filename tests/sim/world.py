@@ -32,6 +32,7 @@ from sim.loop import Process, SimLoop, StuckError
 from sim.machine import Machine
 from sim.network import Internet, SimNetwork
 from sim.operators import Operator, for_operators, is_operated
+from sim.retaining import DeadGroupHost, for_retention, is_retaining, verify_on_the_way
 from sim.service import Service
 from sim.swarm import Swarm, draw
 
@@ -70,6 +71,8 @@ class World:
         self.swarm: Swarm = draw(self.dice)
         if is_operated(seed):
             self.swarm = for_operators(seed, self.swarm)
+        elif is_retaining(seed):
+            self.swarm = for_retention(seed, self.swarm)
         self.loop = SimLoop(random.Random(self.dice.getrandbits(64)))
         self.internet = Internet(self.loop, self._new_dice())
         self.internet.weather.delay_s = self.swarm.delay_s
@@ -118,6 +121,7 @@ class World:
         swarm = self.swarm
         machine = self._machine("meta")
         self.shelf = Shelf(machine, self.record)
+        self.shelf.watched = "retention_bytes" in swarm.broker
         addresses = [f"127.0.0.1:{7000 + index}" for index in range(swarm.metaservers)]
         for index, address in enumerate(addresses):
             self.metas.append(
@@ -148,6 +152,7 @@ class World:
                     settings=swarm.broker,
                     queued_bytes=swarm.queued_bytes,
                     disk_s=swarm.disk_s,
+                    claims=self.shelf.claims,
                 )
             )
         shared = [b"k%d" % number for number in range(swarm.keys)]
@@ -171,16 +176,26 @@ class World:
         for _ in range(swarm.consumers * swarm.groups):
             self.add_consumer()
 
-    def add_consumer(self) -> ConsumerHost:
+    def add_dead_group(self) -> None:
+        """A consumer of a group of its own: it is killed when it is first granted something."""
+        if any(isinstance(one, DeadGroupHost) for one in self.consumers):
+            return
+        host = self.add_consumer(DeadGroupHost, group="dead")
+        self.service.expect("dead")
+        host.start()
+
+    def add_consumer(
+        self, kind: type[ConsumerHost] = ConsumerHost, *, group: str = ""
+    ) -> ConsumerHost:
         index = len(self.consumers)
-        host = ConsumerHost(
+        host = kind(
             self.internet,
             self._machine(f"c{index}"),
             f"c{index}",
             self._new_dice(),
             record=self.record,
             meta=self._meta,
-            group=f"group{index % self.swarm.groups}",
+            group=group or f"group{index % self.swarm.groups}",
             ttl_ms=self.swarm.ttl_ms,
             manners=self.swarm.manners,
             settings=self.swarm.consumer,
@@ -294,6 +309,8 @@ class World:
         swarm = self.swarm
         if is_operated(self.seed):
             self._operator_does(self.operator.work())
+        if self.shelf.watched:
+            self._operator_does(verify_on_the_way(self, self._operator_meta))
         until = self.loop.now + swarm.fault_s
         while self.loop.now < until:
             await asyncio.sleep(swarm.gap_s * 2 * self.dice.random())
