@@ -233,7 +233,10 @@ class Faults(NetworkFaults):
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
     def _dead_group(self) -> None:
-        """A consumer of a new group is granted partitions and dies before it has asked a broker for any."""
+        """A consumer of a new group is granted partitions and dies before it has asked a broker for any; at times while
+        brokers cannot hear of the group."""
+        if self._dice.random() < 0.5:
+            self._broker_crash()
         self._world.add_dead_group()
 
     # ── partitions ────────────────────────────────────────────────────────────────────────────────────

@@ -215,7 +215,7 @@ def test_all_problems_at_once() -> None:
     ],
 )
 def test_what_is_stored_passes_every_check(engine: sa.Engine, found) -> None:
-    """The database and the brokers it was made from agree in all twelve checks."""
+    """The database and the brokers it was made from agree in all thirteen checks."""
     origin = source(*found)
     with engine.begin() as connection:
         store_rebuilt(connection, plan_rebuild([origin]), route_version=VERSION)
