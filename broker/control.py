@@ -95,7 +95,8 @@ class BrokerControl:
         limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
         hosted = self._store.state.partitions
         if self._ids_version != hosted.version:
-            self._ids, self._ids_version = sorted(hosted.ids()), hosted.version
+            known = set(hosted.ids()) - self._store.state.hosting
+            self._ids, self._ids_version = sorted(known), hosted.version
         now_ms = self._clock.boot_ms()
         start = bisect_right(self._ids, after)
         found: list[PartitionStatus] = []

@@ -232,9 +232,16 @@ class Store:
         # Not as the broker's own: one that takes no messages now is no place for a new partition.
         self.commit.check_room(OWN_RECORD_BYTES)
         partition = self.state.host(facts)
+        self.state.hosting.add(partition_id)
+
+        def settled(_entry: Entry) -> None:
+            self.state.hosting.discard(partition_id)
+            self.state.partitions.version += 1
+
         entry = Entry(
             encode_body(partition_id, facts),
             partition_id=partition_id,
+            settled=settled,
             undo=partial(self.state.unhost, partition_id),
             durable=True,
         )

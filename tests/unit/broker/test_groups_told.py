@@ -232,6 +232,19 @@ async def test_a_status_tells_only_what_is_on_the_disk():
     assert (group.cursor, group.acked_above, group.lag) == (2, 1, 1)
 
 
+async def test_a_partition_is_listed_when_it_is_on_the_disk():
+    """A database made anew from the list knows of no partition that a kill takes away."""
+    house = House()
+    await house.host(groups=())
+    house.gate.clear()
+    hosting = asyncio.create_task(house.host(2, groups=()))
+    await asyncio.sleep(0.01)
+    assert [one.partition_id for one in (await house.control.list(None, {})).partitions] == [1]
+    house.gate.set()
+    await hosting
+    assert [one.partition_id for one in (await house.control.list(None, {})).partitions] == [1, 2]
+
+
 async def taken(house: House, session: str, *, wait_ms: int = 0):
     ask = PullShared(3, 1, "audit", session, 5, 100, 1 << 20, wait_ms, 1_000)
     answer, _ = await house.desk.service.handle(ask, memoryview(b""))
