@@ -60,6 +60,9 @@ class DeadGroupHost(ConsumerHost):
         while not await self._granted(meta, session, version):
             await asyncio.sleep(0.2)
         self._died = True
+        if self.calm:  # everything is healed: nobody would start it again
+            await super()._run()
+            return
         self.end(machine_down=False)
 
     async def _granted(self, meta: MetaClient, session: str, version: int) -> bool:
