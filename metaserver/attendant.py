@@ -36,6 +36,7 @@ class Attendant:
         settings: MetaserverSettings,
         reshaper: Reshaper,
         duties: Sequence[Callable[[], Awaitable[object]]] = (),
+        *,
         quick_duties: Sequence[Callable[[], Awaitable[object]]] = (),
     ) -> None:
         self._database = database

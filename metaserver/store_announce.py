@@ -105,7 +105,8 @@ def unheard_partitions(
 
 def begin_telling(connection: Connection, group_id: int, *, limit: int) -> list[Telling]:
     """As `unheard_partitions` of one group, after the group is on the database's disk: no broker keeps one of which
-    the database knows nothing after a crash."""
+    the database knows nothing after a crash.
+    """
     mark_unsettled(connection, group_id)
     return unheard_partitions(connection, limit=limit, group_id=group_id)
 

@@ -219,7 +219,7 @@ def note_steps(
         if end_offset is not None:
             connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
     hosted = [partition_id for partition_id, end_offset in done.items() if end_offset is None]
-    store_heard(connection, dict.fromkeys(sorted(hosted), list(heard)))
+    store_heard(connection, {one: list(heard) for one in sorted(hosted)})
     # By its action: an operation that was canceled meanwhile has its children to seal.
     for action in StepAction:
         ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]

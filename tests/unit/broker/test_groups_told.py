@@ -184,10 +184,10 @@ async def test_what_time_removes_unread_is_counted_logged_and_kept(caplog):
         }  # fmt: skip
         house.kill()
     told = [one.getMessage() for one in caplog.records if "has not read" in one.getMessage()]
+    removes, unread = "retention removes", "messages of flights that group"
     assert told == [
-        f"retention removes {second} messages of flights that group quick has not read, in 1 partitions",
-        f"retention removes {first - 5 + second} messages of flights that group slow has not read, "
-        "in 2 partitions",
+        f"{removes} {second} {unread} quick has not read, in 1 partitions",
+        f"{removes} {first - 5 + second} {unread} slow has not read, in 2 partitions",
     ]
 
 

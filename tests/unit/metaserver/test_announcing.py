@@ -160,7 +160,7 @@ def test_a_child_opens_when_its_broker_has_heard_of_all_groups():
     assert step(rows, operation_id) is OperationState.DONE
     pairs = rows.run(lambda connection: connection.execute(sa.select(heard)).all())
     assert {(row.group_id, row.partition_id) for row in pairs} >= {(1, 5), (2, 5)}
-    rows.run(note_drained, ("a".encode().hex() * 16)[:16], [1])
+    rows.run(note_drained, (b"a".hex() * 16)[:16], [1])
 
 
 def test_a_reset_lets_brokers_be_told_again():
@@ -174,7 +174,7 @@ def test_a_reset_lets_brokers_be_told_again():
     from keylane.metaserver.store_sessions import leave_group
     from keylane.protocol.progress import ResetGroup, ResetTo
 
-    rows.run(leave_group, ("a".encode().hex() * 16)[:16])
+    rows.run(leave_group, (b"a".hex() * 16)[:16])
     scope = rows.run(reset_scope, "s", "a", ResetGroup(to=ResetTo.EARLIEST))
     assert rows.run(begin_reset, scope, holder="h", lease_ms=1_000)
     assert rows.run(untold_groups) == 1

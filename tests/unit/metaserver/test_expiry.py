@@ -9,7 +9,7 @@ from sqlalchemy.pool import StaticPool
 
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
-from keylane.metaserver.schema import partitions, subjects
+from keylane.metaserver.schema import partitions
 from keylane.metaserver.store_brokers import report_broker
 from keylane.metaserver.store_expiry import expiry_candidates, mark_expired
 from keylane.metaserver.store_leases import note_drained, read_grants
@@ -18,7 +18,7 @@ from keylane.metaserver.store_plans import begin_operations
 from keylane.metaserver.store_queues import read_queues
 from keylane.metaserver.store_sessions import join_group, leave_group
 from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
-from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join, Retention
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
 from told_groups import settle_group
