@@ -62,8 +62,7 @@ async def running_broker(
     Raises:
         DataFolderError, CorruptLogError, AddressError: it cannot start.
     """
-    clock = clock or SystemClock()
-    dice = dice or random.SystemRandom()
+    clock, dice = clock or SystemClock(), dice or random.SystemRandom()
     check_free(settings.host, settings.port)
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))

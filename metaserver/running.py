@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -19,7 +19,7 @@ from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, Server
 from .announcer import Announcer
 from .attendant import Attendant
-from .calls import control_calls, control_routes
+from .calls import Call, control_calls, control_routes
 from .catalogue import Catalogue
 from .database import SqlDatabase, open_database
 from .expirer import Expirer
@@ -107,16 +107,7 @@ async def running_metaserver(
             verifier = Verifier(database, network)
             health = partial(_health, database, catalogue)
             calls = control_calls(catalogue, members, health, reshaper, verifier, resetter)
-            document = openapi_document(calls, version=API_VERSION)
-
-            async def openapi(_body: object, _params: Params) -> object:
-                return document
-
-            routes = [
-                *control_routes(calls),
-                ControlRoute("GET", "/v1/openapi.json", None, openapi),
-            ]
-            server = Server(routes)
+            server = Server([*control_routes(calls), _document_route(calls)])
             await server.start(settings.host, settings.port)
             expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
             attendant = Attendant(
@@ -141,6 +132,16 @@ async def running_metaserver(
     finally:
         if own is not None:
             await own.close()
+
+
+def _document_route(calls: Sequence[Call]) -> ControlRoute:
+    """Where the calls are described."""
+    document = openapi_document(calls, version=API_VERSION)
+
+    async def openapi(_body: object, _params: Params) -> object:
+        return document
+
+    return ControlRoute("GET", "/v1/openapi.json", None, openapi)
 
 
 async def _health(database: SqlDatabase, catalogue: Catalogue) -> Health:
