@@ -7,6 +7,7 @@ what it was granted, one JSON line per grant.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -96,6 +97,7 @@ def test_two_processes_never_grant_a_token_twice(tmp_path: Path) -> None:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
         )
         for number in range(PROCESSES)
     ]

@@ -433,13 +433,9 @@ def test_nobody_misses_groups_that_need_nothing() -> None:
     assert broken(world) == {}
     world = World()
     world.subject = replace(world.subject, retention=Retention.TIME)
-    for number in (1, 2, 3, 4):
-        facts = next(
-            one.facts
-            for some in world.hosted.values()
-            for one in some
-            if one.partition_id == number
-        )
-        timed = msgspec.structs.replace(facts, retention=Retention.TIME)
-        world.status(number, groups=(), groups_told=False, facts=timed)
+    for some in world.hosted.values():
+        for one in list(some):
+            timed = msgspec.structs.replace(one.facts, retention=Retention.TIME)
+            groups = one.groups if one.state is SEALED else ()
+            world.status(one.partition_id, groups=groups, groups_told=False, facts=timed)
     assert broken(world) == {}
