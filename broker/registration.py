@@ -11,7 +11,13 @@ from typing import Protocol
 from ..protocol.backoff import Backoff
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat, BrokerWelcome
-from ..protocol.errors import KeylaneError, UnreachableError
+from ..protocol.errors import (
+    BrokerGroupTakenError,
+    KeylaneError,
+    RefusedError,
+    Retry,
+    UnreachableError,
+)
 
 log = logging.getLogger("keylane.broker")
 
@@ -47,6 +53,8 @@ class Registration:
         self._welcomed = False
         self._told = ("", logging.NOTSET)
         self.problem = "not reported yet"
+        self.refusal = ""
+        """Why the metaserver will not have this broker, so that no client comes; "" if it will, or is silent."""
 
     async def run(self) -> None:
         """Report at once and then for ever; cancel it to end it."""
@@ -57,6 +65,9 @@ class Registration:
             except KeylaneError as error:
                 failures += 1
                 self.problem = error.message
+                refused = isinstance(error, RefusedError | BrokerGroupTakenError)
+                if refused and error.retry is Retry.NEVER:
+                    self.refusal = error.message
                 self._tell(error)
                 wait_ms = WAITS.wait_ms(failures, self._dice)
             else:
@@ -66,7 +77,7 @@ class Registration:
                 failures = 0
                 self._welcomed = True
                 self._told = ("", logging.NOTSET)
-                self.problem = ""
+                self.problem = self.refusal = ""
                 wait_ms = welcome.heartbeat_ms
             await asyncio.sleep(wait_ms / 1000)
 

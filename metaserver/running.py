@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -14,6 +14,7 @@ from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import Health
 from ..protocol.errors import StorageError
 from ..rpc.http_network import HttpNetwork
+from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, Server
@@ -21,7 +22,7 @@ from .announcer import Announcer
 from .attendant import Attendant
 from .calls import Call, control_calls, control_routes
 from .catalogue import Catalogue
-from .database import SqlDatabase, open_database
+from .database import open_database
 from .expirer import Expirer
 from .members import Members
 from .openapi import openapi_document
@@ -29,6 +30,7 @@ from .resetter import Resetter
 from .reshaper import Reshaper
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .verifier import Verifier
+from .write_watch import WatchedDatabase
 
 API_VERSION = "1"
 
@@ -81,13 +83,15 @@ async def running_metaserver(
     if network is None:
         network = own = HttpNetwork()
     try:
+        clock = clock or SystemClock()
         async with open_database(
             folder=folder,
             url=settings.database_url,
-            clock=clock or SystemClock(),
+            clock=clock,
             boot=machine_boot(),
             broker_ttl_ms=settings.broker_ttl_ms,
-        ) as database:
+        ) as opened:
+            database = WatchedDatabase(opened, clock)
             catalogue = Catalogue(database, network, settings)
             dice = random.SystemRandom()
             driver = f"{dice.getrandbits(128):032x}"
@@ -107,17 +111,15 @@ async def running_metaserver(
             verifier = Verifier(database, network)
             health = partial(_health, database, catalogue)
             calls = control_calls(catalogue, members, health, reshaper, verifier, resetter)
-            server = Server([*control_routes(calls), _document_route(calls)])
+            routes = [*control_routes(calls), _document_route(calls)]
+            server = Server(
+                routes, limits=HttpLimits(connections_max=settings.http_connections_max)
+            )
             await server.start(settings.host, settings.port)
             expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
+            duties, quick = (expirer.look,), (announcer.look,)
             attendant = Attendant(
-                database,
-                members,
-                catalogue,
-                settings,
-                reshaper,
-                duties=(expirer.look,),
-                quick_duties=(announcer.look,),
+                database, members, catalogue, settings, reshaper, duties, quick_duties=quick
             )
             attending = asyncio.create_task(attendant.run())
             try:
@@ -129,13 +131,13 @@ async def running_metaserver(
                 attending.cancel()
                 await asyncio.wait([attending])
                 await reshaper.stop()
+                await database.close()
     finally:
         if own is not None:
             await own.close()
 
 
-def _document_route(calls: Sequence[Call]) -> ControlRoute:
-    """Where the calls are described."""
+def _document_route(calls: list[Call]) -> ControlRoute:
     document = openapi_document(calls, version=API_VERSION)
 
     async def openapi(_body: object, _params: Params) -> object:
@@ -144,10 +146,12 @@ def _document_route(calls: Sequence[Call]) -> ControlRoute:
     return ControlRoute("GET", "/v1/openapi.json", None, openapi)
 
 
-async def _health(database: SqlDatabase, catalogue: Catalogue) -> Health:
+async def _health(database: WatchedDatabase, catalogue: Catalogue) -> Health:
+    problem = await database.problem()
     try:
         brokers = await catalogue.brokers()
     except StorageError as error:
         return Health(program="metaserver", ready=False, reason=error.message)
     details = {"database": database.name, "brokers": to_builtins(brokers)}
-    return Health(program="metaserver", ready=True, details=details)
+    reason = f"the database cannot be written: {problem}" if problem else ""
+    return Health(program="metaserver", ready=not problem, reason=reason, details=details)

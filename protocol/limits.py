@@ -33,6 +33,8 @@ CONTROL_BYTES_MAX = 1 << 20
 
 IN_FLIGHT_PER_CONNECTION_MAX = 1_024
 CONNECTIONS_MAX = 10_000
+HTTP_CONNECTIONS_MAX = 1_000
+"""Plain HTTP connections of a broker; a metaserver has one for each consumer, and so more."""
 PRODUCERS_PER_PARTITION_MAX = 10_000
 GROUPS_PER_SUBJECT_MAX = 1_000
 """Consumer groups of one subject; every broker of the subject keeps each of them for each partition."""
