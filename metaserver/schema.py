@@ -217,6 +217,7 @@ drained = Table(
 heard = Table(
     "heard",
     metadata,
-    Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
+    # No foreign key: an operation must not wait for whoever has the group's row locked.
+    Column("group_id", BigId, primary_key=True, autoincrement=False),
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
 )

@@ -22,7 +22,6 @@ def upgrade() -> None:
         sa.Column(
             "partition_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
         ),
-        sa.ForeignKeyConstraint(["group_id"], ["groups.group_id"], name=op.f("fk_heard_group_id")),
         sa.ForeignKeyConstraint(
             ["partition_id"], ["partitions.partition_id"], name=op.f("fk_heard_partition_id")
         ),
