@@ -65,8 +65,7 @@ async def running_broker(
     Raises:
         DataFolderError, CorruptLogError, AddressError: it cannot start.
     """
-    clock = clock or SystemClock()
-    dice = dice or random.SystemRandom()
+    clock, dice = clock or SystemClock(), dice or random.SystemRandom()
     check_free(settings.host, settings.port)
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))
@@ -96,7 +95,14 @@ async def running_broker(
             stack.push_async_callback(network.close)
 
         def report() -> BrokerHeartbeat:
-            return _report(store, identity, opening, server.address, taken=not registration.problem)
+            return _report(
+                store,
+                identity,
+                opening,
+                server.address,
+                untold=cleaning.untold,
+                taken=not registration.problem,
+            )
 
         cleaning = Cleaning(
             store, files, settings, clock=clock, run_commit=run_commit, run_read=run_background
@@ -131,7 +137,13 @@ async def running_broker(
 
 
 def _report(
-    store: Store, identity: Identity, opening: Opening, address: str, *, taken: bool
+    store: Store,
+    identity: Identity,
+    opening: Opening,
+    address: str,
+    *,
+    untold: tuple[int, ...],
+    taken: bool,
 ) -> BrokerHeartbeat:
     """What a broker says of itself; `taken`: its last report was, so that the openings before need not be said."""
     return BrokerHeartbeat(
@@ -143,6 +155,7 @@ def _report(
         opened_after=() if taken else opening.before,
         log_end=store.log.durable_end,
         hosted=len(store.state.partitions),
+        untold=untold,
     )
 
 

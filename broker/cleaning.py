@@ -6,6 +6,7 @@
 Invariants
     First offsets rise before anything goes: whoever asks for what is gone is told the first offset that is not.
     They rise only when everything has been written without which nothing may go.
+    What a partition has stays until the metaserver has told its groups, unless time alone counts for its subject.
     The index forgets last: the log's beginning alone says what is gone, and a start after a crash in between goes by it.
     It never runs on the event loop for long, and what blocks is done in slices between commits.
 """
@@ -20,6 +21,7 @@ from itertools import pairwise
 from ..protocol.clock import Clock
 from ..protocol.control import Retention
 from ..protocol.errors import BrokerReadOnlyError, CorruptIndexError, KeylaneError, StorageError
+from ..protocol.limits import UNTOLD_MAX
 from ..protocol.record import Kind
 from .group_commit import RunBlocking
 from .partition import HostedPartition
@@ -76,6 +78,10 @@ class Cleaning:
         self._first_ms: dict[int, int] = {}
         """Time of the first message of a segment, by its base."""
         self.problem = ""
+        self.untold: tuple[int, ...] = ()
+        """Partitions, UNTOLD_MAX at most, of which messages should go and may not: their groups were never told."""
+        self._untold: list[int] = []
+        """The same, of the look that is under way."""
 
     async def run(self) -> None:
         """Check for ever; cancel it to end it."""
@@ -113,14 +119,16 @@ class Cleaning:
         if segments and wanted > segments[0].base:
             gone = await self._remove(segments, wanted, disk)
         else:
-            self.problem = ""
+            self.problem, self.untold = "", ()
         if self._forgotten < self._store.log.first_position:
             await self._forget()
         return gone
 
     async def _remove(self, segments: list[Segment], wanted: int, disk: DiskUse) -> int:
         self._firsts.grouped.clear()
+        self._untold = []
         floor = await self._floor(wanted, list(self._store.state.partitions))
+        self.untold = tuple(self._untold[:UNTOLD_MAX])
         allowed = self._allowed(segments, wanted, floor)
         if allowed <= segments[0].base:
             return 0
@@ -128,6 +136,7 @@ class Cleaning:
         try:
             allowed = await self._decide(segments, allowed)
             await self._rise()
+            await self._save_counts()
             gone = await self._store.carry_over.drop(allowed)
         finally:
             self._store.commit.hold(reason_to_hold(await self._run_read(self._disk)))
@@ -138,10 +147,12 @@ class Cleaning:
         allowed = allowed_position(segments, wanted, floor)
         self.problem = ""
         if allowed < wanted:
-            self.problem = (
-                f"segments up to position {wanted} should go, "
-                f"and a consumer group has not acked position {floor}"
-            )
+            why = f"a consumer group has not acked position {floor}"
+            if self._untold:
+                why = (
+                    f"the metaserver has not told which consumer groups read {_named(self._untold)}"
+                )
+            self.problem = f"segments up to position {wanted} should go, and {why}"
         return allowed
 
     async def _prepare(self, position: int, disk: DiskUse) -> None:
@@ -155,6 +166,21 @@ class Cleaning:
             # The room is for what makes room, not for messages.
             self._store.commit.hold(reason_to_hold(disk) or "the disk is full")
             await carry_over.prepare(position)
+
+    async def _save_counts(self) -> None:
+        """Tell what goes unread, once for each group, when the count is on the disk."""
+        try:
+            await self._firsts.saved()
+        except (StorageError, BrokerReadOnlyError):
+            if not await self._run_read(self._reserve.give_up):
+                raise
+            await self._firsts.saved()
+        removed, self._firsts.removed = self._firsts.removed, {}
+        for (subject, group), (messages, partitions) in sorted(removed.items()):
+            log.warning(
+                "retention removes %d messages of %s that group %s has not read, in %d partitions",
+                messages, subject, group, partitions,
+            )  # fmt: skip
 
     async def _decide(self, segments: list[Segment], position: int) -> int:
         """Up to where the log goes, once the groups that came meanwhile are looked at; what rises is pending then."""
@@ -208,17 +234,26 @@ class Cleaning:
         floor: int | None = None
         async for slice_ in self._slices(numbers):
             cursors = [
-                (one.partition_id, max(cursor, one.first_offset))
+                (one.partition_id, cursor)
                 for one in slice_
                 if one.facts.retention is not Retention.TIME
-                and one.groups
-                and (cursor := min(group.acked.cursor for group in one.groups.values()))
-                < one.readable_offset
+                and (cursor := self._needed_from(one)) < one.readable_offset
             ]
-            found = await self._run_read(self._first_needed, cursors)
-            if found is not None and found < wanted and (floor is None or found < floor):
-                floor = found
+            for partition_id, position in await self._run_read(self._first_needed, cursors):
+                if position >= wanted:
+                    continue
+                floor = position if floor is None else min(floor, position)
+                partition = self._store.state.partitions.get(partition_id)
+                if partition is not None and not partition.groups_told:
+                    self._untold.append(partition_id)
         return floor
+
+    def _needed_from(self, partition: HostedPartition) -> int:
+        """The first offset that a group needs; all that is there while the groups were never told."""
+        if not partition.groups_told:
+            return partition.first_offset
+        cursors = (group.acked.cursor for group in partition.groups.values())
+        return max(min(cursors, default=partition.readable_offset), partition.first_offset)
 
     async def _slices(self, numbers: list[int]) -> AsyncIterator[list[HostedPartition]]:
         partitions = self._store.state.partitions
@@ -227,13 +262,13 @@ class Cleaning:
             yield [one for one in found if one is not None]
             await asyncio.sleep(0)
 
-    def _first_needed(self, cursors: list[tuple[int, int]]) -> int | None:
-        found = [
-            units[0].position
+    def _first_needed(self, cursors: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Partition ids with the position of the first message that is needed; those that need none are left out."""
+        return [
+            (partition_id, units[0].position)
             for partition_id, cursor in cursors
             if (units := self._queues.find(partition_id, cursor, end=cursor + 1, bytes_max=1))
         ]
-        return min(found, default=None)
 
     # ── removing ──────────────────────────────────────────────────────────────────────────────────────
     async def _rise(self) -> None:
@@ -251,6 +286,12 @@ class Cleaning:
             pass
         self._forgotten = self._store.state.retained = position
         await self._store.snapshotter.write()
+
+
+def _named(numbers: list[int]) -> str:
+    """Some partitions, in words."""
+    more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+    return f"partition {min(numbers)}{more}"
 
 
 def _next_step(steps: Iterator[list[tuple[int, int]]]) -> list[tuple[int, int]] | None:

@@ -93,6 +93,8 @@ class BrokerControl:
         await check_standing(self._standing)
         partition, durable = self._store.host(body)
         partition.check_unused()
+        if body.groups is not None:
+            durable = know_groups(self._store, partition, body.groups, complete=True)
         await durable
         return partition.status(now_ms=self._clock.boot_ms())
 
@@ -102,7 +104,8 @@ class BrokerControl:
         limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
         hosted = self._store.state.partitions
         if self._ids_version != hosted.version:
-            self._ids, self._ids_version = sorted(hosted.ids()), hosted.version
+            known = set(hosted.ids()) - self._store.state.hosting
+            self._ids, self._ids_version = sorted(known), hosted.version
         now_ms = self._clock.boot_ms()
         start = bisect_right(self._ids, after)
         found: list[PartitionStatus] = []
@@ -160,9 +163,8 @@ class BrokerControl:
         """Have retention wait for groups that have yet to come to a partition, durably."""
         assert isinstance(body, KnowGroups)
         await check_standing(self._standing)
-        await know_groups(
-            self._store, self._store.state.partition(_partition_id(params)), body.groups
-        )
+        partition = self._store.state.partition(_partition_id(params))
+        await know_groups(self._store, partition, body.groups, complete=body.complete)
         return Done()
 
     async def health(self, _body: object, _params: Params) -> Health:

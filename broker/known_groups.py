@@ -1,9 +1,14 @@
 """Groups that a partition is told of before they come to it: retention waits for them as for those that have.
 
-    POST /v1/partitions/{id}/groups ─▶ CURSOR [group, 0, first offset, []]     for each that is not known yet
+    POST /v1/partitions             groups            ─▶ PARTITION, then as below
+    POST /v1/partitions/{id}/groups groups, complete  ─▶ CURSOR [group, 0, first offset, []]    of each that is not known
+                                                      ─▶ TOLD                                   if these are all there are
 
-A group comes to a child only when it is through with the parents; until then nobody of it has acquired the child, and what
-is in it would be removed unread.
+A group comes to a child only when it is through with the parents, and to any partition only when a consumer of it is
+granted that; until then nobody of it has acquired the partition, and what is in it would be removed unread.
+
+Invariants
+    A partition counts as told only when TOLD, and every group before it, is on the disk.
 """
 
 from __future__ import annotations
@@ -14,15 +19,18 @@ from collections.abc import Sequence
 from ..protocol.offsets import AckedOffsets
 from .group_commit import Entry
 from .partition import Group, HostedPartition
-from .records import encode_body
+from .records import encode_body, encode_told
 from .store import OWN_RECORD_BYTES, Store
 
 
 def know_groups(
-    store: Store, partition: HostedPartition, names: Sequence[str]
+    store: Store, partition: HostedPartition, names: Sequence[str], *, complete: bool = False
 ) -> asyncio.Future[None]:
     """
     Keep these groups from now on; those that are kept already stay as they are.  What to wait for.
+
+    Args:
+        complete: no other group of the subject is to read the partition.
 
     Raises:
         InvalidNameError, OverloadedError, BrokerReadOnlyError: nothing was changed, or some of them are kept.
@@ -35,6 +43,9 @@ def know_groups(
         group = partition.group_for_acquire(name)
         store.commit.check_room(OWN_RECORD_BYTES, own=True)
         durable = _keep(store, partition, group)
+    if complete and not partition.groups_told:
+        store.commit.check_room(OWN_RECORD_BYTES, own=True)
+        durable = _mark(store, partition)
     return durable
 
 
@@ -43,21 +54,39 @@ def _keep(store: Store, partition: HostedPartition, group: Group) -> asyncio.Fut
     store.firsts.grouped.add(partition.partition_id)  # retention may be deciding without it
     group.acked = AckedOffsets(partition.first_offset)
     group.version += 1
-    version = group.version
+    version, body = group.version, group.cursor_body()
     partition.groups[group.name] = group
 
     def settled(_entry: Entry) -> None:
-        group.saved_version = max(group.saved_version, version)
+        group.saved(body, version)
 
     def undo() -> None:
         partition.groups.pop(group.name, None)
 
     entry = Entry(
-        encode_body(partition.partition_id, group.cursor_body()),
+        encode_body(partition.partition_id, body),
         partition_id=partition.partition_id,
-        base_offset=group.acked.cursor,
+        base_offset=body.cursor,
         settled=settled,
         undo=undo,
+        durable=True,
+    )
+    return store.commit.submit(entry)
+
+
+def _mark(store: Store, partition: HostedPartition) -> asyncio.Future[None]:
+    """The groups so far are all; retention believes it only when it is on the disk."""
+    store.state.touch(partition)
+
+    def settled(_entry: Entry) -> None:
+        store.state.touch(partition)
+        partition.groups_told = True
+
+    entry = Entry(
+        encode_told(partition.partition_id),
+        partition_id=partition.partition_id,
+        base_offset=partition.next_offset,
+        settled=settled,
         durable=True,
     )
     return store.commit.submit(entry)

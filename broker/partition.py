@@ -9,6 +9,7 @@ the end of what readers may see.  If the disk refuses, `undo_…` brings the sta
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -23,8 +24,8 @@ from ..protocol.errors import (
     StaleRouteError,
 )
 from ..protocol.ids import check_name
-from ..protocol.limits import PRODUCERS_PER_PARTITION_MAX
-from ..protocol.offsets import AckedOffsets
+from ..protocol.limits import GROUPS_PER_SUBJECT_MAX, PRODUCERS_PER_PARTITION_MAX
+from ..protocol.offsets import AckedOffsets, Range
 from ..protocol.record import Header
 from ..protocol.routing import PartitionState
 from .appends import Duplicate, ProducerState, after_append, decide_append
@@ -32,7 +33,6 @@ from .pull_lock import PullLock, raise_fence
 from .records import CursorBody, FenceBody
 from .shared import InFlight
 
-GROUPS_PER_PARTITION_MAX = 1_000
 LOST_MAX = 1_000
 """Ranges of lost offsets that are kept; a read finds further ones anew, because the index leads it there."""
 
@@ -41,7 +41,8 @@ class Group:
     """One consumer group on one partition."""
 
     __slots__ = (
-        "acked", "durable_fence", "in_flight", "lock", "name", "saved_version", "version",
+        "acked", "durable_cursor", "durable_fence", "durable_ranges", "in_flight", "kept", "lock", "name",
+        "removed_unread", "saved_version", "version",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -54,6 +55,14 @@ class Group:
         """Rises with every ack that changed something."""
         self.saved_version = 0
         """The version that is on the disk."""
+        self.durable_cursor = 0
+        """The cursor that is on the disk; nobody is told of a higher one."""
+        self.durable_ranges: Sequence[Range] = ()
+        """The acked ranges above it that are on the disk."""
+        self.kept = False
+        """A record of the group is on the disk: a restart finds it."""
+        self.removed_unread = 0
+        """Messages that retention removed before the group had acked them."""
         self.in_flight: InFlight | None = None
         """What the sessions of a shared group are at; in memory only."""
 
@@ -82,7 +91,21 @@ class Group:
 
     def cursor_body(self) -> CursorBody:
         """The record of its progress now."""
-        return CursorBody(self.name, self.lock.fence, self.acked.cursor, self.acked.ranges)
+        acked = self.acked
+        return CursorBody(
+            self.name, self.lock.fence, acked.cursor, acked.ranges, self.removed_unread
+        )
+
+    def saved(self, body: CursorBody, version: int) -> None:
+        """The record of its progress at `version` is on the disk."""
+        self.kept = True
+        if version >= self.saved_version:
+            self.saved_version = version
+            self.durable_cursor, self.durable_ranges = body.cursor, body.ranges
+
+    def drained(self, end_offset: int) -> bool:
+        """Is it acked up to `end_offset`, on the disk."""
+        return self.durable_cursor >= end_offset
 
 
 class Lost(NamedTuple):
@@ -101,8 +124,8 @@ class HostedPartition:
     """The state of one partition; `facts` never change."""
 
     __slots__ = (
-        "__weakref__", "appended_at_ms", "clashed", "ended", "facts", "fences_lost", "first_offset", "groups", "lost",
-        "next_offset", "partition_id", "producers", "readable_offset", "sealed",
+        "__weakref__", "appended_at_ms", "clashed", "ended", "facts", "fences_lost", "first_offset", "groups", "groups_told",
+        "lost", "next_offset", "partition_id", "producers", "readable_offset", "sealed",
     )  # fmt: skip
 
     def __init__(self, facts: HostPartition) -> None:
@@ -122,6 +145,8 @@ class HostedPartition:
         self.clashed: set[int] = set()
         """Those of them under whose id and epoch two producers send: it stores nothing more.  In memory only."""
         self.groups: dict[str, Group] = {}
+        self.groups_told = False
+        """The metaserver has told every group of the subject, and that is on the disk."""
         self.lost: tuple[Lost, ...] = ()
         """What damage took from it, in the order of offsets: it takes no appends, and reads stop there."""
         self.fences_lost = False
@@ -250,8 +275,8 @@ class HostedPartition:
         if found is not None:
             return found
         check_name("consumer group", name)
-        if len(self.groups) >= GROUPS_PER_PARTITION_MAX:
-            raise OverloadedError(f"a partition has at most {GROUPS_PER_PARTITION_MAX} groups")
+        if len(self.groups) >= GROUPS_PER_SUBJECT_MAX:
+            raise OverloadedError(f"a partition has at most {GROUPS_PER_SUBJECT_MAX} groups")
         return Group(name)
 
     def apply_fence(self, body: FenceBody) -> None:
@@ -274,6 +299,9 @@ class HostedPartition:
         if group is None:
             group = self.groups[body.group] = Group(body.group)
         group.acked = AckedOffsets(body.cursor, body.ranges)
+        group.durable_cursor, group.durable_ranges = body.cursor, body.ranges
+        group.removed_unread = max(group.removed_unread, body.removed_unread)
+        group.kept = True
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────────
     def check_same_facts(self, facts: HostPartition) -> None:
@@ -297,23 +325,22 @@ class HostedPartition:
             )
 
     def status(self, *, now_ms: int, group: str | None = None) -> PartitionStatus:
-        """What people and the metaserver see; `group` leaves out the others."""
+        """What people and the metaserver see: only what is on the disk; `group` leaves out the others."""
         groups = (
             GroupStatus(
                 group=one.name,
                 token=one.lock.fence,
-                cursor=one.acked.cursor,
-                acked_above=sum(end - start for start, end in one.acked.ranges),
-                lag=self.readable_offset
-                - max(one.acked.cursor, self.first_offset)
-                - sum(end - start for start, end in one.acked.ranges),
+                cursor=one.durable_cursor,
+                acked_above=(above := sum(end - start for start, end in one.durable_ranges)),
+                lag=self.readable_offset - max(one.durable_cursor, self.first_offset) - above,
                 holder=one.lock.holder(now_ms),
                 strategy=one.lock.strategy,
                 by_operator=one.lock.by_operator,
                 ttl_ms=one.lock.known_ttl_ms,
+                removed_unread=one.removed_unread,
             )
             for name, one in sorted(self.groups.items())
-            if group is None or name == group
+            if one.kept and group in {None, name}
         )
         return PartitionStatus(
             partition_id=self.partition_id,
@@ -324,15 +351,16 @@ class HostedPartition:
             next_offset=self.readable_offset,
             groups=tuple(groups),
             facts=self.facts,
+            groups_told=self.groups_told,
         )
 
 
 def stored_facts(facts: HostPartition) -> HostPartition:
-    """The facts without what changes, and without what a broker need not know: address, state, logic start."""
+    """The facts without what changes, and without what a broker need not know: address, state, logic start, groups."""
     partition = msgspec.structs.replace(
         facts.partition, address=None, state=PartitionState.OPEN, logic_start=0
     )
-    return msgspec.structs.replace(facts, partition=partition)
+    return msgspec.structs.replace(facts, partition=partition, groups=None)
 
 
 def _same_facts(one: HostPartition, other: HostPartition) -> bool:

@@ -3,16 +3,18 @@
     [subject, name, queue, range_start, range_end, broker_group, parents,
      first_offset, next_offset, appended_at_ms, sealed,
      producers: [[id, epoch, next_sequence, [[sequence, count, base_offset], …]], …],
-     groups: [[name, fence, session, cursor, [[start, end], …]], …],
+     groups: [[name, fence, session, cursor, [[start, end], …], removed_unread], …],
      lost: [[start, end, position], …], fences_lost,
      order_strategy, partitions_wanted, retention,
      static,
      producers_before, producers_all,
-     body_crcs: [[crc, …], …]]                      msgpack; later fields come last
+     body_crcs: [[crc, …], …],
+     groups_told]                                   msgpack; later fields come last
 
-The array ends before `static` where that is false and nothing follows it.  `producers_before` and `producers_all` say
-something in a part only: of a partition with many producers each STATE record has some of them.  `body_crcs` are those
-of the remembered batches, producer by producer in the order of `producers`; they are there where there is a producer.
+`removed_unread` is there where it is not 0.  The array ends behind the last of `static`, `producers_all`, `body_crcs` and
+`groups_told` that says something.  `producers_before` and `producers_all` say something in a part only: of a partition
+with many producers each STATE record has some of them.  `body_crcs` are those of the remembered batches, producer by
+producer in the order of `producers`.
 
 Invariants
     `partition_of(image_of(p))` is `p` as a restart would find it: without pull locks, which live in memory only.
@@ -23,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -34,7 +36,14 @@ from ..protocol.routing import OrderStrategy, Partition, PartitionState
 from .appends import CRC_UNKNOWN, ProducerState, StoredBatch
 from .partition import Group, HostedPartition, Lost
 
-_GroupImage = tuple[str, int, str, int, list[tuple[int, int]]]
+
+class _GroupImage(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    fence: int
+    session: str
+    cursor: int
+    ranges: list[tuple[int, int]]
+    removed_unread: int = 0
 
 
 class _Image(msgspec.Struct, frozen=True, array_like=True):
@@ -75,6 +84,10 @@ class _SummedImage(_PartImage, frozen=True, array_like=True):
     body_crcs: list[list[int]] = []
 
 
+class _ToldImage(_SummedImage, frozen=True, array_like=True):
+    groups_told: bool = False
+
+
 class Part(NamedTuple):
     """Which of a partition's producers an image has: those after the first `before`, of `total`."""
 
@@ -83,7 +96,7 @@ class Part(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_SummedImage).decode
+_decode = msgspec.msgpack.Decoder(_ToldImage).decode
 _strings: dict[str, str] = {}
 """Subjects and groups, each once: a broker has many partitions of few of them."""
 STRINGS_MAX = 10_000
@@ -106,12 +119,12 @@ def images_of_parts(one: HostedPartition, *, together: int) -> Iterator[bytes]:
 def _image(
     one: HostedPartition,
     producers: list[tuple[int, ProducerState]],
-    groups: list[_GroupImage],
+    groups: list[tuple[Any, ...]],
     part: Part | None = None,
 ) -> bytes:
     facts, partition = one.facts, one.facts.partition
     return _encode(
-        _kind(producers, part, static=facts.static)(
+        _kind(one, producers, part)(
             subject=facts.subject,
             name=partition.name,
             queue=partition.queue,
@@ -138,26 +151,26 @@ def _image(
 
 
 def _kind(
-    producers: list[tuple[int, ProducerState]], part: Part | None, *, static: bool
+    one: HostedPartition, producers: list[tuple[int, ProducerState]], part: Part | None
 ) -> Callable[..., _Image]:
     """The shortest kind of image that has room for what there is to say; its last fields are filled in."""
+    static = one.facts.static
     before, total = part or (0, 0)
-    if producers:
-        return partial(
-            _SummedImage,
-            static=static,
-            producers_before=before,
-            producers_all=total,
-            body_crcs=[[batch.body_crc for batch in state.latest] for _, state in producers],
-        )
-    if part is not None:
-        return partial(_PartImage, static=static, producers_before=before, producers_all=total)
-    return partial(_StaticImage, static=True) if static else _Image
+    if not producers and part is None and not one.groups_told:
+        return partial(_StaticImage, static=True) if static else _Image
+    as_part = partial(_PartImage, static=static, producers_before=before, producers_all=total)
+    if not producers and not one.groups_told:
+        return as_part
+    body_crcs = [[batch.body_crc for batch in state.latest] for _, state in producers]
+    if one.groups_told:
+        return partial(_ToldImage, **as_part.keywords, body_crcs=body_crcs, groups_told=True)
+    return partial(_SummedImage, **as_part.keywords, body_crcs=body_crcs)
 
 
-def _group_image(group: Group) -> _GroupImage:
+def _group_image(group: Group) -> tuple[Any, ...]:
     lock, acked = group.lock, group.acked
-    return group.name, lock.fence, lock.session, acked.cursor, acked.ranges
+    row = (group.name, lock.fence, lock.session, acked.cursor, acked.ranges)
+    return (*row, group.removed_unread) if group.removed_unread else row
 
 
 def partition_of(partition_id: int, image: bytes | memoryview) -> HostedPartition:
@@ -210,11 +223,16 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
     for number, epoch, following, latest in found.producers:
         batches = _batches(latest, next(crcs, []))
         partition.producers[number] = ProducerState(epoch, following, batches)
-    for name, fence, session, cursor, ranges in found.groups:
-        group = partition.groups[_shared(name)] = Group(_shared(name))
-        group.lock.fence = group.durable_fence = fence
-        group.lock.session = session
-        group.acked = AckedOffsets(cursor, ranges)
+    for row in found.groups:
+        name = _shared(row.name)
+        group = partition.groups[name] = Group(name)
+        group.lock.fence = group.durable_fence = row.fence
+        group.lock.session = row.session
+        group.acked = AckedOffsets(row.cursor, row.ranges)
+        group.durable_cursor, group.durable_ranges = row.cursor, row.ranges
+        group.removed_unread = row.removed_unread
+        group.kept = True
+    partition.groups_told = found.groups_told
     partition.lost = tuple(Lost(*one) for one in found.lost)
     partition.fences_lost = found.fences_lost
     return partition, Part(

@@ -2,8 +2,10 @@
 
     PARTITION  {subject, partition}                       map, so that facts can be added
     FENCE      [group, token, session]
-    CURSOR     [group, token, cursor, [[start, end], …]]  token: whose ack moved it last
+    CURSOR     [group, token, cursor, [[start, end], …], removed_unread]   token: whose ack moved it last; the last
+               field is written only where it is not 0
     SEAL       nothing; base_offset is the partition's end
+    TOLD       nothing
 
 Every body is msgpack; a field added later comes last and has a default.
 """
@@ -36,6 +38,8 @@ class CursorBody(msgspec.Struct, frozen=True, array_like=True):
     token: int
     cursor: int
     ranges: list[tuple[int, int]]
+    removed_unread: int = 0
+    """Messages that retention removed before the group had acked them."""
 
 
 Body = HostPartition | FenceBody | CursorBody | None
@@ -45,6 +49,7 @@ _DECODERS: dict[Kind, msgspec.msgpack.Decoder[Any]] = {
     Kind.FENCE: msgspec.msgpack.Decoder(FenceBody),
     Kind.CURSOR: msgspec.msgpack.Decoder(CursorBody),
 }
+WITHOUT_BODY = frozenset({Kind.SEAL, Kind.TOLD})
 _KINDS = {HostPartition: Kind.PARTITION, FenceBody: Kind.FENCE, CursorBody: Kind.CURSOR}
 
 
@@ -56,7 +61,14 @@ def encode_body(partition_id: int, body: Body) -> bytes:
     if isinstance(body, HostPartition):
         said = msgspec.to_builtins(body)
         del said["partition"]["logic_start"]  # not a broker's to know
+    elif isinstance(body, CursorBody) and not body.removed_unread:
+        said = (body.group, body.token, body.cursor, body.ranges)
     return encode_record(_encode(said), kind=_KINDS[type(body)], partition_id=partition_id)
+
+
+def encode_told(partition_id: int) -> bytes:
+    """A record, not yet stamped, that says: the groups before it in the log are all of the partition's subject."""
+    return encode_record(b"", kind=Kind.TOLD, partition_id=partition_id)
 
 
 def decode_body(header: Header, body: memoryview) -> Body:
@@ -66,7 +78,7 @@ def decode_body(header: Header, body: memoryview) -> Body:
     Raises:
         CorruptLogError: an unknown kind, or a body that does not fit its kind: a newer broker wrote this log.
     """
-    if header.kind == Kind.SEAL:
+    if header.kind in WITHOUT_BODY:
         return None
     try:
         decoded: Body = _DECODERS[Kind(header.kind)].decode(body)

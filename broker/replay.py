@@ -19,7 +19,7 @@ from ..protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from ..protocol.record import Header, Kind
 from .partition import HostedPartition
 from .partition_image import Part, part_of
-from .records import CursorBody, FenceBody, decode_body
+from .records import WITHOUT_BODY, CursorBody, FenceBody, decode_body
 from .state import PROBLEMS_MAX, BrokerState
 from .storage.recovery import Hole
 
@@ -141,13 +141,17 @@ class Replay:
         for one in found.lost:
             self._state.lose(known, one.start, one.end, position=one.position)
         known.fences_lost |= found.fences_lost
+        known.groups_told |= found.groups_told
         known.first_offset = max(known.first_offset, found.first_offset)
         for name, group in found.groups.items():
             self._fence(known, FenceBody(name, group.lock.fence, group.lock.session))
-            acked = group.acked
-            known.apply_cursor(CursorBody(name, group.lock.fence, acked.cursor, acked.ranges))
+            known.apply_cursor(group.cursor_body())
 
     def _own(self, header: Header, body: memoryview, partition: HostedPartition) -> None:
+        if header.kind == Kind.TOLD:
+            self._state.touch(partition)
+            partition.groups_told = True
+            return
         try:
             said = decode_body(header, body)
         except CorruptLogError as error:
@@ -170,6 +174,7 @@ class Replay:
         if group is None or said.token > group.lock.fence:
             partition.apply_fence(said)
             partition.groups[said.group].durable_fence = said.token
+            partition.groups[said.group].kept = True
 
     # ── holes ─────────────────────────────────────────────────────────────────────────────────────────
     def hole(self, hole: Hole) -> None:
@@ -190,7 +195,7 @@ class Replay:
         for header, body in hole.traces:
             if header.kind == Kind.MESSAGES:
                 self._lost_batch(header)
-            elif body is not None or header.kind == Kind.SEAL:
+            elif body is not None or header.kind in WITHOUT_BODY:
                 self.record(header, memoryview(body or b""))
             else:
                 self._lost_own(header)
@@ -216,6 +221,10 @@ class Replay:
             partition.fences_lost = True
             self._state.touch(partition)
             self._problem(f"a fence of partition {header.partition_id} is lost: it lets nobody in")
+        elif header.kind == Kind.CURSOR:
+            # Perhaps the only record of its group: the metaserver has to tell the groups again.
+            partition.groups_told = False
+            self._state.touch(partition)
 
     def _lose(self, partition: HostedPartition, start: int, end: int, position: int) -> None:
         self._state.lose(partition, start, end, position=position)
@@ -234,6 +243,10 @@ class Replay:
         for partition_id, partition in self._state.partitions.items():
             if partition_id not in self._whole and not partition.sealed:
                 self._lose(partition, partition.next_offset, -1, self._unknown.start)
+            if partition.groups_told:
+                # A group may have been in the hole: the metaserver has to tell all of them again.
+                partition.groups_told = False
+                self._state.touch(partition)
             for name, group in partition.groups.items():
                 if (partition_id, name) not in self._fenced:
                     # Whoever had this token may have lost it in the hole: only a newer one is let in.

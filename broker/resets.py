@@ -62,8 +62,10 @@ def _submit(
     group.version += 1
     version = group.version
 
+    body = group.cursor_body()
+
     def settled(_entry: Entry) -> None:
-        group.saved_version = max(group.saved_version, version)
+        group.saved(body, version)
 
     def undo() -> None:
         group.acked = before
@@ -72,7 +74,7 @@ def _submit(
         )
 
     entry = Entry(
-        encode_body(partition.partition_id, group.cursor_body()),
+        encode_body(partition.partition_id, body),
         partition_id=partition.partition_id,
         base_offset=cursor,
         settled=settled,

@@ -8,7 +8,7 @@
 Invariants
     Whole sealed segments, oldest first; the one that is written to stays.
     Never a message that the slowest consumer group of its partition has not acked, unless the partition's subject
-    says that time alone counts.  A group that the partition has not been told of is not waited for.
+    says that time alone counts; nothing at all of a partition whose groups the metaserver has not told (`cleaning.py`).
 
 Source: RocketMQ's numbers (75, 85, 90 %; 72 hours), without its hour of the day; QMQ's 72 hours.
 """

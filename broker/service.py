@@ -161,6 +161,10 @@ class BrokerService:
                 hold_ms=request.hold_ms,
             )
             drained = partition.ended and group.acked.cursor >= partition.next_offset
+            if drained and (saved := self._save(partition, group)) is not None:
+                # SQL keeps what is told of the end: a restart here must not know less.
+                await saved
+                partition, group = self._held(request)
             if ranges or drained or now_ms >= until_ms:
                 break
             due_ms = max(now_ms + 1, min(until_ms, in_flight.due_ms))
@@ -182,7 +186,7 @@ class BrokerService:
         answer = Handed(
             request.correlation_id,
             tuple(ranges),
-            group.acked.cursor,
+            group.durable_cursor,
             partition.readable_offset,
             partition.ended,
         )
@@ -221,8 +225,6 @@ class BrokerService:
                 group.version += 1
             if group.lock.shared:
                 group.handed_out().acked(ranges)
-                if partition.ended and group.acked.cursor >= partition.next_offset:
-                    self._waiting.wake(partition.partition_id)  # the others hear of the end
         cursor = group.acked.cursor
         saved = self._save(partition, group)
         if saved is not None:

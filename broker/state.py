@@ -21,6 +21,8 @@ class BrokerState:
 
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.partitions = PartitionTable(now_ms)
+        self.hosting: set[int] = set()
+        """Partitions whose facts are on their way to the disk: nobody is told of them yet."""
         self.orphans: dict[int, int] = {}
         """Partitions that have records, but whose facts are lost: id → position of the first such record."""
         self.problems: list[str] = []
@@ -89,4 +91,5 @@ class BrokerState:
 
     def unhost(self, partition_id: int) -> None:
         """Take back the newest partition."""
+        self.hosting.discard(partition_id)
         self.partitions.remove(partition_id)

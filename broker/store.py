@@ -235,9 +235,16 @@ class Store:
         # Not as the broker's own: one that takes no messages now is no place for a new partition.
         self.commit.check_room(OWN_RECORD_BYTES)
         partition = self.state.host(facts)
+        self.state.hosting.add(partition_id)
+
+        def settled(_entry: Entry) -> None:
+            self.state.hosting.discard(partition_id)
+            self.state.partitions.version += 1
+
         entry = Entry(
             encode_body(partition_id, facts),
             partition_id=partition_id,
+            settled=settled,
             undo=partial(self.state.unhost, partition_id),
             durable=True,
         )
@@ -294,6 +301,7 @@ class Store:
 
         def settled(_entry: Entry) -> None:
             group.durable_fence = max(group.durable_fence, token)
+            group.kept = True
 
         entry = Entry(
             encode_body(partition.partition_id, body),
@@ -309,15 +317,17 @@ class Store:
         self.state.touch(partition)
 
         def make() -> Entry:
-            version = group.version
+            version, body = group.version, group.cursor_body()
 
             def settled(_entry: Entry) -> None:
-                group.saved_version = max(group.saved_version, version)
+                group.saved(body, version)
+                if group.lock.shared and partition.ended and group.drained(partition.next_offset):
+                    self._wake(partition.partition_id)  # the other sessions hear of the end
 
             return Entry(
-                encode_body(partition.partition_id, group.cursor_body()),
+                encode_body(partition.partition_id, body),
                 partition_id=partition.partition_id,
-                base_offset=group.acked.cursor,
+                base_offset=body.cursor,
                 settled=settled,
             )
 

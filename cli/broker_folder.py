@@ -141,7 +141,8 @@ def _described(header: Header, body: memoryview, *, messages: bool) -> dict[str,
         one = partition_of(header.partition_id, body)
         found |= {"subject": one.facts.subject, "next_offset": one.next_offset}
         found["groups"] = sorted(one.groups)
-    else:
+        found["groups_told"] = one.groups_told
+    elif header.kind != Kind.TOLD:
         said = decode_body(header, body)
         found["body"] = msgspec.to_builtins({"": said})[""]
     return found

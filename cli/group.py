@@ -38,6 +38,8 @@ class PartitionProgress(msgspec.Struct, frozen=True, kw_only=True):
     acked_above: int | None
     next_offset: int | None
     lag: int | None
+    removed_unread: int | None = None
+    """Messages that retention by time removed before the group had acked them."""
     problem: str | None = None
 
 
@@ -100,14 +102,15 @@ async def _queues(meta: str, subject: str, group: str) -> tuple[QueueProgress, .
 
 def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> PartitionProgress:
     partition = owner.partition
-    offset = above = following = lag = None
+    offset = above = following = lag = removed = None
     if isinstance(status, PartitionStatus):
         # A group that has not pulled yet is unknown to the broker: it will begin at the first message.
         offset, above, following = status.first_offset, 0, status.next_offset
-        lag = following - offset
+        lag, removed = following - offset, 0
         for one in status.groups:
             if one.group == group:
                 offset, above, lag = one.cursor, one.acked_above, one.lag
+                removed = one.removed_unread
     return PartitionProgress(
         partition_id=partition.partition_id,
         name=partition.name,
@@ -120,6 +123,7 @@ def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> Pa
         acked_above=above,
         next_offset=following,
         lag=lag,
+        removed_unread=removed,
         problem=status if isinstance(status, str) else None,
     )
 
@@ -151,6 +155,11 @@ async def describe_group(meta: str, form: OutputFormat, *, subject: str, group: 
     if progress.queues:
         show_table(_queue_table(progress.queues))
     for one in progress.partitions:
+        if one.removed_unread:
+            print(
+                f"partition {one.partition_id}: retention has removed {one.removed_unread} messages "
+                "that the group had not read"
+            )
         if one.problem:
             print(f"partition {one.partition_id}: {one.problem}")
 

@@ -28,7 +28,7 @@ UrlOption = Annotated[
 
 @meta_app.command("verify")
 def meta_verify(meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Compare the database with the brokers: twelve checks; exit status 1 if one does not hold."""
+    """Compare the database with the brokers: thirteen checks; exit status 1 if one does not hold."""
     answers: list[bool] = []
 
     async def work() -> None:
@@ -180,7 +180,7 @@ async def migrate(given: dict[str, Any], form: OutputFormat) -> None:
 
 
 async def verify_cluster(meta: str, form: OutputFormat) -> bool:
-    """Show twelve checks between the metaserver's database and the brokers; True if all of them hold."""
+    """Show thirteen checks between the metaserver's database and the brokers; True if all of them hold."""
     async with connect(meta) as (client, _network):
         found = await client.verify()
     if form is OutputFormat.JSON:

@@ -25,7 +25,7 @@ class Attendant:
     """
     The periodic work of one metaserver.  Any number of them may do it at once: each step is a transaction.
 
-    `duties` are done every `expire_ms`: what hangs on retention.
+    `duties` are done every `expire_ms`, and `quick_duties` every `poll_ms`: what hangs on retention.
     """
 
     def __init__(
@@ -36,13 +36,18 @@ class Attendant:
         settings: MetaserverSettings,
         reshaper: Reshaper,
         duties: Sequence[Callable[[], Awaitable[object]]] = (),
+        *,
+        quick_duties: Sequence[Callable[[], Awaitable[object]]] = (),
     ) -> None:
         self._database = database
         self._members = members
         self._catalogue = catalogue
         self._settings = settings
         self._reshaper = reshaper
-        self._duties = duties
+        self._duties = [
+            *((duty, settings.expire_ms) for duty in duties),
+            *((duty, settings.poll_ms) for duty in quick_duties),
+        ]
 
     async def run(self) -> None:
         """Until cancelled.  What failed with an error of ours is done again; only a fault of ours ends it."""
@@ -50,8 +55,8 @@ class Attendant:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._look_again_and_again())
                 group.create_task(self._repair_again_and_again())
-                for duty in self._duties:
-                    group.create_task(self._do_again_and_again(duty))
+                for duty, pause_ms in self._duties:
+                    group.create_task(self._do_again_and_again(duty, pause_ms))
         except Exception:
             log.exception("the periodic work met a fault of ours and has ended")
             raise
@@ -85,9 +90,11 @@ class Attendant:
             except KeylaneError as error:
                 _warn(error)
 
-    async def _do_again_and_again(self, duty: Callable[[], Awaitable[object]]) -> None:
+    async def _do_again_and_again(
+        self, duty: Callable[[], Awaitable[object]], pause_ms: int
+    ) -> None:
         while True:
-            await asyncio.sleep(self._settings.expire_ms / 1000)
+            await asyncio.sleep(pause_ms / 1000)
             try:
                 await duty()
             except KeylaneError as error:

@@ -238,7 +238,7 @@ def _verify_calls(verifier: Verifier) -> list[Call]:
             None,
             Verification,
             lambda _body, _: verifier.verify(),
-            "Twelve checks between the database and the brokers.",
+            "Thirteen checks between the database and the brokers.",
         )
     ]
 

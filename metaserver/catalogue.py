@@ -100,6 +100,8 @@ class Catalogue:
         self._versions: dict[str, int] = {}
         self._patient_until: float | None = None
         """By the event loop's time; None: no subject was unknown yet."""
+        self._untold: dict[str, tuple[int, ...]] = {}
+        """Broker group → partitions of which it was never told the consumer groups."""
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────────
     async def report(self, report: BrokerHeartbeat) -> BrokerWelcome:
@@ -128,9 +130,16 @@ class Catalogue:
                     await self._database.write(note_refused, report, error.message, ttl_ms=ttl_ms)
                 raise
             self._wakeups.wake(await self._database.read(subject_names, changed))
+        if report.untold:
+            self._untold[report.broker_group] = report.untold
         return BrokerWelcome(
             heartbeat_ms=settings.broker_heartbeat_ms, ttl_ms=settings.broker_ttl_ms
         )
+
+    def take_untold(self) -> list[tuple[int, ...]]:
+        """Partitions whose brokers asked for their consumer groups since the last call, for each broker."""
+        untold, self._untold = self._untold, {}
+        return list(untold.values())
 
     async def _check_no_copy(self, report: BrokerHeartbeat) -> None:
         """
@@ -324,6 +333,7 @@ class Catalogue:
             partitions_wanted=row.partitions_wanted,
             retention=row.retention,
             static=row.static,
+            groups=(),  # nobody can join before the subject is open
         )
         async with room:
             try:

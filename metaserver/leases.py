@@ -12,6 +12,7 @@ Invariants
     Every grant takes a token above all before it.
     A partition is granted only when the group has drained all its parents; in the place of a forsaken one stand those
     which that continues.
+    A partition is granted only when its broker has heard of the group.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Readable:
     """A session of the group has it, or is about to."""
     lost: bool = False
     """Its loss was accepted: its data is gone, and what it continued may still be unread."""
+    heard: bool = True
+    """Its broker has the group on its disk, or removes nothing that a group may need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +82,11 @@ def readable_partitions(
 ) -> list[Readable]:
     """
     The partitions a group may read now: there is data or may come some, the group is not through with it,
-    and is through with all it continues.
+    is through with all it continues, and its broker has heard of the group: what goes before that is not the group's.
 
-    A parent whose data is gone holds nobody up, and one that was lost only by what it continues itself; nor does one that was forsaken, until its end is known, but for what it
-    continues itself.  From then on a group that has not begun with the child reads the parent first; one that has is
-    left at it.
+    A parent blocks its children unless its data has expired, its loss was accepted or it was forsaken; the parents of a
+    lost or forsaken one still block.  Once the end of a forsaken one is known, a group that has not begun with the child
+    reads the parent first; a group that has begun with the child is left at it.
     """
     known = {one.partition_id: one for one in partitions}
     gone = {
@@ -104,6 +107,7 @@ def readable_partitions(
         for one in known.values()
         if one.state in {PartitionState.OPEN, PartitionState.SEALED}
         and one.partition_id not in passed
+        and (one.heard or one.begun)
         and all(lets_by(parent, one.begun) for parent in one.parents)
     ]
 

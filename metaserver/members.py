@@ -10,7 +10,7 @@ A change rings the sessions it concerns and no others: a thousand waiting consum
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from ..protocol.control import (
@@ -59,6 +59,10 @@ RENEWED_AT_ONCE_MAX = 1_000
 GRANTS_CACHED_MAX = 20_000
 
 
+async def _tell_nobody(_group_id: int) -> None:
+    """The periodic look tells of the group."""
+
+
 @dataclass(slots=True)
 class _Waiting:
     """A call that waits; its row is as new as this version of its group, None: nobody knows."""
@@ -70,7 +74,15 @@ class _Waiting:
 class Members:
     """Consumer sessions and what they are granted, over one database."""
 
-    def __init__(self, database: Database, settings: MetaserverSettings) -> None:
+    def __init__(
+        self,
+        database: Database,
+        settings: MetaserverSettings,
+        *,
+        announce: Callable[[int], Awaitable[None]] = _tell_nobody,
+    ) -> None:
+        """`announce` makes a new group known to the brokers of its subject."""
+        self._announce = announce
         self._database = database
         self._settings = settings
         self._wakeups: Wakeups[SessionId] = Wakeups()
@@ -88,8 +100,15 @@ class Members:
         """As of the last look; another one with each."""
 
     async def join(self, ask: Join) -> Joined:
-        """Begin a session.  When this returns, the group's partitions are dealt out anew."""
+        """
+        Begin a session.  When this returns, the group's partitions are dealt out anew.
+
+        A group that begins with it is known to every broker that answered: nothing is removed any more that it has not
+        read.  It is granted the partitions of the others when these have heard of it.
+        """
         row = await self._database.write(join_group, ask, sessions_max=self._settings.sessions_max)
+        if row.new_group:
+            await self._announce(row.group_id)
         await self.settle(row.group_id)
         longest = self._settings.heartbeat_ms_max
         return Joined(ttl_ms=row.ttl_ms, heartbeat_ms=min(longest, row.ttl_ms // 3))

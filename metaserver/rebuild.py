@@ -31,7 +31,7 @@ from ..protocol.routing import (
 )
 from .leases import drained_through
 from .rebuild_gone import fill_gone
-from .rebuild_operations import canceled, forget_canceled, operations
+from .rebuild_operations import canceled, forget_canceled, is_used, operations
 from .rebuild_rows import (
     RebuiltCluster,
     RebuiltGroup,
@@ -225,7 +225,7 @@ def _creation_goes_on(subject: RebuiltSubject, found: Sequence[PartitionStatus])
     """Of a subject that nobody could use yet some partitions were never hosted: plan them again."""
     ranges = split_ranges(subject.partitions_wanted)
     here = {(one.partition.range_start, one.partition.range_end) for one in subject.partitions}
-    used = any(one.next_offset or one.groups for one in found)
+    used = any(is_used(one) for one in found)
     if used or len(here) != len(found) or not here < set(ranges):
         return False
     subject.opened = False

@@ -36,7 +36,7 @@ def forget_canceled(found: Sequence[PartitionStatus], rows: dict[int, RebuiltPar
     parents: where two share a range, the older one was left on a broker that had gone silent.
     """
     continued = {one for row in rows.values() for one in row.partition.parents}
-    used = {one.partition_id for one in found if one.next_offset or one.groups}
+    used = {one.partition_id for one in found if is_used(one)}
     by_parent: dict[int, list[Partition]] = defaultdict(list)
     for partition_id, row in sorted(rows.items(), reverse=True):
         one = row.partition
@@ -52,6 +52,11 @@ def forget_canceled(found: Sequence[PartitionStatus], rows: dict[int, RebuiltPar
             continue
         if replaced or (one.parents and row.end_offset == 0):
             set_state(rows, partition_id, PartitionState.EXPIRED)
+
+
+def is_used(one: PartitionStatus) -> bool:
+    """Was it open: it has messages, or a consumer came to it.  That it knows groups says nothing: it is told them before."""
+    return one.next_offset > 0 or any(group.token for group in one.groups)
 
 
 def canceled(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | None:
@@ -70,14 +75,14 @@ def operations(
     """
     What was under way: its partitions are set to the states they had, and its steps answered.
 
-    A child that has messages, is known to groups, or is continued by another was opened.
+    A child that has messages, was acquired by a group, or is continued by another was opened.
 
     Returns:
         Those that have only to fence a source that was given up, and the one that runs; None: none does.
     """
     statuses = {one.partition_id: one for one in found}
     opened: set[int] = {one for row in rows.values() for one in row.partition.parents}
-    opened |= {one.partition_id for one in found if one.next_offset or one.groups}
+    opened |= {one.partition_id for one in found if is_used(one)}
     fences: list[RebuiltOperation] = []
     running: dict[int, tuple[StepAction, bool]] = {}
     for parents, children in _generations(rows):

@@ -1,12 +1,14 @@
 """Drives operations on partitions to their end: hosts children, seals parents, changes the route.  Shell around SQL.
 
-    begin ─▶ journal ─▶ PLAN: brokers host the children ─▶ SEAL: brokers seal the parents ─▶ OPEN: route + 1 ─▶ DONE
+    begin ─▶ journal ─▶ PLAN: brokers host the children, and hear of the consumer groups ─▶ SEAL: brokers seal the parents
+          ─▶ OPEN: the children's brokers hear of groups made since; route + 1 ─▶ DONE
 
 Invariants
     Every step may be done twice, by two metaservers at once: brokers and SQL take it again and change nothing.
     The lease in SQL only keeps two drivers from doing the same work.
     No broker is asked to seal before every child is hosted and every parent's broker says that it could:
     writes stop for no longer than a seal and a new route.
+    The broker of a child has every consumer group of the subject on its disk before the child opens.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ class Reshaper:
     For whoever drives a metaserver without its server, as a simulation does: `begin(Reshape(...))` journals an
     operation and starts a task of this event loop that runs it to its end; after a crash `resume()` of any
     metaserver, called again and again as the attendant does, takes up what nobody drives.  `after_step(name)` is
-    called after each of planned, hosted, sealing (a broker has sealed, SQL does not know it), sealed, opened.
+    called after each of planned, hosted, sealing (a broker has sealed, SQL does not know it), sealed, telling (a broker
+    has heard of groups made meanwhile, SQL does not know it), opened.
     An operation that waits for a silent broker has no task; it is resumed when the broker is back.  Nor has one, for a
     while, whose brokers have refused often: what cannot go on keeps nothing else from going on.
 
@@ -249,9 +252,12 @@ class Reshaper:
             return True
         if state is OperationState.CANCELED and not problem:
             return None
+        if operation.state is OperationState.OPEN and not operation.todo:
+            return False  # a group was made meanwhile
         if all(one.address is None for one in operation.todo or operation.sources):
             log.info("operation %d waits: %s", operation_id, problem)
-            await self._database.write(let_go, operation_id, driver=self._driver)
+            pause_ms = PAUSE_MS if operation.state is OperationState.OPEN else 0
+            await self._database.write(let_go, operation_id, driver=self._driver, pause_ms=pause_ms)
             return None
         return False
 
@@ -263,14 +269,15 @@ class Reshaper:
         done = dict(one for one in asked if not isinstance(one, str))
         problems = [one for one in asked if isinstance(one, str)]
         if done and operation.state is not OperationState.PLAN:
-            self._after_step("sealing")
+            self._after_step("telling" if operation.state is OperationState.OPEN else "sealing")
         if not problems and operation.held:
             problems = [unsealable(operation)]
         if not problems:
             refused = await asyncio.gather(*(self._refusal(one) for one in operation.sources))
             problems = [one for one in refused if one]
         problem = problems[0] if problems else ""
-        await self._database.write(note_steps, operation.operation_id, done, problem)
+        heard = [group_id for group_id, _ in operation.groups]
+        await self._database.write(note_steps, operation.operation_id, done, problem, heard=heard)
         return problem
 
     async def _ask(self, operation: Operation, one: Partition) -> tuple[int, int | None] | str:
@@ -280,7 +287,7 @@ class Reshaper:
         broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._room:
             try:
-                if operation.state is not OperationState.PLAN:
+                if operation.state not in {OperationState.PLAN, OperationState.OPEN}:
                     status = await broker.seal(one.partition_id)
                     return one.partition_id, status.next_offset
                 facts = replace(one, state=PartitionState.OPEN)
@@ -292,6 +299,7 @@ class Reshaper:
                         partitions_wanted=operation.partitions_wanted,
                         retention=operation.retention,
                         static=operation.static,
+                        groups=tuple(name for _, name in operation.groups),
                     )
                 )
             except PartitionUnknownError:

@@ -93,9 +93,10 @@ async def running_metaserver(
         ) as opened:
             database = WatchedDatabase(opened, clock)
             catalogue = Catalogue(database, network, settings)
-            members = Members(database, settings)
             dice = random.SystemRandom()
             driver = f"{dice.getrandbits(128):032x}"
+            announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
+            members = Members(database, settings, announce=announcer.announce)
             reshaper = Reshaper(
                 database,
                 network,
@@ -116,9 +117,10 @@ async def running_metaserver(
             )
             await server.start(settings.host, settings.port)
             expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
-            announcer = Announcer(database, network, settings, holder=driver)
-            duties = (expirer.look, announcer.look)
-            attendant = Attendant(database, members, catalogue, settings, reshaper, duties)
+            duties, quick = (expirer.look,), (announcer.look,)
+            attendant = Attendant(
+                database, members, catalogue, settings, reshaper, duties, quick_duties=quick
+            )
             attending = asyncio.create_task(attendant.run())
             try:
                 yield RunningMetaserver(server, attending)

@@ -3,6 +3,7 @@
     subjects ─┬─ partitions ─── partition_parents
               ├─ operations ─── steps     what changes the partitions, journaled; see operations.py of the protocol
               └─ groups ─┬─ sessions       one consumer each; alive while expires_at > now by the database
+                         ├─ heard          partitions whose brokers have the group on their disks
                          ├─ leases         one row for each partition ever granted; the row outlives its owner
                          └─ drained        sealed partitions which the group has acked to their end
 
@@ -228,6 +229,13 @@ groups = Table(
     Column("settled", Boolean, nullable=False),
     Column("route_version", BigInteger, nullable=False, comment="the one it was settled with"),
     Column("strategy", String(16), nullable=False, server_default="exclusive"),
+    Column(
+        "told",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="every broker that has to has heard of it",
+    ),
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,  # an id is never given twice
 )
@@ -268,5 +276,13 @@ drained = Table(
     "drained",
     metadata,
     Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
+    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+)
+
+heard = Table(
+    "heard",
+    metadata,
+    # No foreign key: an operation must not wait for whoever has the group's row locked.
+    Column("group_id", BigId, primary_key=True, autoincrement=False),
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
 )

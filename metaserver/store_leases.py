@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..protocol.control import Grant, Grants, Heartbeat, ReleaseGrant
+from ..protocol.control import Grant, Grants, Heartbeat, ReleaseGrant, Retention
 from ..protocol.errors import TokenUnknownError
 from ..protocol.ids import FencingToken, PartitionId, SessionId
 from ..protocol.routing import ConsumeStrategy, PartitionState
@@ -31,7 +31,7 @@ from .leases import (
     settle_leases,
     settle_shared,
 )
-from .schema import drained, groups, leases, partitions, sessions
+from .schema import drained, groups, heard, leases, partitions, sessions
 from .store_duties import duty_left_ms, rebuilt_duty
 from .store_locked_group import (
     LockedGroup,
@@ -219,6 +219,7 @@ def release_unheld(
 
 
 _drained = sa.select(drained.c.partition_id).where(drained.c.group_id == sa.bindparam("of_group"))
+_heard = sa.select(heard.c.partition_id).where(heard.c.group_id == sa.bindparam("of_group"))
 _newly_drained = (
     sa.select(leases.c.partition_id)
     .join(partitions, partitions.c.partition_id == leases.c.partition_id)
@@ -329,7 +330,11 @@ def _readable(
         )
         for row in rows
     ]
-    passed = connection.execute(_drained, {"of_group": group.group_id}).scalars()
+    here = {"of_group": group.group_id}
+    if group.retention is Retention.ACKED:
+        known = set(connection.execute(_heard, here).scalars())
+        facts = [replace(one, heard=one.partition_id in known) for one in facts]
+    passed = connection.execute(_drained, here).scalars()
     return readable_partitions(facts, set(passed))
 
 

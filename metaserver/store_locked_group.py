@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ..protocol.control import Retention
 from ..protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
 from ..protocol.routing import ConsumeStrategy
 from .dialect import insert_or_replace
@@ -31,10 +32,12 @@ class LockedGroup:
     subject_version: int
     """The one the subject has now."""
     shared: bool
+    retention: Retention
+    """Of the subject."""
 
 
 _locked_group = (
-    sa.select(groups, subjects.c.route_version.label("subject_version"))
+    sa.select(groups, subjects.c.route_version.label("subject_version"), subjects.c.retention)
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
     .where(groups.c.group_id == sa.bindparam("of_group"))
     .with_for_update(of=groups)
@@ -53,6 +56,7 @@ def lock_group(connection: Connection, group_id: int) -> LockedGroup:
         route_version=row.route_version,
         subject_version=row.subject_version,
         shared=row.strategy == ConsumeStrategy.SHARED,
+        retention=Retention(row.retention),
     )
 
 

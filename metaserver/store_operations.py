@@ -3,6 +3,7 @@
 Invariants
     An operation moves on only when every step of its state is noted, in one transaction for each state.
     The route changes in one transaction: parents SEALED, children OPEN, version + 1.
+    No child opens before its broker has every consumer group of the subject on its disk.
     Every function may be called again: what is done stays done.
 """
 
@@ -22,8 +23,9 @@ from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import OrderStrategy, Partition, PartitionState, route_table
 from .dialect import now_ms
 from .schema import brokers, groups, operations, partitions, steps, subjects
+from .store_announce import store_heard, unheard_children
 from .store_losses import lose_partitions
-from .store_partitions import Choice, some_partitions
+from .store_partitions import BY_ID, Choice, some_partitions
 from .store_queues import go_on
 from .store_subjects import read_route
 
@@ -56,7 +58,10 @@ class Operation:
     strategy allows messages to be reordered; or the loss of what the broker has was accepted."""
     accept_loss: bool
     todo: tuple[Partition, ...]
-    """What has to be hosted or sealed in this state; without an address its broker is silent."""
+    """What has to be hosted or sealed in this state, or, in OPEN, to hear of consumer groups that were made since it was
+    hosted; without an address its broker is silent."""
+    groups: tuple[tuple[int, str], ...] = ()
+    """(id, name) of every consumer group of the subject, of which the brokers of the children have to hear."""
     held: tuple[str, ...] = ()
     """The silent broker groups for which it waits before anything is sealed: else some parents would take no
     messages and their children not yet."""
@@ -108,6 +113,8 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
     sources: tuple[Partition, ...] = ()
     if state in _ACTION:
         todo = _undone(connection, operation_id, _ACTION[state])
+    elif state is OperationState.OPEN:
+        todo = _unheard(connection, row.subject_id, operation_id)
     if state is OperationState.PLAN:
         parents = _undone(connection, operation_id, StepAction.SEAL)
         silent: set[str] = {one.broker_group for one in parents if one.address is None}
@@ -122,6 +129,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         retention=Retention(row.retention),
         static=row.static,
         state=state,
+        groups=_named_groups(connection, row.subject_id),
         may_forsake=_may_forsake(row),
         accept_loss=row.accept_loss and not row.static,
         todo=todo,
@@ -143,6 +151,30 @@ _to_do = Choice(
 
 def _undone(connection: Connection, operation_id: int, action: StepAction) -> tuple[Partition, ...]:
     return some_partitions(connection, _to_do, of_operation=operation_id, what=action)
+
+
+_children = sa.select(steps.c.partition_id).where(
+    steps.c.operation_id == sa.bindparam("of_operation"), steps.c.action == StepAction.HOST
+)
+
+
+def _unheard(connection: Connection, subject_id: int, operation_id: int) -> tuple[Partition, ...]:
+    """The children whose brokers have not heard of each group of the subject."""
+    children = connection.execute(_children, {"of_operation": operation_id}).scalars().all()
+    missing = unheard_children(connection, subject_id, children)
+    return some_partitions(connection, BY_ID, ids=missing) if missing else ()
+
+
+_named = (
+    sa.select(groups.c.group_id, groups.c.name)
+    .where(groups.c.subject_id == sa.bindparam("of_subject"))
+    .order_by(groups.c.group_id)
+)
+
+
+def _named_groups(connection: Connection, subject_id: int) -> tuple[tuple[int, str], ...]:
+    rows = connection.execute(_named, {"of_subject": subject_id})
+    return tuple((row.group_id, row.name) for row in rows)
 
 
 def _may_forsake(row: sa.Row[Any]) -> bool:
@@ -173,19 +205,27 @@ _set_operation = sa.update(operations).where(
 
 
 def note_steps(
-    connection: Connection, operation_id: int, done: Mapping[int, int | None], problem: str
+    connection: Connection,
+    operation_id: int,
+    done: Mapping[int, int | None],
+    problem: str,
+    *,
+    heard: Collection[int] = (),
 ) -> None:
     """
     These partitions are hosted, or sealed at an end offset; and why the others are not.
 
     Args:
         done: partition id → end offset of a sealed one, None of a hosted one.
+        heard: ids of the consumer groups that the brokers of the hosted ones have on their disks.
     """
     # Its row before those of its steps, as a cancel does.
     state = _lock_operation(connection, operation_id)
     for partition_id, end_offset in sorted(done.items()):
         if end_offset is not None:
             connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
+    hosted = [partition_id for partition_id, end_offset in done.items() if end_offset is None]
+    store_heard(connection, {one: list(heard) for one in sorted(hosted)})
     # By its action: an operation that was canceled meanwhile has its children to seal.
     for action in StepAction:
         ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
@@ -274,7 +314,7 @@ def advance_operation(
             after = OperationState.SEAL
         case OperationState.SEAL if not operation.todo or (operation.may_forsake and silent):
             after = OperationState.OPEN
-        case OperationState.OPEN:
+        case OperationState.OPEN if not operation.todo:
             after = _open(connection, operation)
         case OperationState.FENCE if not operation.todo:
             after = OperationState.DONE

@@ -22,6 +22,7 @@ from .schema import (
     brokers,
     drained,
     groups,
+    heard,
     leases,
     operations,
     partition_parents,
@@ -155,6 +156,8 @@ def _store_group(connection: Connection, subject_id: int, one: RebuiltGroup) -> 
     ]
     connection.execute(sa.insert(leases), held)
     take_duty(connection, rebuilt_duty(group_id), holder="rebuild", lease_ms=one.ttl_ms)
+    on_disk = [{"group_id": group_id, "partition_id": key} for key in sorted(one.tokens)]
+    connection.execute(sa.insert(heard), on_disk)
     through = [{"group_id": group_id, "partition_id": key} for key in sorted(one.drained)]
     if through:
         connection.execute(sa.insert(drained), through)

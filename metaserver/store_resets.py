@@ -171,7 +171,9 @@ def begin_reset(
     insert_or_replace(connection, leases, rows)
     through = sa.and_(drained.c.group_id == group_id, drained.c.partition_id.in_(ids))
     connection.execute(sa.delete(drained).where(through))
-    connection.execute(sa.update(groups).where(here).values(last_token=last_token + len(tokens)))
+    # Brokers of what is drained no more may have to hear of the group.
+    values = {"last_token": last_token + len(tokens), "told": False}
+    connection.execute(sa.update(groups).where(here).values(values))
     mark_unsettled(connection, group_id)
     return tokens
 

@@ -25,6 +25,7 @@ from ..protocol.errors import (
     SessionUnknownError,
 )
 from ..protocol.ids import SessionId, check_name
+from ..protocol.limits import GROUPS_PER_SUBJECT_MAX
 from .dialect import insert_new, now_ms
 from .schema import groups, leases, sessions
 from .store_duties import duty_left_ms, reset_duty
@@ -44,6 +45,8 @@ class SessionRow:
     suspended: bool = False
     handing_over: bool = False
     """It was asked to hand a lease over and has not released it; told by `renew_sessions` only."""
+    new_group: bool = False
+    """Its group began with it; told by `join_group` only."""
 
 
 _row = sa.select(
@@ -77,7 +80,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         InvalidNameError, SubjectUnknownError
         InvalidRequestError: the session is one of another group.
         GroupStrategyError: the group consumes in another way.
-        OverloadedError: the group has `sessions_max` sessions.
+        OverloadedError: the group has `sessions_max` sessions, or the subject too many groups.
         GroupBusyError: its progress is being set.
     """
     check_name("consumer group", ask.group)
@@ -85,7 +88,13 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         raise InvalidRequestError("the client's name has a NUL in it")
     subject = open_subject_row(connection, ask.subject)
     here = {"of_subject": subject.subject_id, "of_name": ask.group}
-    if connection.execute(_group_id, here).one_or_none() is None:
+    new_group = connection.execute(_group_id, here).one_or_none() is None
+    if new_group:
+        count = sa.select(sa.func.count()).where(groups.c.subject_id == subject.subject_id)
+        if connection.execute(count).scalar_one() >= GROUPS_PER_SUBJECT_MAX:
+            raise OverloadedError(
+                "too many consumer groups on this subject", limit=GROUPS_PER_SUBJECT_MAX
+            )
         start = {"last_token": 0, "version": 0, "settled": False, "route_version": 0}
         who = {"subject_id": subject.subject_id, "name": ask.group, "strategy": ask.strategy}
         insert_new(connection, groups, who | start)
@@ -128,6 +137,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         ttl_ms=ask.ttl_ms,
         grants_version=version + 1,
         suspended=ask.suspended,
+        new_group=new_group,
     )
 
 

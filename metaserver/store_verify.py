@@ -15,6 +15,7 @@ from .schema import (
     brokers,
     drained,
     groups,
+    heard,
     leases,
     operations,
     partitions,
@@ -83,6 +84,9 @@ def _groups(connection: Connection) -> list[GroupRow]:
     through: dict[int, set[int]] = defaultdict(set)
     for row in connection.execute(sa.select(drained)):
         through[row.group_id].add(row.partition_id)
+    known: dict[int, set[int]] = defaultdict(set)
+    for row in connection.execute(sa.select(heard)):
+        known[row.group_id].add(row.partition_id)
     return [
         GroupRow(
             group_id=row.group_id,
@@ -92,6 +96,7 @@ def _groups(connection: Connection) -> list[GroupRow]:
             route_version=row.route_version,
             tokens=tokens[row.group_id],
             drained=through[row.group_id],
+            heard=known[row.group_id],
         )
         for row in connection.execute(sa.select(groups).order_by(groups.c.group_id))
     ]

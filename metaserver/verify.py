@@ -1,4 +1,4 @@
-"""Twelve checks between the database and the brokers, each with a code and a name.  Pure.
+"""Thirteen checks between the database and the brokers, each with a code and a name.  Pure.
 
 A check is a function from the views to sentences, one for each place where its claim is not so.  What cannot be
 seen, because a broker does not answer, is said by V03 and by no other.
@@ -16,6 +16,7 @@ from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import Partition, PartitionState
 from ..protocol.verification import CheckView, Verification
 from .verify_drained import drained_too_early
+from .verify_heard import missing_at_broker
 from .verify_queues import broken_chain
 from .verify_views import GroupRow, PartitionView, SqlView, SubjectView, Views
 
@@ -376,6 +377,17 @@ def _children_after_parents(index: Index) -> Iterator[str]:
                 )
 
 
+def _groups_heard(index: Index) -> Iterator[str]:
+    of_subject: dict[int, list[GroupRow]] = defaultdict(list)
+    for group in index.before.groups:
+        of_subject[group.subject_id].append(group)
+    for one in index.before.partitions.values():
+        status = index.status(one)
+        if status is not None:
+            subject = index.before.subjects[one.subject_id]
+            yield from missing_at_broker(subject, one, status, of_subject[one.subject_id])
+
+
 CHECKS = (
     Check("V01", "route-covers-once", "each logical partition has one open one", _route_covers),
     Check(
@@ -394,5 +406,6 @@ CHECKS = (
     Check("V10", "versions-rise", "nothing was made with a route of the future", _versions_rise),
     Check("V11", "operations-move", "no operation and no creation is stuck", _operations_move),
     Check("V12", "children-after-parents", "sealing precedes opening", _children_after_parents),
+    Check("V13", "groups-heard", "brokers keep the groups that SQL counts on", _groups_heard),
 )
 """The code of a check never changes its meaning."""

@@ -47,6 +47,8 @@ class GroupRow:
     route_version: int
     tokens: Mapping[int, int] = field(default_factory=dict)
     drained: Collection[int] = ()
+    heard: Collection[int] = ()
+    """Partitions whose brokers have said that they have the group on their disks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

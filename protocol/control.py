@@ -41,7 +41,14 @@ from msgspec import Meta, Struct
 
 from .error_wire import error_from_wire, wire_details, wire_text
 from .errors import Fate, KeylaneError
-from .limits import PARTITIONS_MAX, PULL_WAIT_MS_MAX, TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN
+from .limits import (
+    PARTITIONS_MAX,
+    PULL_WAIT_MS_MAX,
+    TTL_MS_DEFAULT,
+    TTL_MS_MAX,
+    TTL_MS_MIN,
+    UNTOLD_MAX,
+)
 from .routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState, Route
 
 Count = Annotated[int, Meta(ge=0)]
@@ -111,6 +118,9 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     """Position up to which the broker's log is durable: it only grows."""
     hosted: Count = 0
     """How many partitions it hosts."""
+    untold: Annotated[tuple[int, ...], Meta(max_length=UNTOLD_MAX)] = ()
+    """Partitions, some of them if there are many, of which retention should remove messages and may not: the broker was
+    never told their consumer groups."""
 
 
 class BrokerWelcome(Struct, frozen=True, kw_only=True):
@@ -339,6 +349,9 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What old messages of the subject wait for; None: not said, as ACKED."""
     static: bool = False
     """The subject's number of logic queues never changes."""
+    groups: tuple[str, ...] | None = None
+    """Every consumer group of the subject, so that retention waits for them from the first message on; None: not said.
+    No fact of the partition: it may be said again with more groups."""
 
 
 class GroupStatus(Struct, frozen=True, kw_only=True):
@@ -359,6 +372,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     """The token was brought to set the cursor, by no consumer."""
     ttl_ms: int = 0
     """Of the session that brought the token; 0: not known, as after a restart of the broker."""
+    removed_unread: int = 0
+    """Messages that retention by time removed before the group had acked them."""
 
 
 class PartitionStatus(Struct, frozen=True, kw_only=True):
@@ -375,6 +390,8 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     """What the broker was told when it began to host it."""
     unsealable: str = ""
     """Why it cannot be sealed now; "" if it can, or is.  Said by who is asked for this partition alone."""
+    groups_told: bool = True
+    """The broker was told every consumer group of the subject; until then it removes nothing of the partition."""
 
 
 class TimeBound(enum.StrEnum):

@@ -43,6 +43,10 @@ HTTP_CONNECTIONS_MAX = 1_000
 PRODUCERS_PER_PARTITION_MAX = 10_000
 BATCHES_IN_FLIGHT_MAX = 8
 """Batches that a producer may have sent to a partition without an answer; the broker knows so many of them again."""
+GROUPS_PER_SUBJECT_MAX = 1_000
+"""Consumer groups of one subject; every broker of the subject keeps each of them for each partition."""
+UNTOLD_MAX = 256
+"""Partitions that one report of a broker names because it was never told their consumer groups."""
 ACK_RANGES_MAX = 10_000
 """Ranges of acked messages above one cursor; while it keeps so many, the consumer pulls no more."""
 

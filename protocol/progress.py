@@ -86,3 +86,5 @@ class KnowGroups(Struct, frozen=True, kw_only=True):
     """Keep these groups' messages from now on; they have yet to come to the partition."""
 
     groups: Annotated[tuple[str, ...], Meta(max_length=GROUPS_AT_ONCE_MAX)]
+    complete: bool = False
+    """The subject has no other group that is to read the partition: retention may remove what these have acked."""

@@ -65,6 +65,8 @@ class Kind(enum.IntEnum):
     """A consumer group's cursor and acked ranges on the partition."""
     STATE = 6
     """All of the partition but its messages, written again before the records that said so are removed."""
+    TOLD = 7
+    """The metaserver has told every consumer group of the partition's subject: those before it in the log are all."""
 
 
 class Codec(enum.IntEnum):

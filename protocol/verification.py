@@ -12,7 +12,7 @@ class CheckView(Struct, frozen=True, kw_only=True):
     """One check."""
 
     code: str
-    """V01 to V12; never changes its meaning."""
+    """V01 to V13; never changes its meaning."""
     name: str
     claim: str
     """What has to be so."""

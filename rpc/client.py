@@ -171,7 +171,7 @@ class MetaClient:
         return await self._call("GET", f"/v1/subjects/{_segment(subject)}/history", SubjectHistory)
 
     async def verify(self) -> Verification:
-        """Twelve checks between the metaserver's database and the brokers."""
+        """Thirteen checks between the metaserver's database and the brokers."""
         return await self._call("GET", "/v1/verify", Verification, timeout_ms=60_000)
 
     async def route(

@@ -34,6 +34,8 @@ class HostingBroker:
         self.refusal: KeylaneError = BrokerReadOnlyError("this broker takes no more partitions")
         self.known: dict[int, set[str]] = {}
         """Groups that it was told of, by partition."""
+        self.untold: set[int] = set()
+        """Partitions that its reports ask the groups of."""
         self.deaf = False
         """It hears of no group."""
         self._server = Server(
@@ -63,6 +65,7 @@ class HostingBroker:
                 broker_id=self.broker_id,
                 address=self.address,
                 writable=writable,
+                untold=tuple(sorted(self.untold)),
             )
         )
 
@@ -75,6 +78,8 @@ class HostingBroker:
         if known is None or known.state is not PartitionState.SEALED:
             self.hosted[one.partition_id] = one
         self._told[one.partition_id] = body
+        if body.groups:
+            self.known.setdefault(one.partition_id, set()).update(body.groups)
         return self._status(one.partition_id)
 
     async def _describe(self, _body: object, params: Params) -> PartitionStatus:
@@ -96,6 +101,8 @@ class HostingBroker:
         if self.deaf:
             raise BrokerReadOnlyError
         self.known.setdefault(int(params["id"]), set()).update(body.groups)
+        if body.complete:
+            self.untold.discard(int(params["id"]))
         return Done()
 
     async def _list(self, _body: object, _params: object) -> PartitionStatusList:

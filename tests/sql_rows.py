@@ -62,9 +62,11 @@ class Rows:
             operation = self.run(claim_operation, operation_id, driver=driver, lease_ms=1_000)
             if operation is None:
                 return None
-            end = None if operation.state is OperationState.PLAN else 100
+            hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
+            end = None if hosts else 100
             done = {one.partition_id: end for one in operation.todo if one.address is not None}
-            self.run(note_steps, operation_id, done, "")
+            heard = [group_id for group_id, _ in operation.groups]
+            self.run(note_steps, operation_id, done, "", heard=heard)
             state: OperationState = self.run(advance_operation, operation_id)
             if state is operation.state and not done:
                 return state

@@ -21,7 +21,8 @@
 
 Handling a message again under a higher token is no anomaly: delivery is at least once.  What an operator's reset
 sets a cursor back over is owed again, under tokens above the reset's; what it sets it past is owed to nobody.  What
-retention removes must have been handled for every group that the partition's broker knows; it is owed to no other.
+retention removes must have been handled for every group that the metaserver's database promises it to, whether the
+broker knows the group or not; it is owed to no other.
 
 Source: the names follow Jepsen's Kafka workload and Maelstrom; the rules of stale effects are those of linearizable
 registers: an accepted call counts against the fence only if it was asked after the higher one was served.

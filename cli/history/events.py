@@ -179,7 +179,7 @@ class Resetting(NamedTuple):
 
 
 class Expired(NamedTuple):
-    """Retention removes what a partition has before an offset; `groups` are those that its broker knows there."""
+    """Retention removes what a partition has before an offset; `groups` are those that the database promises it to."""
 
     partition_id: int
     first_offset: int

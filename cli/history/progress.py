@@ -111,7 +111,7 @@ class Progress:
             self.eras.asked(token, cursor)
 
     def check_expired(self, first_offset: int) -> None:
-        """What is before goes now; the group is known to the broker, so it needs none of it any more."""
+        """What is before goes now; the group was promised it, so it needs none of it any more."""
         eras = self.eras.possible()
         for offset in range(self.eras.floor, first_offset):
             if not any(era.through(offset) for era in eras):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+from keylane.broker.known_groups import know_groups
 from keylane.broker.storage.consume_queue import Unit
 from keylane.broker.storage.identity import claim_folder
 from keylane.broker.storage.index_file import FileConsumeQueues
@@ -58,7 +59,7 @@ def test_index_journal():
 
 
 def test_own_records():
-    """Partition, fence, cursor and seal: their kinds and the msgpack of their bodies, in the order of writing."""
+    """Partition, fence, cursor, told and seal: their kinds and the msgpack of their bodies, in the order of writing."""
     disk, clock = SimDisk(), ManualClock()
 
     async def fill() -> None:
@@ -70,6 +71,10 @@ def test_own_records():
         await desk.acquire(5)
         await desk.ack(5, (1, 2))
         await desk.ack(5, (0, 1))
+        await know_groups(desk.store, desk.store.state.partition(9), ["late"], complete=True)
+        desk.store.state.partition(1).groups["audit"].removed_unread = 3
+        desk.store.state.partition(1).groups["audit"].version += 1
+        await desk.ack(5)
         _, durable = desk.store.seal(1)
         await durable
 
@@ -92,9 +97,13 @@ def test_own_records():
     )
     assert found[0] == (2, 9, 0, facts_body)
     assert found[2:] == [
+        (7, 1, 0, b""),
         (1, 1, 0, b""),
         (4, 1, 0, b"\x93\xa5audit\x05\xb0" + b"a" * 16),
         (5, 1, 0, b"\x94\xa5audit\x05\x00\x91\x92\x01\x02"),
         (5, 1, 2, b"\x94\xa5audit\x05\x02\x90"),
+        (5, 9, 0, b"\x94\xa4late\x00\x00\x90"),
+        (7, 9, 0, b""),
+        (5, 1, 2, b"\x95\xa5audit\x05\x02\x90\x03"),
         (3, 1, 2, b""),
     ]

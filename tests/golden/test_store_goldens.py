@@ -73,6 +73,8 @@ async def test_the_files_are_read(files):
         images[snapshot] = {number: image_of(one) for number, one in state.partitions.items()}
         assert state.partition(9).sealed
         assert state.partition(9).facts.partition.parents == (3, 4)
+        told = [number for number in (1, 9) if state.partition(number).groups_told]
+        assert told == ([1] if files is GOLDEN else []), "no group was told before there was a mark"
         group = state.partition(1).groups["audit"]
         assert (group.lock.fence, group.acked.cursor, group.acked.ranges) == (5, 0, [(1, 2)])
         answer, payload = await desk.read(2)
@@ -106,6 +108,7 @@ def test_an_image():
     one = partition_of(1, image)
     assert (one.next_offset, one.appended_at_ms, one.sealed) == (3, 5, False)
     assert one.lost == ()
+    assert not one.groups_told
 
 
 def test_the_checksums_come_last_in_an_image():
@@ -128,4 +131,5 @@ def test_kinds():
         "FENCE": 4,
         "CURSOR": 5,
         "STATE": 6,
+        "TOLD": 7,
     }

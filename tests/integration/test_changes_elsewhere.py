@@ -26,6 +26,7 @@ from keylane.protocol.control import (
     Leave,
 )
 from keylane.protocol.errors import SessionUnknownError
+from told_groups import hear
 
 FIRST, SECOND = "a" * 16, "b" * 16
 LONG_MS = 30_000
@@ -55,7 +56,11 @@ class House:
         settings = MetaserverSettings(data=folder)
         self.database = Watched(database)
         self.here = Members(self.database, settings)  # type: ignore[arg-type]
-        self.elsewhere = Members(database, settings)
+
+        async def announce(group_id: int) -> None:
+            await database.write(hear, group_id)
+
+        self.elsewhere = Members(database, settings, announce=announce)
 
     async def join(self, session: str, *, members: Members | None = None) -> None:
         ask = Join(subject="s", group="g", session=session, ttl_ms=TTL_MS)

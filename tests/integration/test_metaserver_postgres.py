@@ -22,13 +22,13 @@ from keylane import migrations
 from keylane.metaserver.database import SqlDatabase, open_database
 from keylane.metaserver.migrate import HEAD, migrate
 from keylane.metaserver.schema import brokers, facts, metadata, subjects
-from keylane.metaserver.store_leases import settle_group
 from keylane.metaserver.store_sessions import join_group, renew_sessions
 from keylane.metaserver.store_subjects import open_subject, plan_subject
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import CreateSubject, Join
 from keylane.protocol.errors import StorageError
 from postgres import Postgres, machine_programs, packaged_programs, running_postgres
+from told_groups import settle_group
 
 
 @pytest.fixture

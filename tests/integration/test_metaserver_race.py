@@ -7,6 +7,7 @@ what it was granted, one JSON line per grant.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,12 +18,13 @@ import sqlalchemy as sa
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
 from keylane.metaserver.schema import brokers, groups, leases
-from keylane.metaserver.store_leases import read_grants, release_leases, settle_group
+from keylane.metaserver.store_leases import read_grants, release_leases
 from keylane.metaserver.store_sessions import join_group, leave_group, renew_sessions
 from keylane.metaserver.store_subjects import open_subject, plan_subject
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import CreateSubject, Join, ReleaseGrant
 from keylane.protocol.errors import TokenUnknownError
+from told_groups import settle_group
 
 PROCESSES = 2
 ROUNDS = 15
@@ -95,6 +97,7 @@ def test_two_processes_never_grant_a_token_twice(tmp_path: Path) -> None:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
         )
         for number in range(PROCESSES)
     ]

@@ -15,7 +15,7 @@ from keylane.broker.pull_lock import PullLock, check_holder, decide_acquire, rai
 from keylane.metaserver.database import SqlDatabase, open_database
 from keylane.metaserver.schema import leases
 from keylane.metaserver.store_brokers import report_broker
-from keylane.metaserver.store_leases import read_grants, settle_group
+from keylane.metaserver.store_leases import read_grants
 from keylane.metaserver.store_sessions import join_group, renew_sessions
 from keylane.metaserver.store_subjects import open_subject, plan_subject
 from keylane.protocol.clock import SystemClock
@@ -31,6 +31,7 @@ from keylane.protocol.frames import Ack, Acquire, Pull, Release
 from keylane.protocol.limits import TOKEN_STEP_MAX
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from told_groups import settle_group
 
 A, B = "a" * 16, "b" * 16
 DEAD, LIVE = "d" * 16, "e" * 16

@@ -24,6 +24,7 @@ from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
 from postgres import Postgres
+from told_groups import hear
 
 TTL_MS = 600_000
 STATEMENTS_MAX = 40
@@ -49,9 +50,10 @@ class Slow:
         while operation := await self.database.write(
             claim_operation, one, driver="d", lease_ms=TTL_MS
         ):
-            end = None if operation.state is OperationState.PLAN else 100
-            done = {int(todo.partition_id): end for todo in operation.todo}
-            await self.database.write(note_steps, one, done, "")
+            hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
+            done = {int(todo.partition_id): None if hosts else 100 for todo in operation.todo}
+            heard = [group_id for group_id, _ in operation.groups]
+            await self.database.write(note_steps, one, done, "", heard=heard)
             await self.database.write(advance_operation, one)
 
     async def run(
@@ -97,6 +99,7 @@ async def test_a_child_opened_while_a_group_is_settled_waits_for_its_parent(slow
         await slow.create(subject)
         ask = Join(subject=subject, group="g", session=session, ttl_ms=TTL_MS)
         row = await slow.database.write(join_group, ask, sessions_max=10)
+        await slow.database.write(hear, row.group_id)
         _, paused = await slow.run(subject, pause, settle_group, row.group_id)
         grants = (await slow.database.read(read_grants, session)).grants
         assert len(grants) == 1, f"before statement {pause}: {grants}"

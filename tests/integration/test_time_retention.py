@@ -10,6 +10,8 @@ import pytest
 
 from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
+from keylane.cli.group import describe_group, group_progress
+from keylane.cli.options import OutputFormat
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import Retention
 from keylane.protocol.routing import Partition
@@ -45,7 +47,9 @@ async def removed(partition: Partition) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["exclusive", "shared"])
-async def test_a_slow_consumer_goes_on_at_what_is_left(cluster: Cluster, strategy: str, caplog):
+async def test_a_slow_consumer_goes_on_at_what_is_left(
+    cluster: Cluster, strategy: str, caplog, capsys
+):
     """It keeps its partition, handles the rest in order, and counts what was gone before it was pulled."""
     route = await cluster.create("aged", partitions=1, retention=Retention.TIME)
     seen: list[Message] = []
@@ -79,10 +83,16 @@ async def test_a_slow_consumer_goes_on_at_what_is_left(cluster: Cluster, strateg
         gate.set()
         await eventually(lambda: seen[-1].value == b"last", seconds=30)
         (held,) = consumer.assignment
+        (counted,) = (await group_progress(cluster.meta, subject="aged", group="g")).partitions
+        await describe_group(cluster.meta, OutputFormat.TABLE, subject="aged", group="g")
     first, *rest = (one.offset for one in seen)
     assert first == 0
     assert rest == list(range(rest[0], COUNT + 1))
     assert rest[0] > 1
+    assert counted.removed_unread is not None
+    assert rest[0] - 1 <= counted.removed_unread < COUNT
+    said = f"retention has removed {counted.removed_unread} messages that the group had not read"
+    assert said in capsys.readouterr().out
     if strategy == "exclusive":
         assert held.missed == rest[0] - 1
         assert f"{held.missed} messages were removed before group g got them" in caplog.text

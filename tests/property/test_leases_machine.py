@@ -35,7 +35,7 @@ from keylane.metaserver.schema import (
     subjects,
 )
 from keylane.metaserver.store_groups import due_groups, read_group
-from keylane.metaserver.store_leases import note_drained, read_grants, release_leases, settle_group
+from keylane.metaserver.store_leases import note_drained, read_grants, release_leases
 from keylane.metaserver.store_sessions import (
     join_group,
     leave_group,
@@ -46,6 +46,7 @@ from keylane.protocol.control import Join, ReleaseGrant
 from keylane.protocol.errors import SessionUnknownError, TokenUnknownError
 from keylane.protocol.ids import ConsumerGroup
 from keylane.protocol.routing import PartitionState, split_ranges
+from told_groups import settle_group
 
 GROUP = ConsumerGroup("g")
 SESSIONS = [f"{index:016x}" for index in range(3)]

@@ -23,6 +23,7 @@ from keylane.cli.history.events import Granted
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
 from sim.machine import Machine
+from sim.promises import Claims
 
 
 class _ClockOfNow:
@@ -67,6 +68,9 @@ class Shelf:
         self._machine = machine
         self._record = record
         self._raw.deserialize(empty)
+        self.claims = Claims()
+        self.watched = False
+        """Whether the claims of consumer groups are kept."""
         self.boot = 0
         """The boot that the times in it belong to."""
         self._durable: bytes | None = None
@@ -81,6 +85,8 @@ class Shelf:
             self._durable = None
         for event in before.granted(self._raw.execute, now_ms=self._clock.boot_ms()):
             self._record(event)
+        if self.watched:
+            self.claims.note(self._raw.execute)
         return result
 
     def renew(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -221,6 +221,24 @@ class Faults(NetworkFaults):
             host.crash_after_steps = self._dice.randint(1, 4)
             self._later(3.0, self.restart, host)
 
+    def _meta_told(self) -> None:
+        """It dies at a step between hosting what is to be opened and whatever would be told afterwards, and stays away."""
+        host = self._some(list(self._world.metas))
+        if isinstance(host, MetaHost):
+            host.crash_at_step = self._dice.choice(
+                ("hosted", "sealed", "telling", "opened", "opened")
+            )
+            self._later(3.0 + 3 * self._dice.random(), self.restart, host)
+            self._move()
+
+    # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
+    def _dead_group(self) -> None:
+        """A consumer of a new group is granted partitions and dies before it has asked a broker for any; at times while
+        brokers cannot hear of the group."""
+        if self._dice.random() < 0.5:
+            self._broker_crash()
+        self._world.add_dead_group()
+
     # ── partitions ────────────────────────────────────────────────────────────────────────────────────
     def _resize(self) -> None:
         count = self._dice.randint(1, 6)
@@ -257,6 +275,7 @@ class Faults(NetworkFaults):
                 self._change_disk(broker)
         for meta in world.metas:
             meta.crash_after_commits = meta.crash_after_steps = None
+            meta.crash_at_step = ""
         for consumer in world.consumers:
             consumer.calm = True
         for host in world.hosts:

@@ -44,7 +44,7 @@ from sim.logs import Removed
 from sim.loop import Process, SimLoop
 from sim.machine import Machine
 from sim.network import Internet, Listener, SimNetwork
-from sim.promises import DurableEnds
+from sim.promises import Claims, DurableEnds
 from sim.store import settings_of
 
 META_SETTINGS = MetaserverSettings(
@@ -116,6 +116,8 @@ class MetaHost(Host):
         self._slow_s = slow_s
         self.crash_after_commits: int | None = None
         self.crash_after_steps: int | None = None
+        self.crash_at_step = ""
+        """The next step of this name is the last thing that the process does."""
 
     def start(self) -> None:
         process = self.new_process()
@@ -133,8 +135,15 @@ class MetaHost(Host):
         )
         self._shelf.boot = self.machine.boots
         catalogue = Catalogue(database, SimNetwork(self.internet, self.process), META_SETTINGS)
-        members = Members(database, META_SETTINGS)
         network = SimNetwork(self.internet, self.process)
+        announcer = Announcer(
+            database,
+            network,
+            META_SETTINGS,
+            catalogue=catalogue,
+            holder=f"{self.name}.{self.starts}",
+        )
+        members = Members(database, META_SETTINGS, announce=announcer.announce)
         reshaper = Reshaper(
             database,
             network,
@@ -162,16 +171,28 @@ class MetaHost(Host):
         routes = control_routes(calls)
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
         duties = self._duties(database, network, catalogue) if self._expires else ()
-        attendant = Attendant(database, members, catalogue, META_SETTINGS, reshaper, duties)
+        attendant = Attendant(
+            database,
+            members,
+            catalogue,
+            META_SETTINGS,
+            reshaper,
+            duties=duties,
+            quick_duties=(announcer.look,),
+        )
         self.spawn(attendant.run(), self.process.context.copy())
 
     def _duties(self, database: Any, network: SimNetwork, catalogue: Catalogue) -> tuple[Any, ...]:
         holder = f"{self.name}.{self.starts}"
         expirer = Expirer(database, network, META_SETTINGS, catalogue=catalogue, holder=holder)
-        return expirer.look, Announcer(database, network, META_SETTINGS, holder=holder).look
+        return (expirer.look,)
 
     def _stepped(self, step: str) -> None:
         """An operation has finished a step; some of them are the last thing this process does."""
+        if step == self.crash_at_step:
+            self.crash_at_step = ""
+            self.end(machine_down=False)
+            raise Crashed(step)
         if self.crash_after_steps is None:
             return
         self.crash_after_steps -= 1
@@ -204,9 +225,11 @@ class BrokerHost(Host):
         settings: dict[str, Any],
         queued_bytes: int,
         disk_s: float,
+        claims: Claims,
     ) -> None:
         super().__init__(*args)
         self.group = group
+        self._claims = claims
         self.disk = SimDisk(TORN_BYTES)
         self.store: Store | None = None
         self.port = port
@@ -223,6 +246,7 @@ class BrokerHost(Host):
         """Nothing comes back from the disk before."""
         self.crash_after_commits: int | None = None
         self._registration: Registration | None = None
+        self._cleaning: Cleaning | None = None
 
     @property
     def address(self) -> str:
@@ -257,11 +281,13 @@ class BrokerHost(Host):
                 opened_after=opening.before if registration.problem else (),
                 log_end=store.log.durable_end,
                 hosted=len(store.state.partitions),
+                untold=() if self._cleaning is None else self._cleaning.untold,
             )
 
         async def heard() -> None:
             note_heard(disk, opening)
 
+        self._cleaning = None
         registration = self._registration = Registration(
             MetaClient(network, self._meta),
             report,
@@ -299,7 +325,7 @@ class BrokerHost(Host):
 
     async def _clean(self, store: Store) -> None:
         """Retention, more often than brokers look in production."""
-        cleaning = Cleaning(
+        cleaning = self._cleaning = Cleaning(
             store,
             self.disk,
             self._broker_settings(),
@@ -314,7 +340,7 @@ class BrokerHost(Host):
             first = store.firsts.pending.get(partition_id, 0)
             if partition is not None and partition.first_offset < first:
                 self.removed.note(store, partition_id, partition.first_offset, first)
-                self._record(Expired(partition_id, first, tuple(sorted(partition.groups))))
+                self._record(Expired(partition_id, first, self._claims.of(partition_id)))
             rise(partition_id)
 
         store.firsts.rise = watched  # type: ignore[method-assign]

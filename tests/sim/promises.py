@@ -1,8 +1,8 @@
-"""What brokers stand for at any moment: which partitions are sealed, and where what is durable ends."""
+"""What brokers and SQL stand for at any moment: sealed partitions, durable ends, the claims of consumer groups."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from keylane.broker.store import Store
@@ -44,3 +44,43 @@ class DurableEnds:
         if upto <= end:
             return ""
         return f"partition {request.partition_id} is read up to {upto}, and is durable up to {end}"
+
+
+_OPENED = "SELECT partition_id, subject_id FROM partitions WHERE state IN ('open', 'sealed')"
+_GROUPS = "SELECT subject_id, name FROM groups"
+_GRANTED = (
+    "SELECT groups.name, leases.partition_id FROM leases JOIN groups USING (group_id) "
+    "WHERE leases.session IS NOT NULL"
+)
+_HEARD = "SELECT groups.name, heard.partition_id FROM heard JOIN groups USING (group_id)"
+
+
+class Claims:
+    """
+    Which consumer groups the metaserver's database promises what a partition has, whatever its broker knows of them.
+
+    A group that was there when a partition opened is promised all of it; a younger one what is left of it when it is
+    granted the partition, or when the database says that the broker has heard of it.
+    """
+
+    def __init__(self) -> None:
+        self._opened: set[int] = set()
+        self._claims: dict[int, set[str]] = {}
+
+    def note(self, ask: Callable[[str], Iterable[Sequence[Any]]]) -> None:
+        """A transaction is at its end."""
+        new = [row for row in ask(_OPENED) if row[0] not in self._opened]
+        if new:
+            groups = list(ask(_GROUPS))
+            for partition_id, subject_id in new:
+                self._opened.add(partition_id)
+                names = {name for subject, name in groups if subject == subject_id}
+                self._claims.setdefault(partition_id, set()).update(names)
+        for statement in (_GRANTED, _HEARD):
+            for name, partition_id in ask(statement):
+                if partition_id in self._opened:
+                    self._claims[partition_id].add(name)
+
+    def of(self, partition_id: int) -> tuple[str, ...]:
+        """The groups that are promised what this partition has."""
+        return tuple(sorted(self._claims.get(partition_id, ())))

@@ -51,6 +51,10 @@ class Service:
         """Where a group stands in a partition that it may read, and since when."""
         self.problems: dict[tuple[str, int], str] = {}
 
+    def expect(self, group: str) -> None:
+        """One more group has to be served."""
+        self._groups.append(group)
+
     def _hosted(self) -> Iterator[HostedPartition]:
         for broker in self._brokers:
             if broker.running and broker.store is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from keylane.broker.known_groups import know_groups
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage.files import Files
@@ -98,8 +99,9 @@ class Desk:
         return answer
 
     async def host(self, partition_id: int = 1) -> None:
-        _, durable = self.store.host(facts(partition_id))
-        await durable
+        """As the metaserver has it hosted for a subject without consumer groups."""
+        partition, _ = self.store.host(facts(partition_id))
+        await know_groups(self.store, partition, (), complete=True)
 
     async def append(self, data: bytes, partition_id: int = 1) -> Any:
         return await self.say(Append(1, partition_id), data)

@@ -34,6 +34,7 @@ from sim.loop import Process, SimLoop, StuckError
 from sim.machine import Machine
 from sim.network import Internet, SimNetwork
 from sim.operators import Operator, for_operators, is_operated
+from sim.retaining import DeadGroupHost, for_retention, is_retaining, verify_on_the_way
 from sim.service import Idleness, Service
 from sim.swarm import Swarm, draw, has_twins
 
@@ -73,6 +74,8 @@ class World:
         self.swarm: Swarm = draw(self.dice)
         if is_operated(seed):
             self.swarm = for_operators(seed, self.swarm)
+        elif is_retaining(seed):
+            self.swarm = for_retention(seed, self.swarm)
         if is_copied(seed):
             self.swarm = for_copies(self.swarm)
         self.loop = SimLoop(random.Random(self.dice.getrandbits(64)))
@@ -127,6 +130,7 @@ class World:
         swarm = self.swarm
         machine = self._machine("meta")
         self.shelf = Shelf(machine, self.record)
+        self.shelf.watched = "retention_bytes" in swarm.broker
         addresses = [f"127.0.0.1:{7000 + index}" for index in range(swarm.metaservers)]
         for index, address in enumerate(addresses):
             self.metas.append(
@@ -157,6 +161,7 @@ class World:
                     settings=swarm.broker,
                     queued_bytes=swarm.queued_bytes,
                     disk_s=swarm.disk_s,
+                    claims=self.shelf.claims,
                 )
             )
         shared = [b"k%d" % number for number in range(swarm.keys)]
@@ -182,16 +187,26 @@ class World:
         for _ in range(swarm.consumers * swarm.groups):
             self.add_consumer()
 
-    def add_consumer(self) -> ConsumerHost:
+    def add_dead_group(self) -> None:
+        """A consumer of a group of its own: it is killed when it is first granted something."""
+        if any(isinstance(one, DeadGroupHost) for one in self.consumers):
+            return
+        host = self.add_consumer(DeadGroupHost, group="dead")
+        self.service.expect("dead")
+        host.start()
+
+    def add_consumer(
+        self, kind: type[ConsumerHost] = ConsumerHost, *, group: str = ""
+    ) -> ConsumerHost:
         index = len(self.consumers)
-        host = ConsumerHost(
+        host = kind(
             self.internet,
             self._machine(f"c{index}"),
             f"c{index}",
             self._new_dice(),
             record=self.record,
             meta=self._meta,
-            group=f"group{index % self.swarm.groups}",
+            group=group or f"group{index % self.swarm.groups}",
             ttl_ms=self.swarm.ttl_ms,
             manners=self.swarm.manners,
             settings=self.swarm.consumer,
@@ -308,6 +323,8 @@ class World:
             self._operator_does(self.operator.work())
         if is_copied(self.seed):
             self._operator_does(self.copier.work())
+        if self.shelf.watched:
+            self._operator_does(verify_on_the_way(self, self._operator_meta))
         until = self.loop.now + swarm.fault_s
         while self.loop.now < until:
             await self._look_for(swarm.gap_s * 2 * self.dice.random())

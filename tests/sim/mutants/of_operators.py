@@ -1,4 +1,4 @@
-"""Bugs of what operators ask for: progress set anew, broker groups given up, old messages removed."""
+"""Bugs of what operators ask for: progress set anew, broker groups given up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from keylane.broker import resets
-from keylane.broker.cleaning import Cleaning
 from keylane.metaserver import resetter, store_operations, store_resets
 from keylane.metaserver.dialect import insert_new
 from keylane.metaserver.schema import drained
@@ -67,15 +66,6 @@ def strict_is_given_up_too(patches: Patches) -> None:
     patches.set(store_operations, "_may_forsake", lambda row: row.without_source and not row.static)
 
 
-def retention_passes_the_slowest_group(patches: Patches) -> None:
-    """What a group has not acked goes with the rest."""
-
-    async def floor(self: Any, wanted: int, numbers: Any) -> None:
-        return None
-
-    patches.set(Cleaning, "_floor", floor)
-
-
 BREAKS: tuple[Breaks, ...] = (
     reset_raises_no_fence,
     reset_leaves_one_out,
@@ -83,5 +73,4 @@ BREAKS: tuple[Breaks, ...] = (
     reset_forgets_the_last_one,
     reset_drains_empty_partitions,
     strict_is_given_up_too,
-    retention_passes_the_slowest_group,
 )

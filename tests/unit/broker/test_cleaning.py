@@ -8,6 +8,7 @@ import pytest
 
 from keylane.broker.cleaning import Cleaning
 from keylane.broker.damage import damage_of
+from keylane.broker.known_groups import know_groups
 from keylane.broker.service import BrokerService
 from keylane.broker.storage.commit_log import segment_bases, segment_path
 from keylane.broker.storage.trail import trail_path
@@ -38,13 +39,17 @@ class House:
             clock=self.clock, run_commit=in_place, run_read=in_place,
         )  # fmt: skip
 
-    async def fill(self, partitions=(1, 2), *, batches=60, retention=None):
+    async def fill(self, partitions=(1, 2), *, batches=60, retention=None, groups=()):
         for number in partitions:
             told = facts(number)
             _, durable = self.store.host(type(told)(
                 subject=told.subject, partition=told.partition, retention=retention
             ))  # fmt: skip
             await durable
+            if groups is not None:
+                await know_groups(
+                    self.store, self.store.state.partition(number), groups, complete=True
+                )
         for number in range(batches):
             self.clock.advance(HOUR)
             for one in partitions:

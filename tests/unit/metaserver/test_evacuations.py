@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keylane.metaserver.store_evacuations import plan_evacuations
 from keylane.metaserver.store_history import operation_views
-from keylane.metaserver.store_leases import note_drained, read_grants, settle_group
+from keylane.metaserver.store_leases import note_drained, read_grants
 from keylane.metaserver.store_operations import (
     advance_operation,
     claim_operation,
@@ -18,6 +18,7 @@ from keylane.protocol.control import CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
 from sql_rows import Rows
+from told_groups import settle_group
 
 BEST_TRIED = OrderStrategy.BEST_TRIED
 WITHOUT_G1 = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)

@@ -9,19 +9,19 @@ from sqlalchemy.pool import StaticPool
 
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
-from keylane.metaserver.schema import partitions, subjects
-from keylane.metaserver.store_announce import note_heard, unheard_groups
+from keylane.metaserver.schema import partitions
 from keylane.metaserver.store_brokers import report_broker
 from keylane.metaserver.store_expiry import expiry_candidates, mark_expired
-from keylane.metaserver.store_leases import note_drained, read_grants, settle_group
+from keylane.metaserver.store_leases import note_drained, read_grants
 from keylane.metaserver.store_operations import advance_operation, claim_operation, note_steps
 from keylane.metaserver.store_plans import begin_operations
 from keylane.metaserver.store_queues import read_queues
 from keylane.metaserver.store_sessions import join_group, leave_group
 from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
-from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join, Retention
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
+from told_groups import settle_group
 
 A = "a" * 16
 TTL_MS = 5_000
@@ -62,7 +62,8 @@ class Rows:
             operation = self.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
             seals = state is OperationState.SEAL
             answers = {one.partition_id: end if seals else None for one in operation.todo}
-            self.run(note_steps, operation_id, answers, "")
+            heard = [group_id for group_id, _ in operation.groups]
+            self.run(note_steps, operation_id, answers, "", heard=heard)
             state = self.run(advance_operation, operation_id)
 
     def candidates(self) -> list[tuple[int, int]]:
@@ -141,46 +142,3 @@ def test_what_does_not_fit_stays(rows: Rows):
         lambda connection: connection.execute(sa.select(partitions.c.state)).scalars().all()
     )
     assert states == [PartitionState.SEALED, PartitionState.SEALED, PartitionState.OPEN]
-
-
-def test_brokers_hear_of_groups_that_are_still_behind(rows: Rows):
-    """A group in the first segment has not come to the others: their brokers are told, once, and it goes on as before."""
-    assert rows.join() == [1]
-    found = rows.run(unheard_groups, limit=9)
-    assert [(one.partition_id, one.address, one.groups) for one in found] == [
-        (2, "g2:1", ((1, "g"),)),
-        (3, "g1:1", ((1, "g"),)),
-    ]
-    rows.run(note_heard, found)
-    rows.run(note_heard, found)
-    assert rows.run(unheard_groups, limit=9) == []
-    assert rows.granted() == [1]
-    rows.run(note_drained, A, [1])
-    assert rows.granted() == [2]
-    rows.run(note_drained, A, [2])
-    assert rows.granted() == [3]
-    assert rows.run(mark_expired, {1: 10}) == ["s"]
-
-
-def test_those_that_are_not_heard_of_come_in_pages(rows: Rows):
-    """Pairs of a partition and a group, in order, each on one page, also where a partition's groups are on two."""
-    rows.join()
-    for group_id, name in ((2, "c"), (3, "d")):
-        rows.run(join_group, Join(subject="s", group=name, session=name * 16), sessions_max=9)
-        rows.run(settle_group, group_id)
-    for limit in (1, 2, 3, 4, 9):
-        pairs, after = [], (0, 0)
-        while found := rows.run(unheard_groups, limit=limit, after=after):
-            page = [(one.partition_id, each) for one in found for each, _name in one.groups]
-            assert len(page) <= limit
-            pairs += page
-            after = pairs[-1]
-        assert pairs == [(partition, group) for partition in (2, 3) for group in (1, 2, 3)]
-
-
-def test_where_time_alone_counts_nobody_is_told(rows: Rows):
-    """A subject whose messages wait for nobody needs no group made known."""
-    rows.join()
-    timed = sa.update(subjects).values(retention=Retention.TIME)
-    rows.run(lambda connection: connection.execute(timed))
-    assert rows.run(unheard_groups, limit=9) == []

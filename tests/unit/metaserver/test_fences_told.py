@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from keylane.broker.pull_lock import PullLock, decide_acquire
-from keylane.metaserver.store_leases import read_grants, release_leases, settle_group
+from keylane.metaserver.store_leases import read_grants, release_leases
 from keylane.metaserver.store_resets import begin_reset, end_reset, reset_scope
 from keylane.metaserver.store_sessions import join_group, leave_group
 from keylane.protocol.control import Grant, Join, ReleaseGrant
@@ -16,6 +16,7 @@ from keylane.protocol.limits import TOKEN_STEP_MAX
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import ConsumeStrategy
 from sql_rows import Rows
+from told_groups import settle_group
 
 SESSION = "a" * 16
 

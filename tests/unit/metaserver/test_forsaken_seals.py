@@ -10,7 +10,7 @@ import pytest
 from keylane.metaserver.reshape import NOTHING
 from keylane.metaserver.store_evacuations import plan_evacuations
 from keylane.metaserver.store_history import operation_views, subject_history
-from keylane.metaserver.store_leases import note_drained, read_grants, settle_group
+from keylane.metaserver.store_leases import note_drained, read_grants
 from keylane.metaserver.store_operations import idle_operations
 from keylane.metaserver.store_sessions import join_group
 from keylane.metaserver.store_subjects import read_route
@@ -18,6 +18,7 @@ from keylane.protocol.control import Join
 from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
 from keylane.protocol.routing import OrderStrategy
 from sql_rows import Rows
+from told_groups import settle_group
 
 BEST_TRIED = OrderStrategy.BEST_TRIED
 WITHOUT_G1 = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)

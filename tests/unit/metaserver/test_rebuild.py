@@ -11,7 +11,6 @@ from keylane.metaserver.rebuild_rows import Word
 from keylane.metaserver.schema import groups
 from keylane.metaserver.store_brokers import broker_views, cordon_broker, report_broker
 from keylane.metaserver.store_groups import read_group
-from keylane.metaserver.store_leases import settle_group
 from keylane.metaserver.store_operations import read_operation
 from keylane.metaserver.store_rebuild import store_rebuilt
 from keylane.metaserver.store_subjects import planned_subjects, read_route
@@ -24,6 +23,7 @@ from keylane.protocol.control import (
 from keylane.protocol.errors import ConfigError, InvalidRequestError
 from keylane.protocol.operations import OperationState, StepAction
 from keylane.protocol.routing import ConsumeStrategy, OrderStrategy
+from told_groups import settle_group
 
 VERSION = 1_000_000
 
@@ -215,7 +215,7 @@ def test_all_problems_at_once() -> None:
     ],
 )
 def test_what_is_stored_passes_every_check(engine: sa.Engine, found) -> None:
-    """The database and the brokers it was made from agree in all twelve checks."""
+    """The database and the brokers it was made from agree in all thirteen checks."""
     origin = source(*found)
     with engine.begin() as connection:
         store_rebuilt(connection, plan_rebuild([origin]), route_version=VERSION)

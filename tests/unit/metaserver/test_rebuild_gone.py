@@ -11,7 +11,7 @@ from keylane.metaserver.rebuild import plan_rebuild
 from keylane.metaserver.rebuild_rows import RebuiltSubject, Word
 from keylane.metaserver.store_brokers import broker_views, report_broker
 from keylane.metaserver.store_duties import leave_duty, rebuilt_duty
-from keylane.metaserver.store_leases import read_grants, settle_group
+from keylane.metaserver.store_leases import read_grants
 from keylane.metaserver.store_rebuild import store_rebuilt
 from keylane.metaserver.store_sessions import join_group
 from keylane.metaserver.store_verify import read_sql_view
@@ -19,6 +19,7 @@ from keylane.metaserver.verify import verify
 from keylane.metaserver.verify_views import BrokerAnswer, Views
 from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
 from keylane.protocol.errors import InvalidNameError, InvalidRequestError
+from told_groups import settle_group
 
 GONE = Word(gone=("g1",))
 LOSE = Word(gone=("g1",), lose_unread=True)

@@ -17,7 +17,7 @@ from keylane.metaserver.store_duties import (
     leave_duty,
     take_duty,
 )
-from keylane.metaserver.store_leases import read_grants, settle_group
+from keylane.metaserver.store_leases import read_grants
 from keylane.metaserver.store_resets import ResetScope, begin_reset, end_reset, reset_scope
 from keylane.metaserver.store_sessions import join_group, leave_group
 from keylane.metaserver.store_subjects import open_subject, plan_subject
@@ -26,6 +26,7 @@ from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.errors import GroupBusyError
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import ConsumeStrategy, PartitionState
+from told_groups import settle_group
 
 A, B = "a" * 16, "b" * 16
 TTL_MS = 5_000

@@ -11,13 +11,14 @@ import pytest
 
 from keylane.metaserver.resetter import PLANS_MAX, Resetter
 from keylane.metaserver.settings import MetaserverSettings
-from keylane.metaserver.store_leases import note_drained, read_grants, settle_group
+from keylane.metaserver.store_leases import note_drained, read_grants
 from keylane.metaserver.store_sessions import join_group, leave_group
 from keylane.protocol.control import GroupStatus, Join, PartitionStatus
 from keylane.protocol.errors import GroupBusyError
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import PartitionState
 from sql_rows import Rows
+from told_groups import settle_group
 
 SESSION = "a" * 16
 

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from keylane.metaserver.schema import leases
-from keylane.metaserver.store_leases import read_grants, release_leases, settle_group
+from keylane.metaserver.store_leases import read_grants, release_leases
 from keylane.metaserver.store_sessions import (
     join_group,
     leave_group,
@@ -18,6 +18,7 @@ from keylane.metaserver.store_sessions import (
 )
 from keylane.protocol.control import Join, ReleaseGrant, Suspend
 from sql_rows import Rows
+from told_groups import settle_group
 
 TTL_MS = 30_000
 

@@ -13,7 +13,6 @@ from keylane.metaserver.store_leases import (
     note_drained,
     read_grants,
     release_leases,
-    settle_group,
 )
 from keylane.metaserver.store_sessions import join_group, leave_group, suspend_session
 from keylane.metaserver.store_switch import switch_group
@@ -26,6 +25,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.routing import ConsumeStrategy
 from sql_rows import Rows
+from told_groups import settle_group
 
 EXCLUSIVE, SHARED = ConsumeStrategy.EXCLUSIVE, ConsumeStrategy.SHARED
 A, B, C = "a" * 16, "b" * 16, "c" * 16

@@ -1,4 +1,4 @@
-"""Each of the twelve checks finds what it is for, and nothing else does."""
+"""Each of the thirteen checks finds what it is for, and nothing else does."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from keylane.protocol.control import (
     HostPartition,
     PartitionStatus,
     PartitionStatusList,
+    Retention,
 )
 from keylane.protocol.operations import OperationState, StepAction
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState
@@ -82,6 +83,7 @@ class World:
             route_version=3,
             tokens={1: 1, 2: 2, 3: 6, 4: 7},
             drained={1},
+            heard={1, 2, 3, 4},
         )
         self.operations: list[OperationRow] = []
         self.refused: list[BrokerRow] = []
@@ -260,6 +262,16 @@ def planned_by_nobody(world: World) -> None:
     world.rows[5] = PartitionView(subject_id=1, partition=PLANNED)
 
 
+def group_of_nobody(world: World) -> None:
+    (group,) = world.hosted["g1"][1].groups
+    world.status(3, groups=(group, msgspec.structs.replace(group, group="nobody")))
+
+
+def granted_and_not_heard(world: World) -> None:
+    world.group = replace(world.group, heard={1, 2, 4})
+    world.status(3, groups=())
+
+
 PLANNED = part(5, 0, 10, "g1", state=PartitionState.PLANNED)
 AFTER = part(5, 0, 256, "g1", parents=(3,))
 SPOILT = [
@@ -280,7 +292,7 @@ SPOILT = [
     ("one-broker-a-group", exchanged_folder),
     ("one-broker-a-group", one_folder_twice),
     ("tokens-above-fences", lambda world: world.at_group(3, token=8)),
-    ("tokens-above-fences", lambda world: world.at_group(3, group="nobody")),
+    ("tokens-above-fences", group_of_nobody),
     (
         "tokens-above-fences",
         lambda world: setattr(world, "group", replace(world.group, last_token=6)),
@@ -306,6 +318,9 @@ SPOILT = [
     ("operations-move", lambda world: world.operations.append(operation(problem="g2 is silent"))),
     ("operations-move", lambda world: world.operations.append(operation(running=False))),
     ("operations-move", planned_by_nobody),
+    ("groups-heard", lambda world: world.status(3, groups=())),
+    ("groups-heard", granted_and_not_heard),
+    ("groups-heard", lambda world: world.status(2, groups_told=False)),
 ]
 
 
@@ -314,12 +329,12 @@ def broken(world: World) -> dict[str, list[str]]:
 
 
 def test_a_healthy_cluster_passes() -> None:
-    """All twelve hold, also for a subject that was resized and drained."""
+    """All thirteen hold, also for a subject that was resized and drained."""
     found = verify(World().views())
     assert broken(World()) == {}
     assert found.ok
-    assert [one.code for one in found.checks] == [f"V{number:02}" for number in range(1, 13)]
-    assert len({one.name for one in found.checks}) == 12
+    assert [one.code for one in found.checks] == [f"V{number:02}" for number in range(1, 14)]
+    assert len({one.name for one in found.checks}) == 13
 
 
 @pytest.mark.parametrize(("name", "spoil"), SPOILT)
@@ -405,3 +420,22 @@ def test_many_violations_are_cut() -> None:
     ]
     (found,) = [check for check in verify(world.views()).checks if check.violations]
     assert (len(found.violations), found.violations_total) == (VIOLATIONS_MAX, 300)
+
+
+def test_nobody_misses_groups_that_need_nothing() -> None:
+    """A drained partition, a group that was only made, and a subject that goes by time are no faults."""
+    world = World()
+    world.status(1, groups_told=False)
+    assert broken(world) == {}
+    world = World()
+    world.group = replace(world.group, tokens={1: 1, 2: 2, 4: 7}, heard={1, 2, 4})
+    world.status(3, groups=())
+    assert broken(world) == {}
+    world = World()
+    world.subject = replace(world.subject, retention=Retention.TIME)
+    for some in world.hosted.values():
+        for one in list(some):
+            timed = msgspec.structs.replace(one.facts, retention=Retention.TIME)
+            groups = one.groups if one.state is SEALED else ()
+            world.status(one.partition_id, groups=groups, groups_told=False, facts=timed)
+    assert broken(world) == {}

@@ -1,6 +1,6 @@
 """how far a broker had come, losses that an operator accepts, creations that failed
 
-Revision: 0008, after 0005
+Revision: 0007, after 0006
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0008"
-down_revision = "0005"
+revision = "0007"
+down_revision = "0006"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,113 @@
+"""Groups whose consumers died before they came to a partition find all of it, whatever retention has done meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, eventually
+from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.control import Heartbeat, Join
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+SEGMENT = 16_384
+COUNT = 300
+SETTINGS = ConsumerSettings(ttl_ms=1_500)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Brokers that keep little, and look when they start; nothing that the metaserver does every `expire_ms` is done."""
+    settings = "expire_ms = 600000\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
+    broker = f"segment_bytes = {SEGMENT}\nretention_bytes = {2 * SEGMENT}\n"
+    cluster = Cluster(tmp_path, 2, meta_settings=settings, broker_settings=broker)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+async def send(cluster: Cluster, start: int) -> list[bytes]:
+    values = [b"%01000d" % number for number in range(start, start + COUNT)]
+    async with Producer(cluster.meta) as producer:
+        for value in values:
+            await producer.send("orders", value, key=value[-2:])
+    return values
+
+
+async def handled(cluster: Cluster, group: str, wanted: list[bytes]) -> None:
+    """A consumer of the group gets exactly these, in whatever order."""
+    seen: list[Message] = []
+    async with Consumer(
+        cluster.meta, subject="orders", group=group, handler=seen.append, settings=SETTINGS
+    ):
+        await eventually(lambda: len(seen) >= len(wanted), what=f"all for {group}")
+        await asyncio.sleep(0.2)
+    assert sorted({one.value for one in seen}) == sorted(wanted)
+
+
+async def dies_when_granted(meta: MetaClient, group: str) -> None:
+    """A consumer is granted what there is, and is never heard of again, by no broker ever."""
+    session = group.encode().hex().rjust(16, "0")
+    await meta.join(Join(subject="orders", group=group, session=session, ttl_ms=1_500))
+    async with asyncio.timeout(10):
+        while not (await meta.heartbeat(Heartbeat(session=session))).grants:
+            await asyncio.sleep(0.05)
+
+
+async def cleaned(cluster: Cluster) -> None:
+    """Every broker has looked at what it may remove: it does so when it starts."""
+    network = HttpNetwork()
+    for program in cluster.brokers:
+        program.kill()
+        program.restart()
+        broker = BrokerClient(network, program.address)
+        async with asyncio.timeout(20):
+            while True:
+                seen = (await broker.health()).details
+                if seen["first_position"] or seen["retention"] != "nothing is kept too long":
+                    break
+                await asyncio.sleep(0.05)
+    await network.close()
+
+
+async def test_a_group_that_was_granted_and_died_finds_everything(cluster: Cluster):
+    """What the others have handled stays for it, though none of its consumers ever asked a broker for anything."""
+    await cluster.create("orders", partitions=2)
+    network = HttpNetwork()
+    meta = MetaClient(network, [cluster.meta])
+    await dies_when_granted(meta, "dead")
+    sent = await send(cluster, 0)
+    await handled(cluster, "alive", sent)
+    await cleaned(cluster)
+    await handled(cluster, "dead", sent)
+    await network.close()
+
+
+async def test_a_group_that_lags_finds_all_of_a_moved_partition(cluster: Cluster):
+    """It is behind in the parent and has not come to the child; the metaserver dies right after the move."""
+    await cluster.create("orders", partitions=1)
+    network = HttpNetwork()
+    meta = MetaClient(network, [cluster.meta])
+    await dies_when_granted(meta, "dead")
+    first = await send(cluster, 0)
+    await handled(cluster, "alive", first)
+    (one,) = (await meta.route("orders")).open_partitions()
+    to = "g2" if one.broker_group == "g1" else "g1"
+    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(one.partition_id,), broker_group=to)
+    await cluster.reshape(ask)
+    cluster.meta_program.kill()
+    cluster.meta_program.restart()
+    second = await send(cluster, COUNT)
+    await handled(cluster, "alive", second)
+    await cleaned(cluster)
+    await handled(cluster, "dead", first + second)
+    checks = (await meta.verify()).checks
+    assert not [one.violations for one in checks if one.violations]
+    await network.close()

@@ -1,0 +1,144 @@
+"""Bugs of what keeps messages for consumer groups: who has heard of whom, and when that is believed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import sqlalchemy as sa
+from msgspec.structs import replace
+
+from keylane.broker import control
+from keylane.broker.cleaning import Cleaning
+from keylane.broker.partition import HostedPartition
+from keylane.metaserver import leases as leases_module
+from keylane.metaserver import members, reshaper, store_leases, store_operations
+from keylane.metaserver.announcer import Announcer
+from keylane.metaserver.dialect import insert_new
+from keylane.metaserver.schema import groups, heard, leases
+from keylane.metaserver.store_announce import store_heard
+from sim.mutants.mutant import Breaks, Patches
+
+
+def retention_passes_the_slowest_group(patches: Patches) -> None:
+    """What a group has not acked goes with the rest."""
+
+    async def floor(self: Any, wanted: int, numbers: Any) -> None:
+        return None
+
+    patches.set(Cleaning, "_floor", floor)
+
+
+def granted_counts_as_heard(patches: Patches) -> None:
+    """A partition is granted whatever its broker knows, and the grant is taken for the broker's word."""
+
+    def readable(partitions: Any, drained: Any) -> Any:
+        return real_readable([_replace(one, heard=True) for one in partitions], drained)
+
+    def settle(connection: Any, group_id: int) -> Any:
+        changes = real_settle(connection, group_id)
+        granted = sa.select(leases.c.group_id, leases.c.partition_id).where(
+            leases.c.group_id == group_id, leases.c.token > 0
+        )
+        insert_new(connection, heard, [dict(row._mapping) for row in connection.execute(granted)])
+        return changes
+
+    async def nothing(self: Any, group_id: int) -> None:
+        return None
+
+    real_readable = patches.set(store_leases, "readable_partitions", readable)
+    _replace = leases_module.replace
+    real_settle = patches.set(members, "settle_group", settle)
+    patches.set(Announcer, "announce", nothing)
+
+
+def opens_before_groups_are_told(patches: Patches) -> None:
+    """Whoever opens partitions leaves their brokers to the announcer, which comes by every ten seconds."""
+
+    async def look(self: Any) -> int:
+        now = asyncio.get_running_loop().time()
+        if now - _looked.get(self, -10.0) < 10:
+            return 0
+        _looked[self] = now
+        told: int = await real_look(self)
+        return told
+
+    _looked: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+    real_look = patches.set(Announcer, "look", look)
+
+    def told_nothing(**facts: Any) -> Any:
+        return replace(real_host(**facts), groups=())
+
+    def note(connection: Any, operation_id: int, done: Any, problem: str, *, heard: Any) -> None:
+        real_note(connection, operation_id, done, problem)
+        here = sa.select(store_operations.operations.c.subject_id).where(
+            store_operations.operations.c.operation_id == operation_id
+        )
+        untold = sa.update(groups).where(groups.c.subject_id == here.scalar_subquery())
+        connection.execute(untold.values(told=False))
+
+    real_host = patches.set(reshaper, "HostPartition", told_nothing)
+    real_note = patches.set(reshaper, "note_steps", note)
+    patches.set(store_operations, "unheard_children", lambda connection, subject_id, children: [])
+    patches.set(
+        store_leases,
+        "readable_partitions",
+        lambda partitions, drained, real=leases_module.readable_partitions: real(
+            [leases_module.replace(one, heard=True) for one in partitions], drained
+        ),
+    )
+
+
+def heard_before_it_is_told(patches: Patches) -> None:
+    """SQL counts a broker as having heard before it was asked; the asking may fail."""
+
+    async def tell_all(self: Any, found: Any) -> int:
+        if found:
+            pairs = {one.partition_id: [key for key, _ in one.groups] for one in found}
+            await self._database.write(store_heard, pairs)
+        told: int = await real(self, found)
+        return told
+
+    real = patches.set(Announcer, "_tell_all", tell_all)
+
+
+def groups_told_before_durable(patches: Patches) -> None:
+    """A broker says that it has a group on its disk when it is on its way there."""
+
+    def know(*args: Any, **kwargs: Any) -> Any:
+        real(*args, **kwargs).add_done_callback(lambda done: done.cancelled() or done.exception())
+        answered = asyncio.get_running_loop().create_future()
+        answered.set_result(None)
+        return answered
+
+    real = patches.set(control, "know_groups", know)
+
+
+def never_told_counts_as_told(patches: Patches) -> None:
+    """A broker takes the groups that it knows for all there are, and nobody tells it of others."""
+
+    async def nothing(self: Any, *_args: Any) -> int:
+        return 0
+
+    def status(self: Any, **kwargs: Any) -> Any:
+        return replace(real(self, **kwargs), groups_told=True)
+
+    def needed(self: Any, partition: Any) -> int:
+        cursors = (group.acked.cursor for group in partition.groups.values())
+        return max(min(cursors, default=partition.readable_offset), partition.first_offset)
+
+    granted_counts_as_heard(patches)
+    patches.set(Announcer, "look", nothing)
+    patches.set(Cleaning, "_needed_from", needed)
+    real = patches.set(HostedPartition, "status", status)
+
+
+BREAKS: tuple[Breaks, ...] = (
+    retention_passes_the_slowest_group,
+    granted_counts_as_heard,
+    opens_before_groups_are_told,
+    heard_before_it_is_told,
+    groups_told_before_durable,
+    never_told_counts_as_told,
+)

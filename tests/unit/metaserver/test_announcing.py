@@ -1,0 +1,196 @@
+"""Which brokers have to hear of which groups, what is granted and opened before they have, and what is noted after."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from keylane.metaserver.schema import groups, heard, leases, subjects
+from keylane.metaserver.store_announce import (
+    note_heard,
+    note_told,
+    tellings,
+    unheard_partitions,
+    untold_groups,
+)
+from keylane.metaserver.store_leases import note_drained, read_grants, settle_group
+from keylane.metaserver.store_operations import advance_operation, claim_operation, note_steps
+from keylane.metaserver.store_sessions import join_group
+from keylane.protocol.control import Join, Retention
+from keylane.protocol.errors import OverloadedError
+from keylane.protocol.limits import GROUPS_PER_SUBJECT_MAX
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from sql_rows import Rows
+
+
+class Groups(Rows):
+    """Subject `s` with four partitions on two brokers."""
+
+    def __init__(self, **settings) -> None:
+        super().__init__()
+        self.report("g1", "g2")
+        self.create("s", 4, **settings)
+
+    def join(self, name: str) -> int:
+        session = name.encode().hex() * 16
+        ask = Join(subject="s", group=name, session=session[:16])
+        group_id: int = self.run(join_group, ask, sessions_max=9).group_id
+        self.run(settle_group, group_id)
+        return group_id
+
+    def granted(self, name: str) -> list[int]:
+        group_id = self.join(name)  # its session lives: this only settles
+        assert group_id
+        grants = self.run(read_grants, (name.encode().hex() * 16)[:16]).grants
+        return [one.partition.partition_id for one in grants]
+
+    def told(self, **which) -> list[tuple[int, tuple[str, ...]]]:
+        found = self.run(unheard_partitions, limit=99, **which)
+        return [(one.partition_id, tuple(name for _, name in one.groups)) for one in found]
+
+    def hear(self, *ids: int) -> None:
+        self.run(note_heard, self.run(tellings, ids))
+
+
+def test_a_partition_is_granted_when_its_broker_has_heard():
+    """A group that its first consumer made holds nothing until brokers know of it, then what these have."""
+    rows = Groups()
+    group_id = rows.join("a")
+    assert rows.granted("a") == []
+    assert rows.told() == [(one, ("a",)) for one in (1, 2, 3, 4)]
+    rows.hear(1, 3)
+    assert rows.granted("a") == [1, 3]
+    assert rows.told() == [(2, ("a",)), (4, ("a",))]
+    rows.hear(2, 4)
+    assert rows.granted("a") == [1, 2, 3, 4]
+    rows.run(note_told)
+    assert rows.run(untold_groups) == 0
+    assert rows.told(group_id=group_id) == []
+
+
+def test_a_grant_is_not_taken_for_hearing():
+    """A consumer that holds a partition from before brokers were told keeps it, and its broker still has to hear."""
+    rows = Groups()
+    rows.join("a")
+    rows.hear(1, 2, 3, 4)
+    assert rows.granted("a") == [1, 2, 3, 4]
+    rows.run(lambda connection: connection.execute(sa.delete(heard)))
+    assert rows.granted("a") == [1, 2, 3, 4]
+    tokens = rows.run(
+        lambda connection: connection.execute(sa.select(leases.c.token)).scalars().all()
+    )
+    assert min(tokens) > 0
+    assert [one for one, _ in rows.told()] == [1, 2, 3, 4]
+
+
+def test_silent_brokers_hear_when_they_are_back():
+    """Only live brokers are told; the group counts as told when the others have heard too."""
+    rows = Groups()
+    rows.join("a")
+    rows.silence("g2")
+    rows.join("a")
+    assert [one for one, _ in rows.told()] == [1, 3]
+    rows.hear(1, 3)
+    rows.run(note_told)
+    assert rows.run(untold_groups) == 1
+    rows.report("g2")
+    assert [one for one, _ in rows.told()] == [2, 4]
+    rows.hear(2, 4)
+    rows.run(note_told)
+    assert rows.run(untold_groups) == 0
+
+
+def test_partitions_that_have_not_heard_come_in_pages():
+    """Each on one page, in order, with every group of its subject, those that it has heard of too."""
+    rows = Groups()
+    for name in "abc":
+        rows.join(name)
+    rows.hear(2)
+    every = [(one, ("a", "b", "c")) for one in (1, 3, 4)]
+    for limit in (1, 2, 3, 9):
+        found, after = [], 0
+        while page := rows.run(unheard_partitions, limit=limit, after=after):
+            assert len(page) <= limit
+            found += [(one.partition_id, tuple(name for _, name in one.groups)) for one in page]
+            after = page[-1].partition_id
+        assert found == every
+
+
+def test_nobody_is_told_where_time_alone_counts():
+    """A subject whose messages wait for nobody is granted at once."""
+    rows = Groups()
+    timed = sa.update(subjects).values(retention=Retention.TIME)
+    rows.run(lambda connection: connection.execute(timed))
+    rows.join("a")
+    assert rows.granted("a") == [1, 2, 3, 4]
+    assert rows.told() == []
+    rows.run(note_told)
+    assert rows.run(untold_groups) == 0
+
+
+def begun(rows: Groups) -> int:
+    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="g2")
+    ((operation_id, _),) = rows.begin(ask)
+    return operation_id
+
+
+def step(rows: Groups, operation_id: int, *, hears: bool = True) -> OperationState:
+    """One round, with brokers that answer; `hears`: the hosting ones of the groups, too."""
+    operation = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
+    hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
+    done = {one.partition_id: None if hosts else 100 for one in operation.todo}
+    names = [group_id for group_id, _ in operation.groups] if hears else []
+    rows.run(note_steps, operation_id, done, "", heard=names)
+    state: OperationState = rows.run(advance_operation, operation_id)
+    return state
+
+
+def test_a_child_opens_when_its_broker_has_heard_of_all_groups():
+    """Hosted before a group was made, a child waits in OPEN until its broker knows that group too."""
+    rows = Groups()
+    rows.join("a")
+    rows.hear(1, 2, 3, 4)
+    operation_id = begun(rows)
+    assert step(rows, operation_id) is OperationState.SEAL
+    assert step(rows, operation_id) is OperationState.OPEN
+    rows.join("b")
+    assert step(rows, operation_id, hears=False) is OperationState.OPEN
+    operation = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
+    assert [one.partition_id for one in operation.todo] == [5]
+    assert step(rows, operation_id) is OperationState.DONE
+    pairs = rows.run(lambda connection: connection.execute(sa.select(heard)).all())
+    assert {(row.group_id, row.partition_id) for row in pairs} >= {(1, 5), (2, 5)}
+    rows.run(note_drained, (b"a".hex() * 16)[:16], [1])
+
+
+def test_a_reset_lets_brokers_be_told_again():
+    """What a group had drained it may need again: whether its broker has heard is looked at anew."""
+    rows = Groups()
+    group_id = rows.join("a")
+    rows.hear(1, 2, 3, 4)
+    rows.run(note_told)
+    assert rows.run(untold_groups) == 0
+    from keylane.metaserver.store_resets import begin_reset, reset_scope
+    from keylane.metaserver.store_sessions import leave_group
+    from keylane.protocol.progress import ResetGroup, ResetTo
+
+    rows.run(leave_group, (b"a".hex() * 16)[:16])
+    scope = rows.run(reset_scope, "s", "a", ResetGroup(to=ResetTo.EARLIEST))
+    assert rows.run(begin_reset, scope, holder="h", lease_ms=1_000)
+    assert rows.run(untold_groups) == 1
+    assert scope.group_id == group_id
+
+
+def test_a_subject_has_a_limit_of_groups():
+    """One more than brokers keep for a partition is refused, and nothing is stored."""
+    rows = Groups()
+    subject_id = 1
+    some = [
+        {"subject_id": subject_id, "name": f"g{number}", "last_token": 0, "version": 0,
+         "settled": True, "route_version": 1}
+        for number in range(GROUPS_PER_SUBJECT_MAX)
+    ]  # fmt: skip
+    rows.run(lambda connection: connection.execute(sa.insert(groups), some))
+    with pytest.raises(OverloadedError, match="too many consumer groups"):
+        rows.join("more")
+    assert rows.join("g7")
