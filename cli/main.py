@@ -128,7 +128,16 @@ def produce(
     ] = None,
     key: Annotated[str, typer.Option("--key", "-k", help="Order key.", show_default="none")] = "",
     key_separator: Annotated[
-        str | None, typer.Option(help="What parts key and value in a line.")
+        str | None,
+        typer.Option(help=r"Separator of key and value in a line; \t is a tab, \xNN a byte."),
+    ] = None,
+    keyless: Annotated[
+        bool,
+        typer.Option("--keyless", help="Send lines without a key too; they have no order."),
+    ] = False,
+    lines: Annotated[
+        str | None,
+        typer.Option(help="Send only these lines, numbered from 1, such as 3,7-9,26386-."),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help='Lines are {"key": …, "value": …, "properties": …}.')
@@ -150,6 +159,8 @@ def produce(
             value=value,
             separator=key_separator,
             as_json=json,
+            keyless=keyless,
+            lines=lines,
         ),
     )
 

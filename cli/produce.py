@@ -1,135 +1,68 @@
-"""`keylane produce`: one message, or one for each line of standard input."""
+"""`keylane produce`: send one message, or one for each line of standard input, and tell what is stored.
+
+line ─▶ message ─▶ ticket ─▶ receipt        after a line that fails nothing more is read; all that went is waited for
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import sys
-import threading
-from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from typing import BinaryIO, NamedTuple
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from ..producer import Producer, Ticket
-from ..protocol.errors import ConfigError, InvalidRequestError, MessageTooLargeError
+from ..protocol.errors import ConfigError, Fate, InputUnfinishedError, KeylaneError
 from ..protocol.ids import check_name
-from ..protocol.limits import MESSAGE_BYTES_MAX
 from ..protocol.message import Receipt
+from .lines import (
+    LineFormat,
+    numbered_lines,
+    parse_line,
+    parse_ranges,
+    parse_separator,
+    show_ranges,
+)
 from .options import OutputFormat, parse_addresses
-from .screen import show_json
+from .screen import show_error, show_json
 
-LINE_BYTES_MAX = 8 * MESSAGE_BYTES_MAX
-"""A largest message written in JSON with every byte escaped still fits."""
-CHUNK_BYTES = 1 << 18
-CHUNKS_AHEAD = 8
 TICKETS_AHEAD = 10_000
-
-
-class Outgoing(NamedTuple):
-    """A message to send."""
-
-    key: bytes
-    value: bytes
-    properties: Mapping[str, str] | None = None
-
-
-class _JsonLine(msgspec.Struct, forbid_unknown_fields=True):
-    value: object
-    key: str | None = None
-    properties: dict[str, str] | None = None
-
-
-def parse_line(line: bytes, *, separator: bytes | None, as_json: bool) -> Outgoing:
-    """
-    One line, its line end already off.
-
-    With a separator, what stands before its first place is the key; without it in the line there is no key.
-    In JSON: `{"value": …, "key": "…", "properties": {…}}`; a value that is no string is kept as JSON.
-
-    Raises:
-        InvalidRequestError: not such an object.
-    """
-    if as_json:
-        try:
-            found = msgspec.json.decode(line, type=_JsonLine)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f"not a message in JSON: {error}") from None
-        value = found.value
-        packed = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
-        return Outgoing((found.key or "").encode(), packed, found.properties)
-    if separator is None:
-        return Outgoing(b"", line)
-    key, found_it, value_bytes = line.partition(separator)
-    return Outgoing(key, value_bytes) if found_it else Outgoing(b"", line)
-
-
-async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
-    """
-    The lines of `stream` without their ends, as they come; read by a thread that may be left waiting.
-
-    Raises:
-        MessageTooLargeError: a line over LINE_BYTES_MAX.
-    """
-    loop = asyncio.get_running_loop()
-    chunks: asyncio.Queue[bytes] = asyncio.Queue()
-    room = threading.Semaphore(CHUNKS_AHEAD)
-
-    # Below the buffer, whose lock a thread that still waits would hold while the interpreter ends.
-    source = getattr(stream, "raw", stream)
-
-    def read() -> None:
-        while True:
-            room.acquire()
-            data = source.read(CHUNK_BYTES)
-            try:
-                loop.call_soon_threadsafe(chunks.put_nowait, data)
-            except RuntimeError:  # the loop has ended before the input did
-                return
-            if not data:
-                return
-
-    # A daemon: a command that is interrupted must not wait for a terminal nobody types into.
-    threading.Thread(target=read, name="standard input", daemon=True).start()
-    rest = b""
-    while data := await chunks.get():
-        room.release()
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield line.removesuffix(b"\r")
-        if len(rest) > LINE_BYTES_MAX:
-            raise MessageTooLargeError(
-                "a line without end", size_bytes=len(rest), limit_bytes=LINE_BYTES_MAX
-            )
-    if rest:
-        yield rest
+INTERRUPT_FLUSH_S = 5.0
+"""After an interrupt, what is queued has this long to be stored."""
 
 
 class _Tally:
-    """What became of the messages, shown as they are answered (JSON) or at the end (table)."""
+    """Receipts, shown as they come (JSON) or counted at the end (table)."""
 
     def __init__(self, form: OutputFormat) -> None:
         self._json = form is OutputFormat.JSON
         self._first: Receipt | None = None
-        self._count = 0
+        self.count = 0
         self._partitions: set[int] = set()
 
-    def add(self, receipt: Receipt) -> None:
-        self._count += 1
+    def add(self, receipt: Receipt, line: int | None = None) -> None:
+        self.count += 1
         self._first = self._first or receipt
         self._partitions.add(receipt.partition_id)
         if self._json:
-            show_json(receipt)
+            where = {} if line is None else {"line": line}
+            show_json(where | msgspec.structs.asdict(receipt))
 
     def close(self) -> None:
         if self._json:
             return
-        if self._count == 1 and self._first is not None:
-            one = self._first
-            print(f"stored at offset {one.offset} of partition {one.partition_id} ({one.durable})")
+        if self.count == 1 and self._first is not None:
+            receipt = self._first
+            reordered = ", reordered" if receipt.reordered else ""
+            print(
+                f"stored at offset {receipt.offset} of partition {receipt.partition_id} "
+                f"({receipt.durable}{reordered})"
+            )
         else:
             partitions = ", ".join(map(str, sorted(self._partitions))) or "none"
-            print(f"{self._count} messages stored; partitions: {partitions}")
+            print(f"{self.count} messages stored; partitions: {partitions}")
 
 
 async def produce(
@@ -141,57 +74,181 @@ async def produce(
     value: str | None,
     separator: str | None,
     as_json: bool,
+    keyless: bool,
+    lines: str | None,
 ) -> None:
     """
     Send `value`, or each line of standard input, and show where it is stored.
 
     Raises:
-        KeylaneError: of the first message that was given up, or of an impossible option.
+        InputUnfinishedError: not all lines are stored; it says which are not.
+        KeylaneError: what became of `value`, or an impossible option.
     """
     check_name("subject", subject)
-    if value is not None and (separator is not None or as_json):
-        raise ConfigError("--key-separator and --json are for lines, not for VALUE")
+    if value is not None and (separator is not None or as_json or lines is not None):
+        raise ConfigError("--key-separator, --json and --lines are for lines, not for VALUE")
     if as_json and separator is not None:
         raise ConfigError("a line is either JSON or has a --key-separator")
     if key and (separator is not None or as_json):
         raise ConfigError("the key is in each line: leave --key out")
-    if separator == "":
-        raise ConfigError("an empty --key-separator")
+    if keyless and separator is None:
+        raise ConfigError("--keyless is for lines with a --key-separator")
+    line_format = LineFormat(
+        separator=None if separator is None else parse_separator(separator),
+        as_json=as_json,
+        keyless=keyless,
+    )
+    ranges = [] if lines is None else parse_ranges(lines)
+    tally = _Tally(form)
     async with Producer(parse_addresses(meta)) as producer:
-        tally = _Tally(form)
         if value is not None:
-            sent = producer.send(subject, _bytes(value), key=_bytes(key))
-            tally.add(await sent)
+            tally.add(await producer.send(subject, _bytes(value), key=_bytes(key)))
         else:
-            split = None if separator is None else _bytes(separator)
-            await _send_lines(producer, tally, subject, _bytes(key), split, as_json)
+            sending = _Lines(producer, tally, subject, _bytes(key), line_format)
+            await sending.run(ranges, form)
         tally.close()
 
 
-async def _send_lines(
-    producer: Producer,
-    tally: _Tally,
-    subject: str,
-    key: bytes,
-    separator: bytes | None,
-    as_json: bool,
-) -> None:
-    tickets: deque[Ticket] = deque()
-    async for line in read_lines(sys.stdin.buffer):
-        message = parse_line(line, separator=separator, as_json=as_json)
-        await producer.room()
-        tickets.append(
-            producer.send(
-                subject,
-                message.value,
-                key=message.key or key,
-                properties=message.properties,
-            )
+class _Lines:
+    """Sends the lines of standard input and keeps account of which are stored."""
+
+    def __init__(
+        self, producer: Producer, tally: _Tally, subject: str, key: bytes, form: LineFormat
+    ) -> None:
+        self._producer = producer
+        self._tally = tally
+        self._subject = subject
+        self._key = key
+        self._form = form
+        self._sent: asyncio.Queue[tuple[int, Ticket] | None] = asyncio.Queue()
+        """Lines whose receipts are waited for, in their order; None behind the last."""
+        self._ahead = asyncio.Semaphore(TICKETS_AHEAD)
+        self._next_line = 1
+        """The first line that nothing was done with."""
+        self._failed: list[int] = []
+        """Lines that were sent and are not known to be stored."""
+        self._cause: KeylaneError | None = None
+        """Of the first line that failed."""
+        self._doubtful = False
+        """Some failed line may be stored."""
+
+    async def run(self, ranges: Sequence[tuple[int, int | None]], form: OutputFormat) -> None:
+        """
+        Send the lines in `ranges` (all, if it is empty) until one fails.
+
+        Raises:
+            InputUnfinishedError: a line failed; what was sent before is settled.
+        """
+        self._next_line = ranges[0][0] if ranges else 1
+        reader = asyncio.create_task(self._send(ranges), name="read lines")
+        settler = asyncio.create_task(self._settle(reader), name="take receipts")
+        try:
+            with _cancelled_by_sigterm():
+                await asyncio.wait([reader, settler], return_when=asyncio.FIRST_COMPLETED)
+                if settler.done():  # it failed, as when nobody reads standard output any more
+                    reader.cancel()
+                await settler
+        except asyncio.CancelledError:
+            await self._abort(reader, settler)
+            show_error(self._unfinished("interrupted", ranges), form)
+            raise
+        if self._cause is not None:
+            raise self._unfinished(self._cause.message, ranges) from self._cause
+        await reader  # raises a fault of our own
+
+    async def _send(self, ranges: Sequence[tuple[int, int | None]]) -> None:
+        try:
+            async for number, line in numbered_lines(sys.stdin.buffer, ranges):
+                self._next_line = number
+                message = parse_line(line, self._form)
+                await self._producer.room()
+                await self._ahead.acquire()
+                ticket = self._producer.send(
+                    self._subject,
+                    message.value,
+                    key=message.key or self._key,
+                    properties=message.properties,
+                )
+                self._next_line = number + 1
+                self._sent.put_nowait((number, ticket))
+        except KeylaneError as error:  # this line was not sent
+            self._fail(self._next_line, error)
+            self._next_line += 1
+        finally:
+            self._sent.put_nowait(None)
+
+    async def _settle(self, reader: asyncio.Task[None]) -> None:
+        """Take the receipts in the order of the lines; nothing more is read after a failure."""
+        while (sent := await self._sent.get()) is not None:
+            number, ticket = sent
+            try:
+                receipt = await ticket
+            except KeylaneError as error:
+                self._fail(number, error)
+                reader.cancel()
+            else:
+                self._tally.add(receipt, number)
+            self._ahead.release()
+
+    def _fail(self, number: int, error: KeylaneError) -> None:
+        self._failed.append(number)
+        self._cause = self._cause or error
+        self._doubtful = self._doubtful or error.fate is Fate.UNKNOWN
+
+    async def _abort(self, reader: asyncio.Task[None], settler: asyncio.Task[None]) -> None:
+        """Let what is queued be stored within INTERRUPT_FLUSH_S, give the rest up, and settle all of it."""
+        reader.cancel()
+        with contextlib.suppress(TimeoutError, KeylaneError):
+            async with asyncio.timeout(INTERRUPT_FLUSH_S):
+                await self._producer.flush()
+        await self._producer.close(flush=False)
+        await asyncio.wait([reader, settler])
+
+    def _unfinished(
+        self, cause: str, ranges: Sequence[tuple[int, int | None]]
+    ) -> InputUnfinishedError:
+        failed = sorted(self._failed)
+        rest = [
+            (max(start, self._next_line), end)
+            for start, end in ranges or [(1, None)]
+            if end is None or end > self._next_line
+        ]
+        shown = show_ranges(_joined([*((number, number + 1) for number in failed), *rest]))
+        text = f"line {failed[0]}: {cause}" if failed else cause
+        doubt = "; some of them may be stored" if self._doubtful else ""
+        error = InputUnfinishedError(
+            f"{text}. Lines stored: {self._tally.count}; lines not stored: {shown}{doubt}",
+            stored=self._tally.count,
+            line=failed[0] if failed else self._next_line,
+            lines=shown,
         )
-        while tickets and (tickets[0].done or len(tickets) > TICKETS_AHEAD):
-            tally.add(await tickets.popleft())
-    while tickets:
-        tally.add(await tickets.popleft())
+        if not self._tally.count and not self._doubtful:
+            error.fate = Fate.NOT_DONE
+        return error
+
+
+def _joined(ranges: Sequence[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
+    """Rising ranges, each joined with the one that ends where it starts."""
+    joined: list[tuple[int, int | None]] = []
+    for start, end in ranges:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return joined
+
+
+@contextlib.contextmanager
+def _cancelled_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the input as SIGINT does: what is stored is told."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 def _bytes(text: str) -> bytes:

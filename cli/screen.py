@@ -86,3 +86,5 @@ def run(form: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
         raise typer.Exit(0) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    except asyncio.CancelledError:  # by SIGTERM, in a command that catches it
+        raise typer.Exit(143) from None

@@ -122,6 +122,17 @@ class ClosedError(KeylaneError):
     hint = "Open a new one."
 
 
+class InputUnfinishedError(KeylaneError):
+    """Not every line of the input is stored.  details: `stored`, `line` (the first that is not), `lines` (all that are not)."""
+
+    code = 1404
+    fate = Fate.UNKNOWN
+    summary = "not every line of the input is stored"
+    hint = (
+        "Mend what the message names, then send the missing lines of the same input: --lines LINES"
+    )
+
+
 class InternalError(KeylaneError):
     """A fault of keylane's own, in a server or in the demo.  No details."""
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -264,6 +265,9 @@ def assert_error(done: subprocess.CompletedProcess[str], name: str, code: int) -
         (("produce", "ready", "v", "--json"), "ConfigError", 1001),
         (("produce", "ready", "--json", "--key-separator", "="), "ConfigError", 1001),
         (("produce", "ready", "--key-separator", ""), "ConfigError", 1001),
+        (("produce", "ready", "--keyless"), "ConfigError", 1001),
+        (("produce", "ready", "--lines", "5-3"), "ConfigError", 1001),
+        (("produce", "ready", "v", "--lines", "5-"), "ConfigError", 1001),
         (("produce", "ready", "--key", "k", "--json"), "ConfigError", 1001),
         (("consume", "ready", "-g", "g", "--format", "{nope}"), "ConfigError", 1001),
         (("subject", "list", "--meta", "nowhere"), "ConfigError", 1001),
@@ -334,16 +338,76 @@ def test_version():
     assert (done.returncode, done.stdout) == (0, f"keylane {version('keylane')}\n")
 
 
-def test_bad_lines(dev):
-    """A line that is no message ends the command; those before it are stored."""
-    (before,) = dev.json("subject", "describe", "ready")
-    done = dev.run("produce", "ready", "--json", text='{"value": "good"}\nbad\n')
-    assert_error(done, "InvalidRequestError", 1104)
-    done = dev.run("produce", "ready", text="x" * (2 << 20) + "\n")
-    assert_error(done, "MessageTooLargeError", 1103)
-    (after,) = dev.json("subject", "describe", "ready")
-    stored = [sum(one["next_offset"] for one in view["partitions"]) for view in (before, after)]
-    assert stored[1] - stored[0] in {0, 1}
+def messages_of(dev: Dev, subject: str) -> int:
+    (view,) = dev.json("subject", "describe", subject)
+    return sum(partition["next_offset"] for partition in view["partitions"])
+
+
+def test_produce_tells_the_bad_line_and_goes_on_from_there(dev):
+    """A line that is no message ends the input: all before it are stored, and told; the rest is sent with --lines."""
+    assert dev.run("subject", "create", "lines", "--partitions", "2").returncode == 0
+    lines = [json.dumps({"key": f"k{n % 50}", "value": str(n)}) for n in range(30_000)]
+    lines[26_385] = "bad"
+    done = dev.run("produce", "lines", "--json", "--output", "json", text="\n".join(lines))
+    assert done.returncode == 1
+    error = json.loads(done.stderr)
+    assert error["name"] == "InputUnfinishedError"
+    assert error["details"] == {"stored": 26_385, "line": 26_386, "lines": "26386-"}
+    assert "Nothing was done" not in done.stderr
+    receipts = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [receipt["line"] for receipt in receipts] == list(range(1, 26_386))
+    assert messages_of(dev, "lines") == 26_385
+
+    lines[26_385] = '{"value": "mended"}'
+    done = dev.run("produce", "lines", "--json", "--lines", "26386-", text="\n".join(lines))
+    assert done.stdout.startswith("3615 messages stored"), done.stderr
+    assert messages_of(dev, "lines") == 30_000
+
+
+def test_produce_tells_all_lines_that_are_missing(dev):
+    """Of an unknown subject nothing is stored, of a line that is too long all but that."""
+    done = dev.run("produce", "nosuch", text="a\nb\n")
+    assert done.returncode == 1
+    assert "Lines stored: 0; lines not stored: 1-" in done.stderr
+    done = dev.run("produce", "ready", text="a\n" + "x" * (2 << 20) + "\nb\n")
+    assert done.returncode == 1
+    assert "line 2: " in done.stderr
+    assert "Lines stored: 1; lines not stored: 2-" in done.stderr
+
+
+def test_produce_splits_at_a_tab_and_refuses_a_line_without_it(dev):
+    assert dev.run("subject", "create", "tabs", "--partitions", "1").returncode == 0
+    tab = ("produce", "tabs", "--key-separator", r"\t")
+    done = dev.run(*tab, text="a\tone\nno tab\nb\ttwo\n")
+    assert done.returncode == 1
+    assert "line 2: no separator, so no key; --keyless" in done.stderr
+    assert (
+        dev.run(*tab, "--keyless", "--lines", "2-", text="a\tone\nno tab\nb\ttwo\n").returncode == 0
+    )
+    done = dev.run("consume", "tabs", "-g", "g", "-n", "3", "--format", "{key}={value}")
+    assert done.stdout.splitlines() == ["a=one", "=no tab", "b=two"]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_produce_tells_what_is_stored_when_interrupted(dev, number, status):
+    producer = subprocess.Popen(
+        [sys.executable, "-m", "keylane.cli", "produce", "ready", "-o", "json", "--meta", dev.meta],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert producer.stdin is not None
+    assert producer.stdout is not None
+    producer.stdin.write("a\nb\nc\n")
+    producer.stdin.flush()
+    receipts = [producer.stdout.readline() for _ in range(2)]
+    producer.send_signal(number)
+    assert producer.wait(TIMEOUT_S) == status
+    receipts += producer.stdout.read().splitlines()
+    assert [json.loads(line)["line"] for line in receipts] == [1, 2, 3]
+    assert producer.stderr is not None
+    error = json.loads(producer.stderr.read())
+    assert error["details"] == {"stored": 3, "line": 4, "lines": "4-"}
+    for stream in (producer.stdin, producer.stdout, producer.stderr):
+        stream.close()
 
 
 def test_unreachable_metaserver():
