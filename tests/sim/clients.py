@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import functools
+import inspect
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +20,15 @@ from keylane.producer.sender import SubjectSender
 from keylane.producer.settings import ProducerSettings
 from keylane.producer.ticket import Ticket
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.errors import Fate, KeylaneError, QueueFullError
+from keylane.protocol.errors import ClosedError, Fate, KeylaneError, QueueFullError, Retry
 from keylane.protocol.ids import Subject
 from keylane.protocol.message import Message
 from keylane.protocol.routing import Partition, Route
+from sim.handlers import WRAPPED, failure, plain
 from sim.hosts import BrokerHost, Host
 from sim.network import SimNetwork
 from sim.promises import is_sealed
+from sim.users import Identities, Preloaded, cancelled
 
 Record = Callable[[Event], None]
 SUBJECT = "orders"
@@ -43,6 +48,8 @@ class ProducerHost(Host):
         brokers: list[BrokerHost],
         padding_bytes: int,
         pace: float,
+        habits: frozenset[str],
+        preloaded: Preloaded,
     ) -> None:
         super().__init__(*args)
         self._pace = pace
@@ -53,12 +60,21 @@ class ProducerHost(Host):
         self._settings = settings
         self._strict = strict
         self._brokers = brokers
+        self._habits = habits
+        self._preloaded = preloaded
+        self._rng = random.Random(f"{self.name} {self.dice.getstate()[1][:2]}")
+        """For what users do, so that the rest is as it is without them."""
+        self._identities = Identities(random.Random(self._rng.getrandbits(64)))
         self.waiting: dict[bytes, None] = {}
         """Messages sent whose fate is not known yet."""
+        self._untold: dict[bytes, Ticket] = {}
+        """Those of them of which nobody awaits the ticket."""
         self.busy = False
         """True until `count` messages are sent."""
         self._producer: Producer | None = None
         self._closing = False
+        """It gives up what it has not sent."""
+        self._openings = 0
         self._number = 0
         """Of the next message of this process."""
         self._route: Route | None = None
@@ -67,7 +83,7 @@ class ProducerHost(Host):
     def start(self, count: int) -> None:
         process = self.new_process()
         self._closing = False
-        self._route = None
+        self._openings = 0
         self.busy = True
         self.spawn(self._run(count), process.context.copy())
 
@@ -76,60 +92,174 @@ class ProducerHost(Host):
         for value in self.waiting:
             self._record(Settled(value, "gone"))
         self.waiting.clear()
+        self._untold.clear()
         self.busy = False
         self._producer = None
 
     def close(self) -> None:
         """Have it closed at once, whatever it has not sent yet."""
         if self.running and not self._closing and self._producer is not None:
-            self._closing = True
             work = self._close(self._producer)
-            self.process.context.copy().run(self.spawn, work, self.process.context.copy())
+            self._closing = True
+            self._spawn_here(work)
+
+    def _spawn_here(self, work: Any) -> None:
+        self.process.context.copy().run(self.spawn, work, self.process.context.copy())
 
     async def _close(self, producer: Producer) -> None:
+        if "cancel" in self._habits and self._rng.random() < 0.5:
+            await cancelled(lambda: producer.close(flush=False), self._rng)
         await producer.close(flush=False)
+        await self._ask_tickets()
         while self.waiting:  # each is told before this process ends
             await asyncio.sleep(0.001)
         self.end(machine_down=False)
 
-    async def _run(self, count: int) -> None:
-        producer = Producer(
+    # ── opening ───────────────────────────────────────────────────────────────────────────────────────
+    def _make(self, network: SimNetwork, clock: Any, identities: Identities) -> Producer:
+        dice = self.dice
+        if "seeded" in self._habits:
+            dice = random.Random(7)
+        elif "forked" in self._habits:
+            dice = random.Random(self._rng.getrandbits(64))
+        return Producer(
             self._meta,
             settings=ProducerSettings(**self._settings),
-            network=SimNetwork(self.internet, self.process),
-            clock=self.machine,
-            dice=self.dice,
+            network=network,
+            clock=clock,
+            dice=dice,
+            **_source_of_ids(Producer, identities),
         )
-        # What the metaserver's health call needs is a metaserver: ask until one answers.
+
+    async def _open(self, producer: Producer) -> None:
+        """What the metaserver's health call needs is a metaserver: ask until one answers."""
         while True:
+            if "cancel" in self._habits and self._rng.random() < 0.5:
+                if await cancelled(producer.__aenter__, self._rng):
+                    break
+                continue
             try:
                 await producer.__aenter__()
                 break
             except KeylaneError:
                 await asyncio.sleep(0.2)
+        self._openings += 1
+        self._route = self._watched = None
+        self._closing = False
         self._producer = producer
+
+    async def _reopen(self, producer: Producer) -> None:
+        """The same object, closed and opened again; what a clean close does not tell as lost is stored."""
+        flush = self._rng.random() < 0.7
+        self._producer, self._closing = None, True
+        before = list(self._untold)
+        if "cancel" in self._habits and self._rng.random() < 0.3:
+            await cancelled(lambda: producer.close(flush=flush), self._rng)
+            flush = False  # whoever cancelled it has no promise
+        try:
+            await producer.close(flush=flush)
+        except KeylaneError:
+            flush = False
+        self._settle_flushed(before if flush else [])
+        await self._ask_tickets()
+        while self.waiting:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.5 * self._rng.random())
+        await self._open(producer)
+
+    async def _run(self, count: int) -> None:
+        network = SimNetwork(self.internet, self.process)
+        parts = (network, self.machine, self._identities)
+        if "forked" in self._habits:
+            producer = self._preloaded.copy("producer", self._make, parts)
+        else:
+            producer = self._make(*parts)
+        await self._open(producer)
         self._number = 0
+        if "tasks" in self._habits:
+            self.spawn(self._send_more(producer, count), self.process.context.copy())
+        await self._send_all(producer, count)
+        await self._flush_until_told(producer)
+        self.busy = False
+
+    async def _send_all(self, producer: Producer, count: int) -> None:
         dice = self.dice
-        while self._number < count and not self._closing:
+        while self._number < count and not (self._closing and self._producer is not None):
             left = count - self._number
             await self._send(producer, min(left, dice.choice((1, 1, 2, 5, 20))))
             pause_s = dice.choice((0, 0.01, 0.1, 0.5, 1.0)) * dice.random()
             await asyncio.sleep(self._pace * pause_s)
-        self.busy = False
+            if self._habits and not self._closing:
+                await self._follow_habits(producer)
 
+    async def _send_more(self, producer: Producer, count: int) -> None:
+        """A second task that sends, to the same keys."""
+        while self._number < count:
+            if self._producer is not None and not self._closing:
+                await self._send(producer, 1)
+            elif self._producer is not None:
+                return
+            await asyncio.sleep(self._pace * 0.3 * self._rng.random())
+
+    async def _follow_habits(self, producer: Producer) -> None:
+        rng = self._rng
+        if "flush" in self._habits and rng.random() < 0.2:
+            await self._flush(producer)
+        if "cancel" in self._habits and rng.random() < 0.2:
+            await cancelled(rng.choice((producer.flush, producer.room)), rng)
+        if "reopen" in self._habits and rng.random() < 0.15 and self._producer is producer:
+            await self._reopen(producer)
+
+    # ── flush ─────────────────────────────────────────────────────────────────────────────────────────
+    async def _flush(self, producer: Producer) -> bool:
+        """Flush once; what was sent before is stored if no error comes.  False if one came."""
+        before = list(self._untold)
+        try:
+            await producer.flush()
+        except KeylaneError:
+            await self._ask_tickets(before)
+            return False
+        self._settle_flushed(before)
+        return True
+
+    async def _flush_until_told(self, producer: Producer) -> None:
+        while self._untold and self._producer is producer and not self._closing:
+            await self._flush(producer)
+
+    def _settle_flushed(self, values: list[bytes]) -> None:
+        for value in values:
+            if self._untold.pop(value, None) is not None:
+                self._record(Settled(value, "flushed"))
+                del self.waiting[value]
+
+    async def _ask_tickets(self, values: list[bytes] | None = None) -> None:
+        """A flush failed, or nobody flushes any more: each ticket tells what became of its message."""
+        for value in list(self._untold) if values is None else values:
+            ticket = self._untold.pop(value, None)
+            if ticket is not None:
+                self.spawn(self._settle(ticket, value), self.process.context.copy())
+
+    # ── sending ───────────────────────────────────────────────────────────────────────────────────────
     def burst(self) -> None:
         """Send some more, now."""
         if self.running and not self._closing and self._producer is not None:
-            work = self._send(self._producer, 6)
-            self.process.context.copy().run(self.spawn, work, self.process.context.copy())
+            self._spawn_here(self._burst(self._producer))
+
+    async def _burst(self, producer: Producer) -> None:
+        await self._send(producer, 6)
+        if not self.busy:
+            await self._flush_until_told(producer)
 
     async def _send(self, producer: Producer, count: int) -> None:
         name, dice = f"{self.name}.{self.starts}", self.dice
+        if self._openings > 1:
+            name += f".{self._openings}"
+        opening = self._openings
         for _ in range(count):
             key = dice.choice(self._keys) if dice.random() < 0.97 else b""
             value = b"%s:%d" % (name.encode(), self._number)
             value += b"." * int(self._padding_bytes * dice.random() ** 3)
-            if self._closing:
+            if self._closing or self._openings != opening:
                 return
             try:
                 ticket = producer.send(SUBJECT, value, key=key)
@@ -137,9 +267,15 @@ class ProducerHost(Host):
             except QueueFullError:
                 await producer.room()
                 continue
+            except ClosedError:
+                assert "reopen" in self._habits, "closed, and nobody did so"
+                return
             self._record(Sent(value, key, name, self._number, self._strict))
             self.waiting[value] = None
-            self.spawn(self._settle(ticket, value), self.process.context.copy())
+            if "flush" in self._habits and self._rng.random() < 0.5:
+                self._untold[value] = ticket
+            else:
+                self.spawn(self._settle(ticket, value), self.process.context.copy())
             self._number += 1
 
     def _watch_routes(self, producer: Producer, name: str) -> None:
@@ -177,6 +313,8 @@ class ProducerHost(Host):
                     self.loop.faults.append(said)
 
     async def _settle(self, ticket: Ticket, value: bytes) -> None:
+        if "cancel" in self._habits and self._rng.random() < 0.2:
+            await cancelled(lambda: _receipt(ticket), self._rng)
         try:
             receipt = await ticket
         except KeylaneError as error:
@@ -203,8 +341,18 @@ class ConsumerHost(Host):
         manners: dict[str, float],
         settings: dict[str, Any],
         left_ms: Callable[[str], int | None],
+        habits: frozenset[str],
+        preloaded: Preloaded,
+        poison: set[bytes],
     ) -> None:
         super().__init__(*args)
+        self._habits = habits
+        self._preloaded = preloaded
+        self._poison = poison
+        """Keys whose handlers fail."""
+        self._rng = random.Random(f"{self.name} {self.dice.getstate()[1][:2]}")
+        """For what users do, so that the rest is as it is without them."""
+        self._identities = Identities(random.Random(self._rng.getrandbits(64)))
         self._left_ms = left_ms
         self._record = record
         self._meta = meta
@@ -243,8 +391,16 @@ class ConsumerHost(Host):
     def suspend(self, seconds: float) -> None:
         """Take no part for a while."""
         if self.running and not self.leaving and self.consumer is not None:
-            work = self._suspend(self.consumer, seconds)
-            self.process.context.copy().run(self.spawn, work, self.process.context.copy())
+            self._spawn_here(self._suspend(self.consumer, seconds))
+
+    def reopen(self, pause_s: float) -> None:
+        """Close in good manners, and open the same object again."""
+        if self.running and not self.leaving and self.consumer is not None:
+            self.leaving = True
+            self._spawn_here(self._reopen(self.consumer, pause_s))
+
+    def _spawn_here(self, work: Any) -> None:
+        self.process.context.copy().run(self.spawn, work, self.process.context.copy())
 
     async def _suspend(self, consumer: Consumer, seconds: float) -> None:
         with contextlib.suppress(KeylaneError):  # told or not: it goes on in good time
@@ -259,11 +415,22 @@ class ConsumerHost(Host):
 
     async def _leave(self) -> None:
         assert self.consumer is not None
-        consumer, self.consumer = self.consumer, None
+        await self._close_consumer(self.consumer)
+        self.end(machine_down=False)
+
+    async def _close_consumer(self, consumer: Consumer) -> None:
+        self.consumer = None
         if self._in_hand is not None:  # closing gives it up, as the user is told
             self._record(dropped(self._in_hand))
+        if "cancel" in self._habits and self._rng.random() < 0.4:
+            await cancelled(consumer.close, self._rng)
         await consumer.close()
-        self.end(machine_down=False)
+
+    async def _reopen(self, consumer: Consumer, pause_s: float) -> None:
+        await self._close_consumer(consumer)
+        await asyncio.sleep(pause_s)
+        self.leaving = False
+        await self._live(consumer)
 
     def end(self, *, machine_down: bool) -> None:
         super().end(machine_down=machine_down)
@@ -273,27 +440,62 @@ class ConsumerHost(Host):
     async def _run(self) -> None:
         by_hand = self._manners["by_hand"] > self.dice.random()
         quick = not by_hand and self._manners["quick"] > self.dice.random()
+        self._by_hand = by_hand
         handler: Any = None if by_hand else self._handle_at_once if quick else self._handle
+        if handler is not None and "wrap" in self._habits:
+            handler = WRAPPED[self._rng.choice(sorted(WRAPPED))]
+        elif handler == self._handle and "forked" in self._habits:
+            handler = plain
+        network = _Listening(self.internet, self.process, self._record)
+        parts = (network, self.machine, self._identities, self)
+        if "forked" in self._habits:
+            kind = f"{self.group} {by_hand} {quick} {handler!r}"
+            make = functools.partial(self._make, handler)
+            consumer = self._preloaded.copy(kind, make, parts)
+        else:
+            consumer = self._make(handler, *parts)
+        await self._live(consumer)
+
+    def _make(
+        self, handler: Any, network: SimNetwork, clock: Any, identities: Identities, _me: Any
+    ) -> Consumer:
+        dice = self.dice
+        if "seeded" in self._habits:
+            dice = random.Random(7)
+        elif "forked" in self._habits:
+            dice = random.Random(self._rng.getrandbits(64))
+        return Consumer(
+            self._meta,
+            subject=SUBJECT,
+            group=self.group,
+            handler=handler,
+            name=self.name,
+            settings=self._settings,
+            network=network,
+            clock=clock,
+            dice=dice,
+            **_source_of_ids(Consumer, identities),
+        )
+
+    async def _live(self, consumer: Consumer) -> None:
+        """From its opening to its end."""
         while True:
-            consumer = Consumer(
-                self._meta,
-                subject=SUBJECT,
-                group=self.group,
-                handler=handler,
-                name=self.name,
-                settings=self._settings,
-                network=_Listening(self.internet, self.process, self._record),
-                clock=self.machine,
-                dice=self.dice,
-            )
+            if "cancel" in self._habits and self._rng.random() < 0.4:
+                if await cancelled(consumer.__aenter__, self._rng):
+                    break
+                continue
             try:
                 await consumer.__aenter__()
                 break
-            except KeylaneError:
+            except KeylaneError as error:
+                if error.retry is Retry.NEVER:
+                    raise
                 await asyncio.sleep(0.3)
         self.consumer = consumer
-        if by_hand:
+        if self._by_hand:
             self.spawn(self._iterate(consumer), self.process.context.copy())
+        while "cancel" in self._habits and self._rng.random() < 0.7:
+            await cancelled(consumer.wait, self._rng, within_s=10.0)
         await consumer.wait()
 
     def _started(self, message: Message, *, ours: bool = False) -> None:
@@ -309,9 +511,16 @@ class ConsumerHost(Host):
     def _stumble(self) -> None:
         if not self.calm and self.dice.random() < self._manners["fails"]:
             raise RuntimeError("the handler failed, as handlers do")
+        if not self.calm and "odd" in self._habits and self._rng.random() < 0.03:
+            raise failure(self._rng)
+
+    def _check_poison(self, message: Message) -> None:
+        if message.order_key in self._poison:
+            raise ValueError("the handler fails for this key")
 
     def _handle_at_once(self, message: Message) -> None:
         self._started(message)
+        self._check_poison(message)
         self._stumble()
         self._ended(message)
 
@@ -323,11 +532,24 @@ class ConsumerHost(Host):
                 await asyncio.sleep(2 * dice.random() * self._settings.ttl_ms / 1000)
             elif dice.random() < 0.5:
                 await asyncio.sleep(0.02 * dice.random())
+            self._check_poison(message)
             self._stumble()
-        except (Exception, asyncio.CancelledError):
+        except asyncio.CancelledError:
+            if "stubborn" not in self._habits or not await self._goes_on():
+                self._record(dropped(message))
+                raise
+        except BaseException:
             self._record(dropped(message))
             raise
         self._ended(message)
+
+    async def _goes_on(self) -> bool:
+        """A handler has reasons to be cancelled later; True if it even comes to its end."""
+        until_s = self.loop.now + self._rng.random() * self._rng.choice((0.1, 1.0, 3.0))
+        while self.loop.now < until_s:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(max(0.001, until_s - self.loop.now))
+        return self._rng.random() < 0.5
 
     async def _iterate(self, consumer: Consumer) -> None:
         async for message in consumer:
@@ -343,6 +565,15 @@ class ConsumerHost(Host):
                 await message.ack()
             except KeylaneError:
                 continue
+
+
+async def _receipt(ticket: Ticket) -> Any:
+    return await ticket
+
+
+def _source_of_ids(kind: Any, identities: Identities) -> dict[str, Any]:
+    """How an object is told where its ids come from."""
+    return {"_identity": identities} if "_identity" in inspect.signature(kind).parameters else {}
 
 
 class _Listening(SimNetwork):

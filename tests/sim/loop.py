@@ -35,6 +35,8 @@ class Process:
     def __init__(self, name: str, rate: float = 1.0) -> None:
         self.name = name
         self.rate = rate
+        self.owner: Any = None
+        """The host whose program it is, if it is one."""
         self.alive = True
         self.paused = False
         self.ready: deque[events.Handle] = deque()

@@ -51,6 +51,8 @@ class Swarm:
     producer: dict[str, Any] = field(hash=False)
     consumer: dict[str, Any] = field(hash=False)
     broker: dict[str, Any] = field(hash=False)
+    habits: frozenset[str] = frozenset()
+    """What its users do; see `users.HABITS`."""
 
 
 def draw(dice: random.Random) -> Swarm:

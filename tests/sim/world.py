@@ -34,6 +34,7 @@ from sim.network import Internet, SimNetwork
 from sim.operators import Operator, for_operators, is_operated
 from sim.service import Service
 from sim.swarm import Swarm, draw
+from sim.users import Preloaded, Users, for_users
 
 DRAIN_S = 90.0
 """After everything is healed, so much virtual time is enough to settle and handle all there is."""
@@ -70,6 +71,10 @@ class World:
         self.swarm: Swarm = draw(self.dice)
         if is_operated(seed):
             self.swarm = for_operators(seed, self.swarm)
+        self.swarm = for_users(seed, self.swarm)
+        self.preloaded = Preloaded()
+        self.poison: set[bytes] = set()
+        """Keys whose handlers fail."""
         self.loop = SimLoop(random.Random(self.dice.getrandbits(64)))
         self.internet = Internet(self.loop, self._new_dice())
         self.internet.weather.delay_s = self.swarm.delay_s
@@ -88,6 +93,7 @@ class World:
         self._operations: list[asyncio.Task[None]] = []
         self.faults = Faults(self)
         self.operator = Operator(self, self._operator_meta)
+        self.users = Users(self)
         self.service = Service(self.brokers, self.swarm.groups, ttl_ms=self.swarm.ttl_ms)
 
     @property
@@ -166,6 +172,8 @@ class World:
                     brokers=self.brokers,
                     padding_bytes=swarm.padding_bytes,
                     pace=swarm.pace,
+                    habits=swarm.habits,
+                    preloaded=self.preloaded,
                 )
             )
         for _ in range(swarm.consumers * swarm.groups):
@@ -185,6 +193,9 @@ class World:
             manners=self.swarm.manners,
             settings=self.swarm.consumer,
             left_ms=self.shelf.left_ms,
+            habits=self.swarm.habits,
+            preloaded=self.preloaded,
+            poison=self.poison,
         )
         self.consumers.append(host)
         return host
@@ -294,6 +305,8 @@ class World:
         swarm = self.swarm
         if is_operated(self.seed):
             self._operator_does(self.operator.work())
+        if self.users.deeds:
+            self._operator_does(self.users.work())
         until = self.loop.now + swarm.fault_s
         while self.loop.now < until:
             await asyncio.sleep(swarm.gap_s * 2 * self.dice.random())
