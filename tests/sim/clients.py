@@ -420,11 +420,16 @@ class ConsumerHost(Host):
 
     async def _close_consumer(self, consumer: Consumer) -> None:
         self.consumer = None
-        if self._in_hand is not None:  # closing gives it up, as the user is told
-            self._record(dropped(self._in_hand))
+        self._drop_in_hand()
         if "cancel" in self._habits and self._rng.random() < 0.4:
             await cancelled(consumer.close, self._rng)
+            self._drop_in_hand()
         await consumer.close()
+
+    def _drop_in_hand(self) -> None:
+        """Closing gives up what the body of an iteration is in, as the user is told."""
+        if self._in_hand is not None:
+            self._record(dropped(self._in_hand))
 
     async def _reopen(self, consumer: Consumer, pause_s: float) -> None:
         await self._close_consumer(consumer)

@@ -32,6 +32,7 @@ from sim.loop import Process, SimLoop, StuckError
 from sim.machine import Machine
 from sim.network import Internet, SimNetwork
 from sim.operators import Operator, for_operators, is_operated
+from sim.poison import owed, unhandled
 from sim.service import Service
 from sim.swarm import Swarm, draw
 from sim.users import Preloaded, Users, for_users
@@ -75,6 +76,8 @@ class World:
         self.preloaded = Preloaded()
         self.poison: set[bytes] = set()
         """Keys whose handlers fail."""
+        if "poison" in self.swarm.habits:
+            self.poison |= {b"k%d" % number for number in range((self.swarm.keys + 1) // 2)}
         self.loop = SimLoop(random.Random(self.dice.getrandbits(64)))
         self.internet = Internet(self.loop, self._new_dice())
         self.internet.weather.delay_s = self.swarm.delay_s
@@ -313,8 +316,10 @@ class World:
             self.faults.strike()
         await asyncio.sleep(1.0)
         self.faults.heal()
-        healed_at = self.loop.now
         await asyncio.sleep(QUIET_S)
+        if self.poison:
+            await self._outlive_poison()
+        healed_at = self.loop.now - QUIET_S
         verified = False
         while not (
             verified and self._drained() and self.operator.idle
@@ -341,6 +346,15 @@ class World:
                 work = broker.close_store()
                 await self.loop.create_task(work, context=broker.process.context.copy())
         return drained_s
+
+    async def _outlive_poison(self) -> None:
+        """Nothing else is at fault any more: all that other keys have is handled, and then those of these keys too."""
+        stores = [one.store for one in self.brokers if one.running and one.store is not None]
+        debts = owed(self.service, stores, self.poison)
+        await asyncio.sleep(self.service.limit_s)
+        if self.operator.idle:  # else a group may have been stopped
+            self.loop.faults += unhandled(debts, self.history)
+        self.poison.clear()
 
     async def _in_operator(self, work: Coroutine[Any, Any, T]) -> T:
         return await self.loop.create_task(work, context=self._operator.context.copy())
