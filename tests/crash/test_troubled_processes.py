@@ -16,6 +16,7 @@ from keylane.cli.history.events import Settled, Started
 from proof.actor import READY_S, Actor
 from proof.controls import run_without_drain_rule, run_without_fence
 from proof.recording import Frozen
+from proof.second_opinion import second_opinion
 from proof.stage import Stage
 from proof.story import Story
 
@@ -35,6 +36,10 @@ async def test_a_short_story_of_every_fault(tmp_path: Path):
     assert told.events["Stored"] > 1_000
     assert told.events["Granted"] > 8
     assert stage.calendar_hours > 0.9, "the calendars were to be wrong"
+    verdict = second_opinion(tmp_path)
+    assert not verdict["findings"], verdict["examples"]
+    assert verdict["stored"] == told.events["Stored"]
+    assert verdict["handled"] >= verdict["acked"] > 1_000
 
 
 async def test_a_consumer_stopped_at_a_handlers_first_line_does_no_harm(tmp_path: Path):
@@ -43,6 +48,7 @@ async def test_a_consumer_stopped_at_a_handlers_first_line_does_no_harm(tmp_path
         await stage.freeze_at_start("c0", 2.5 * stage.ttl_s)
         found, events = await stage.judge()
     assert not found.total, found.examples
+    assert not second_opinion(tmp_path)["findings"]
     (frozen,) = [one for one in events if type(one) is Frozen]
     assert frozen.late_ms > 1_000
     begun = [one for one in events if type(one) is Started]
@@ -104,3 +110,4 @@ async def test_without_the_drain_rule_a_resize_breaks_the_order(tmp_path: Path):
     """A metaserver that lets children be read before their parents are drained, and the checker says so."""
     found = await run_without_drain_rule(tmp_path)
     assert found.counts["skip"], found.examples
+    assert second_opinion(tmp_path)["findings"]["handled too early"]

@@ -42,6 +42,8 @@ A metaserver, two brokers, three consumers and a producer on loopback, 10,000 ke
 stopped inside a handler for 1 to 10 ttl, every program killed, the ways between consumers, brokers and the metaserver cut
 in one direction or both, calendars an hour off, of all programs or of one, while the subject goes from 2 to 4, 8, 3 and back to 2 partitions.
 Two control runs, with the broker's look at tokens and with the drain rule taken out, have to show harm.
+When all programs have ended, a judge that imports nothing of the product (`tests/judge/`) reads the brokers' segments by
+docs/FORMATS.md and compares them with what the clients wrote down; its column has acked, handled, and what it found wrong.
 
 A handler begins with its first line, the worker's look at its lease comes just before.  A process that the test stops
 between the two wakes up late without a fault of its own; that is counted as "stopped at a first line", and
@@ -49,8 +51,8 @@ between the two wakes up late without a fault of its own; that is counted as "st
 a late start, unless it came within two milliseconds of a look that was in time: the margin of a lease is longer.
 In rows without that count stops were not told apart: such a stop is a late start there, and two grants with it.
 
-| date | version | cycles | faults | messages | events | stale effects | late starts | inversions | other | stopped at a first line | control: stale effects | control: skips | seconds |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| date | version | cycles | faults | messages | events | stale effects | late starts | inversions | other | stopped at a first line | judge: acked, handled, wrong | control: stale effects | control: skips | seconds |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 MUTANTS = """
 ## Mutants
@@ -119,6 +121,9 @@ def _performed(part: dict[str, Any]) -> tuple[object, ...]:
     named = [counts.pop(name) for name in ("stale effect", "late start", "inversion")]
     faults = sum(part["faults"].values())
     controls = (part["control_stale_effects"], part["control_skips"])
+    judge = part.get("judge")
+    wrong = sum(judge["findings"].values()) if judge else 0
+    judged = f"{judge['acked']:,}, {judge['handled']:,}, {wrong}" if judge else ""
     return (
         part["cycles"],
         faults,
@@ -127,6 +132,7 @@ def _performed(part: dict[str, Any]) -> tuple[object, ...]:
         *named,
         sum(counts.values()),
         part.get("frozen", ""),
+        judged,
         *controls,
     )
 

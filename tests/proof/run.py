@@ -24,6 +24,7 @@ from typing import Any
 
 from proof.controls import run_without_drain_rule, run_without_fence
 from proof.document import DOCUMENT, SHARES, document
+from proof.second_opinion import second_opinion
 from proof.stage import Stage
 from proof.story import Story, Told
 from sim.mutants.bank import MUTANTS
@@ -74,7 +75,8 @@ async def perform(cycles: int, seed: int) -> Told:
             told = await story.told()
             assert not story.never_struck, story.never_struck
             assert stage.calendar_hours > CALENDAR_HOURS_MIN, "the calendars were to be wrong"
-        if told.findings.total:
+        told.verdict = second_opinion(Path(folder))
+        if told.findings.total or told.verdict["findings"]:
             kept = shutil.copytree(folder, tempfile.mkdtemp(prefix="proof-"), dirs_exist_ok=True)
             print(f"all that was written is in {kept}", flush=True)
         return told
@@ -90,7 +92,7 @@ async def control(name: str) -> int:
 def run_processes(cycles: int, seed: int) -> dict[str, Any]:
     """The long story, and the two control runs."""
     told = asyncio.run(perform(cycles, seed))
-    for line in told.findings.examples:
+    for line in [*told.findings.examples, *told.verdict.pop("examples")]:
         print(line, flush=True)
     return {
         "cycles": cycles,
@@ -101,6 +103,7 @@ def run_processes(cycles: int, seed: int) -> dict[str, Any]:
         "faults": dict(sorted(told.faults.items())),
         "counts": told.findings.counts,
         "frozen": told.events["Frozen"],
+        "judge": told.verdict,
         "control_stale_effects": asyncio.run(control("stale effect")),
         "control_skips": asyncio.run(control("skip")),
     }
@@ -156,7 +159,8 @@ def _tell(share: dict[str, Any]) -> int:
     caught = sum(one["caught"] for one in mutants)
     harmless = sum(not process[name] for name in process if name.startswith("control"))
     line = {name: sim.get(name, 0) for name in ("seeds", "faults", "events", "violations")}
-    line["violations"] += sum(process.get("counts", {}).values()) + harmless
+    judged = process.get("judge", {}).get("findings", {})
+    line["violations"] += sum(process.get("counts", {}).values()) + harmless + sum(judged.values())
     seconds = sum(share[name]["seconds"] for name in share if isinstance(share[name], dict))
     print(
         json.dumps(line | {"mutants": len(mutants), "mutants_caught": caught, "seconds": seconds})

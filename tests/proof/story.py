@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from keylane.cli.history.findings import Findings
 from proof.stage import Stage
@@ -21,6 +22,8 @@ class Told:
     findings: Findings
     events: Counter[str]
     faults: Counter[str] = field(default_factory=Counter)
+    verdict: dict[str, Any] = field(default_factory=dict)
+    """The judge's, once the programs have ended; see `second_opinion`."""
 
     @property
     def messages(self) -> int:

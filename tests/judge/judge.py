@@ -1,0 +1,327 @@
+"""A second opinion on a run: compares the segments of all brokers with what the clients wrote down.
+
+    python judge.py FOLDER        FOLDER has one data folder per broker, and *.events of producers and consumers
+
+Imports nothing of the product: what it knows stands in docs/FORMATS.md and below.  Prints one JSON object; exit status 1
+if anything is wrong.
+
+An .events file is a sequence of u32 length (little-endian) and msgpack `[boot clock in ns, kind, [field, …]]`:
+
+    0 Sent      value, key, producer session, number in it, strict
+    1 Settled   value, "stored" | "not done" | "unknown", partition, offset, reordered
+    2 Started   group, session, partition, offset, value, token, …          a handler began
+    3 Ended     group, partition, offset, token, …                          a handler returned
+
+What is judged
+    acked means stored       what a producer was told as stored is in the segments, at that place, once
+    nothing from nowhere     what is stored was sent, with that key, and not told as not done
+    order in the log         of a producer session and key, numbers rise along the offsets and the lineage of partitions
+    handled means awaited    what a group's log has as acked was handled to its end
+    order of handling        of a key, no first handler starts before the one before it has ended
+    drained                  at the end every group has acked all there is
+    removed means read       what is not stored any more was handled by every group that handled anything
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from segments import Group, Partition, read_folder
+
+EXAMPLES_MAX = 20
+Place = tuple[int, int]
+"""Partition id and offset."""
+
+
+class Sending(NamedTuple):
+    """A message as its producer sent it."""
+
+    key: bytes
+    session: str
+    number: int
+    strict: bool
+
+
+class Settlement(NamedTuple):
+    """What the producer was told."""
+
+    outcome: str
+    place: Place
+    reordered: bool
+
+
+@dataclass(slots=True)
+class Handling:
+    """When the handlers of one message of one group began first, and ended first; boot clock."""
+
+    started_ns: int | None = None
+    ended_ns: int | None = None
+
+
+@dataclass(slots=True)
+class Clients:
+    """What producers and consumers wrote down."""
+
+    sendings: dict[bytes, Sending] = field(default_factory=dict)
+    settlements: dict[bytes, Settlement] = field(default_factory=dict)
+    handlings: defaultdict[str, defaultdict[Place, Handling]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(Handling))
+    )
+    """By group, then by place."""
+
+    def note(self, at_ns: int, kind: int, fields: list[Any]) -> None:
+        """Take one event."""
+        if kind == 0:
+            value, key, session, number, strict = fields
+            self.sendings[value] = Sending(key, session, number, strict)
+        elif kind == 1:
+            value, outcome, partition_id, offset, reordered = fields
+            self.settlements[value] = Settlement(outcome, (partition_id, offset), reordered)
+        elif kind == 2:
+            handling = self.handlings[fields[0]][fields[2], fields[3]]
+            if handling.started_ns is None or at_ns < handling.started_ns:
+                handling.started_ns = at_ns
+        elif kind == 3:
+            handling = self.handlings[fields[0]][fields[1], fields[2]]
+            if handling.ended_ns is None or at_ns < handling.ended_ns:
+                handling.ended_ns = at_ns
+
+
+class Findings:
+    """Counts by kind, and some examples."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.examples: list[str] = []
+
+    def note(self, kind: str, text: str) -> None:
+        """One more of a kind."""
+        self.counts[kind] += 1
+        if len(self.examples) < EXAMPLES_MAX:
+            self.examples.append(f"{kind}: {text}")
+
+
+def read_events(path: Path) -> Iterator[tuple[int, int, list[Any]]]:
+    """The whole events of a file; a program that was killed may have left a part of one."""
+    decode = msgspec.msgpack.Decoder(tuple[int, int, list[Any]]).decode
+    data = path.read_bytes()
+    at = 0
+    while at + 4 <= len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "little")
+        if end > len(data):
+            return
+        yield decode(data[at + 4 : end])
+        at = end
+
+
+def judge(
+    partitions: Mapping[int, Partition], clients: Clients, *, drained: bool = True
+) -> Findings:
+    """Everything that is wrong; see the module's text."""
+    findings = Findings()
+    places = _places(partitions, clients, findings)
+    _judge_receipts(places, partitions, clients, findings)
+    lanes = _lanes(places, clients)
+    before = _lineage(partitions)
+    for lane in lanes.values():
+        _judge_log_order(lane, before, findings)
+    for group_name, handlings in clients.handlings.items():
+        for lane in lanes.values():
+            _judge_handling_order(group_name, lane, handlings, findings)
+        for partition in partitions.values():
+            group = partition.groups.get(group_name, Group())
+            _judge_group(partition, group_name, group, handlings, findings, drained=drained)
+    return findings
+
+
+def _places(
+    partitions: Mapping[int, Partition], clients: Clients, findings: Findings
+) -> dict[bytes, list[Place]]:
+    """Where each value is stored; what is stored was sent so."""
+    places: defaultdict[bytes, list[Place]] = defaultdict(list)
+    for partition in partitions.values():
+        for offset, message in partition.messages.items():
+            place = (partition.partition_id, offset)
+            sending = clients.sendings.get(message.value)
+            if sending is None or sending.key != message.key:
+                findings.note("phantom", f"{message.value!r} at {place} was not sent so")
+                continue
+            settlement = clients.settlements.get(message.value)
+            if settlement is not None and settlement.outcome in {"not done", "withdrawn"}:
+                findings.note("phantom", f"{message.value!r} at {place}, told as not done")
+            places[message.value].append(place)
+    return dict(places)
+
+
+def _judge_receipts(
+    places: Mapping[bytes, list[Place]],
+    partitions: Mapping[int, Partition],
+    clients: Clients,
+    findings: Findings,
+) -> None:
+    for value, sending in clients.sendings.items():
+        stored = places.get(value, [])
+        settlement = clients.settlements.get(value)
+        if sending.strict and len(stored) > 1:
+            findings.note("duplicate", f"{value!r} at {stored}")
+        if settlement is None or settlement.outcome != "stored":
+            continue
+        partition_id, offset = settlement.place
+        partition = partitions.get(partition_id)
+        if partition is None or offset >= (partition.next_offset or 0):
+            findings.note("lost", f"{value!r} was acked at {settlement.place}, which is nowhere")
+        elif 0 <= offset < partition.first_offset:
+            _judge_removed(value, settlement.place, clients, findings)
+        elif offset >= 0 and settlement.place not in stored:
+            findings.note("lost", f"{value!r} was acked at {settlement.place}, stored at {stored}")
+        elif not stored:
+            findings.note("lost", f"{value!r} was acked and is nowhere")
+
+
+def _judge_removed(value: bytes, place: Place, clients: Clients, findings: Findings) -> None:
+    for group_name, handlings in clients.handlings.items():
+        if place not in handlings or handlings[place].ended_ns is None:
+            findings.note("removed unread", f"{value!r} at {place}, by group {group_name}")
+
+
+def _lanes(
+    places: Mapping[bytes, list[Place]], clients: Clients
+) -> dict[tuple[str, bytes], list[tuple[int, Place]]]:
+    """By producer session and key: (number, place) of what has a promised order, in the order of the numbers."""
+    lanes: defaultdict[tuple[str, bytes], list[tuple[int, Place]]] = defaultdict(list)
+    for value, stored in places.items():
+        sending = clients.sendings[value]
+        settlement = clients.settlements.get(value)
+        told_in_order = settlement is not None and settlement.outcome == "stored"
+        told_in_order = told_in_order and settlement is not None and not settlement.reordered
+        if sending.key and (sending.strict or told_in_order):
+            lanes[sending.session, sending.key].append((sending.number, min(stored)))
+    for lane in lanes.values():
+        lane.sort()
+    return dict(lanes)
+
+
+def _lineage(partitions: Mapping[int, Partition]) -> Any:
+    """`before(partition id)`: the ids of all that it continues, directly or not."""
+
+    @cache
+    def before(partition_id: int) -> frozenset[int]:
+        partition = partitions.get(partition_id)
+        parents = partition.parents if partition is not None else []
+        return frozenset(parents).union(*(before(parent) for parent in parents))
+
+    return before
+
+
+def _judge_log_order(lane: list[tuple[int, Place]], before: Any, findings: Findings) -> None:
+    for (number, place), (next_number, next_place) in pairwise(lane):
+        in_order = (
+            place[1] < next_place[1]
+            if place[0] == next_place[0]
+            else place[0] in before(next_place[0])
+        )
+        if not in_order:
+            findings.note(
+                "inversion", f"number {number} at {place}, number {next_number} at {next_place}"
+            )
+
+
+def _judge_handling_order(
+    group_name: str,
+    lane: list[tuple[int, Place]],
+    handlings: Mapping[Place, Handling],
+    findings: Findings,
+) -> None:
+    nothing = Handling()
+    for (_, place), (_, next_place) in pairwise(lane):
+        ended_ns = handlings.get(place, nothing).ended_ns
+        started_ns = handlings.get(next_place, nothing).started_ns
+        if started_ns is not None and (ended_ns is None or started_ns < ended_ns):
+            findings.note(
+                "handled too early", f"{next_place} in group {group_name}, before {place} had ended"
+            )
+
+
+def _judge_group(
+    partition: Partition,
+    group_name: str,
+    group: Group,
+    handlings: Mapping[Place, Handling],
+    findings: Findings,
+    *,
+    drained: bool,
+) -> None:
+    next_offset = partition.next_offset or 0
+    if group.cursor > next_offset:
+        findings.note("cursor", f"{group_name} at {group.cursor} of {partition.partition_id}")
+    if drained and group.cursor < next_offset:
+        findings.note(
+            "not handled",
+            f"{group_name} is at {group.cursor} of {next_offset} in {partition.partition_id}",
+        )
+    if group.reset:
+        return
+    nothing = Handling()
+    for offset in _acked(partition, group):
+        place = (partition.partition_id, offset)
+        if handlings.get(place, nothing).ended_ns is None:
+            findings.note("acked unhandled", f"{place} in group {group_name}")
+
+
+def _acked(partition: Partition, group: Group) -> Iterator[int]:
+    yield from range(partition.first_offset, group.cursor)
+    for start, end in group.ranges:
+        yield from range(start, end)
+
+
+def judge_folder(folder: Path, *, drained: bool = True) -> dict[str, Any]:
+    """The verdict on a folder of data folders and .events files, as what JSON can carry."""
+    partitions: dict[int, Partition] = {}
+    clients = Clients()
+    problems: list[str] = []
+    for broker in sorted(path.parent for path in folder.glob("*/log")):
+        hosted, wrong = read_folder(broker)
+        problems += wrong
+        problems += [f"partition {both} at two brokers" for both in partitions.keys() & hosted]
+        partitions |= hosted
+    for path in sorted(folder.glob("*.events")):
+        for at_ns, kind, fields in read_events(path):
+            clients.note(at_ns, kind, fields)
+    findings = judge(partitions, clients, drained=drained)
+    for problem in problems:
+        findings.note("damage", problem)
+    return {
+        "partitions": len(partitions),
+        "stored": sum(len(partition.messages) for partition in partitions.values()),
+        "acked": _count(one.outcome == "stored" for one in clients.settlements.values()),
+        "handled": sum(
+            _count(one.ended_ns is not None for one in handlings.values())
+            for handlings in clients.handlings.values()
+        ),
+        "findings": dict(sorted(findings.counts.items())),
+        "examples": findings.examples,
+    }
+
+
+def _count(flags: Iterable[bool]) -> int:
+    return sum(flags)
+
+
+def main() -> int:
+    """Judge the folder that the command line names."""
+    verdict = judge_folder(Path(sys.argv[1]))
+    print(json.dumps(verdict))
+    return int(bool(verdict["findings"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

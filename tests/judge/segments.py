@@ -1,0 +1,215 @@
+"""Reads the commit log of a broker's data folder as docs/FORMATS.md describes it.  Imports nothing of the product.
+
+    folder/log/{base position, 20 digits}.log ─▶ records ─▶ Partition: messages by offset, lineage, seal, groups
+
+Whatever does not fit the description is a Problem: a wrong checksum, a gap between positions or offsets, a message behind
+the seal, a fence that falls.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import crc32c
+import msgspec
+
+HEADER = struct.Struct("<4sIIBBBBII QQQ qqq QIIQ")
+assert HEADER.size == 96
+MAGIC = b"BKL1"
+LENGTH_MAX = 1_118_208
+MESSAGES, PARTITION, SEAL, FENCE, CURSOR, STATE = 1, 2, 3, 4, 5, 6
+RESET_SESSIONS = {"=reset", "=reset*"}
+
+decode_msgpack = msgspec.msgpack.decode
+
+
+class Message(NamedTuple):
+    """A message as stored."""
+
+    key: bytes
+    value: bytes
+
+
+@dataclass(slots=True)
+class Group:
+    """What the log says of one consumer group of a partition."""
+
+    fence: int = 0
+    cursor: int = 0
+    ranges: list[list[int]] = field(default_factory=list)
+    """Acked `[start, end)` above the cursor."""
+    reset: bool = False
+    """An operator has set the cursor; what was acked before is no measure any more."""
+
+
+@dataclass(slots=True)
+class Partition:
+    """What the log says of one partition."""
+
+    partition_id: int
+    parents: list[int] = field(default_factory=list)
+    subject: str = ""
+    messages: dict[int, Message] = field(default_factory=dict)
+    next_offset: int | None = None
+    """None before the first record that tells an offset."""
+    sealed_at: int | None = None
+    groups: dict[str, Group] = field(default_factory=dict)
+
+    @property
+    def first_offset(self) -> int:
+        """The first message still stored; `next_offset` if there is none."""
+        return min(self.messages, default=self.next_offset or 0)
+
+
+class Record(NamedTuple):
+    """One record of a segment."""
+
+    position: int
+    kind: int
+    partition_id: int
+    base_offset: int
+    count: int
+    body: bytes
+
+
+class DamageError(Exception):
+    """A folder that is not as FORMATS.md says."""
+
+
+def read_records(folder: Path) -> Iterator[Record]:
+    """
+    The records of all segments, in the order of their positions; an unfinished end of the last segment is left out.
+
+    Raises:
+        DamageError: a record before the end does not hold.
+    """
+    paths = sorted(folder.glob("log/*.log"))
+    for path in paths:
+        data = path.read_bytes()
+        base = int(path.stem)
+        at = 0
+        while at < len(data):
+            record, size = _record(data, at, base, path)
+            if record is None:
+                if path is not paths[-1]:
+                    raise DamageError(f"{path.name}: no whole record at {at}")
+                return
+            yield record
+            at += size
+
+
+def _record(data: bytes, at: int, base: int, path: Path) -> tuple[Record | None, int]:
+    if len(data) - at < HEADER.size:
+        return None, 0
+    (
+        magic, header_crc, length, version, kind, codec, _flags, body_crc, count,
+        partition_id, base_offset, position, *_rest,
+    ) = HEADER.unpack_from(data, at)  # fmt: skip
+    whole = magic == MAGIC and header_crc == crc32c.crc32c(data[at + 8 : at + HEADER.size])
+    if not whole or not HEADER.size <= length <= LENGTH_MAX or at + length > len(data):
+        if MAGIC in data[at + 1 :]:
+            raise DamageError(f"{path.name}: no whole record at {at}, and records behind it")
+        return None, 0
+    body = data[at + HEADER.size : at + length]
+    if version != 1 or codec != 0 or not kind >= MESSAGES:
+        raise DamageError(f"{path.name}: version {version}, codec {codec}, kind {kind} at {at}")
+    if position != base + at:
+        raise DamageError(f"{path.name}: a record of position {position} at {base + at}")
+    if crc32c.crc32c(body) != body_crc:
+        if at + length == len(data):
+            return None, 0
+        raise DamageError(f"{path.name}: the body at {at} has another checksum")
+    return Record(position, kind, partition_id, base_offset, count, body), length
+
+
+def read_messages(record: Record) -> Iterator[Message]:
+    """The messages of a record of kind MESSAGES; their lengths add up to the body exactly."""
+    count, body = record.count, record.body
+    columns = struct.Struct(f"<{count}q{count}I{count}I{count}I")
+    if count < 1 or len(body) < columns.size:
+        raise DamageError(f"position {record.position}: no columns of {count} messages")
+    lengths = columns.unpack_from(body)
+    keys, values, properties = (lengths[count * n : count * (n + 1)] for n in (1, 2, 3))
+    if columns.size + sum(keys) + sum(values) + sum(properties) != len(body):
+        raise DamageError(f"position {record.position}: the lengths are not those of the body")
+    key_at = columns.size
+    value_at = key_at + sum(keys)
+    for key_bytes, value_bytes in zip(keys, values, strict=True):
+        yield Message(body[key_at : key_at + key_bytes], body[value_at : value_at + value_bytes])
+        key_at += key_bytes
+        value_at += value_bytes
+
+
+def read_folder(folder: Path) -> tuple[dict[int, Partition], list[str]]:
+    """The partitions of a data folder by id, and what the log says that cannot be."""
+    partitions: dict[int, Partition] = {}
+    problems: list[str] = []
+    try:
+        for record in read_records(folder):
+            partition = partitions.setdefault(record.partition_id, Partition(record.partition_id))
+            problem = _fold(partition, record)
+            if problem:
+                problems.append(
+                    f"{folder.name}: partition {record.partition_id}, "
+                    f"position {record.position}: {problem}"
+                )
+    except DamageError as error:
+        problems.append(f"{folder.name}: {error}")
+    return partitions, problems
+
+
+def _fold(partition: Partition, record: Record) -> str:
+    """Add a record to what is known of its partition; what is wrong with it, or ""."""
+    if record.kind == MESSAGES:
+        return _fold_messages(partition, record)
+    if record.kind == PARTITION:
+        told = decode_msgpack(record.body)
+        partition.subject = told["subject"]
+        partition.parents = list(told["partition"].get("parents", ()))
+    elif record.kind == SEAL:
+        if record.base_offset != (partition.next_offset or 0):
+            return f"a seal at {record.base_offset}, and messages up to {partition.next_offset}"
+        partition.sealed_at = record.base_offset
+    elif record.kind == FENCE:
+        group_name, token, session, *_ = decode_msgpack(record.body)
+        group = partition.groups.setdefault(group_name, Group())
+        if token < group.fence:
+            return f"the fence of {group_name} falls from {group.fence} to {token}"
+        group.fence = token
+        group.reset = group.reset or session in RESET_SESSIONS
+    elif record.kind == CURSOR:
+        group_name, _token, cursor, ranges, *_ = decode_msgpack(record.body)
+        group = partition.groups.setdefault(group_name, Group())
+        if cursor < group.cursor and not group.reset:
+            return f"the cursor of {group_name} falls from {group.cursor} to {cursor}"
+        group.cursor, group.ranges = cursor, ranges
+    elif record.kind == STATE:
+        return _fold_state(partition, record)
+    return ""
+
+
+def _fold_messages(partition: Partition, record: Record) -> str:
+    problem = ""
+    if partition.sealed_at is not None:
+        problem = f"messages at {record.base_offset} behind the seal at {partition.sealed_at}"
+    elif partition.next_offset not in {None, record.base_offset}:
+        problem = f"messages at {record.base_offset}, expected at {partition.next_offset}"
+    for offset, message in enumerate(read_messages(record), record.base_offset):
+        partition.messages[offset] = message
+    partition.next_offset = record.base_offset + record.count
+    return problem
+
+
+def _fold_state(partition: Partition, record: Record) -> str:
+    image: list[Any] = decode_msgpack(record.body)
+    subject, parents, next_offset, sealed = image[0], image[6], image[8], image[10]
+    if partition.next_offset not in {None, next_offset}:
+        return f"a state of next offset {next_offset}, expected {partition.next_offset}"
+    partition.subject, partition.parents, partition.next_offset = subject, parents, next_offset
+    if sealed:
+        partition.sealed_at = next_offset
+    return ""
