@@ -32,7 +32,7 @@ A larger partition is written as STATEs of some of its producers each, without c
 cursor for each of these.
 """
 PRODUCERS_TOGETHER = 1_000
-"""In one STATE of a large partition: at most 254 bytes each, and what else it says is some ten thousand."""
+"""In one STATE of a large partition: at most 295 bytes each, and what else it says is some ten thousand."""
 TOGETHER = 200
 TOGETHER_BYTES = 4 << 20
 """Partitions, and bytes, submitted before the next wait, so that appends come between them."""

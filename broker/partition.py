@@ -15,7 +15,13 @@ from typing import NamedTuple
 import msgspec
 
 from ..protocol.control import GroupStatus, HostPartition, PartitionStatus
-from ..protocol.errors import CorruptLogError, InvalidRequestError, OverloadedError, StaleRouteError
+from ..protocol.errors import (
+    CorruptLogError,
+    InvalidRequestError,
+    OverloadedError,
+    SequenceReusedError,
+    StaleRouteError,
+)
 from ..protocol.ids import check_name
 from ..protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from ..protocol.offsets import AckedOffsets
@@ -95,7 +101,7 @@ class HostedPartition:
     """The state of one partition; `facts` never change."""
 
     __slots__ = (
-        "__weakref__", "appended_at_ms", "ended", "facts", "fences_lost", "first_offset", "groups", "lost",
+        "__weakref__", "appended_at_ms", "clashed", "ended", "facts", "fences_lost", "first_offset", "groups", "lost",
         "next_offset", "partition_id", "producers", "readable_offset", "sealed",
     )  # fmt: skip
 
@@ -113,6 +119,8 @@ class HostedPartition:
         """The seal is on the disk, and so is everything before it: only now may a reader hear of an end."""
         self.producers: dict[int, ProducerState] = {}
         """By producer id, the one that appended longest ago first."""
+        self.clashed: set[int] = set()
+        """Those of them under whose id and epoch two producers send: it stores nothing more.  In memory only."""
         self.groups: dict[str, Group] = {}
         self.lost: tuple[Lost, ...] = ()
         """What damage took from it, in the order of offsets: it takes no appends, and reads stop there."""
@@ -178,7 +186,8 @@ class HostedPartition:
     def quiet(self, now_ms: int) -> bool:
         """Nothing is under way: a restart would find it as it is."""
         return (
-            self.next_offset == self.readable_offset
+            not self.clashed
+            and self.next_offset == self.readable_offset
             and self.sealed == self.ended
             and all(group.quiet(now_ms) for group in self.groups.values())
         )
@@ -188,7 +197,15 @@ class HostedPartition:
         """See `appends.decide_append`.  Raises StaleRouteError if sealed and not a duplicate, CorruptLogError."""
         if self.lost or self.fences_lost:
             self.check_whole()
-        found = decide_append(self.producers.get(header.producer_id), header)
+        producer_id = header.producer_id
+        try:
+            found = decide_append(
+                self.producers.get(producer_id), header, clashed=producer_id in self.clashed
+            )
+        except SequenceReusedError:
+            # What it sent behind this batch may come next, and its sequence may be the one that is expected.
+            self.clashed.add(producer_id)
+            raise
         if found is None and self.sealed:
             raise StaleRouteError(partition_id=self.partition_id, end_offset=self.next_offset)
         return found
@@ -200,10 +217,12 @@ class HostedPartition:
         before = producers.pop(header.producer_id, None)
         undo_time = self.appended_at_ms
         producers[header.producer_id] = after_append(before, header, base_offset=base_offset)
+        self.clashed.discard(header.producer_id)
         forgotten = None
         if len(producers) > PRODUCERS_PER_PARTITION_MAX:
             oldest = next(iter(producers))
             forgotten = (oldest, producers.pop(oldest))
+            self.clashed.discard(oldest)
         self.next_offset = base_offset + header.count
         self.appended_at_ms = max(appended_at_ms, undo_time)
         return base_offset, undo_time, header.producer_id, before, forgotten
@@ -216,6 +235,8 @@ class HostedPartition:
             self.producers = {forgotten[0]: forgotten[1], **self.producers}
         if before is not None:
             self.producers[producer_id] = before
+        else:
+            self.clashed.discard(producer_id)
 
     # ── groups ────────────────────────────────────────────────────────────────────────────────────────
     def group_for_acquire(self, name: str) -> Group:

@@ -7,9 +7,12 @@
      lost: [[start, end, position], …], fences_lost,
      order_strategy, partitions_wanted, retention,
      static,
-     producers_before, producers_all]               msgpack; later fields come last; static only where it is true
+     producers_before, producers_all,
+     body_crcs: [[crc, …], …]]                      msgpack; later fields come last
 
-The last two are there in a part only: of a partition with many producers each STATE record has some of them.
+The array ends before `static` where that is false and nothing follows it.  `producers_before` and `producers_all` say
+something in a part only: of a partition with many producers each STATE record has some of them.  `body_crcs` are those
+of the remembered batches, producer by producer in the order of `producers`; they are there where there is a producer.
 
 Invariants
     `partition_of(image_of(p))` is `p` as a restart would find it: without pull locks, which live in memory only.
@@ -28,7 +31,7 @@ from ..protocol.control import HostPartition, Retention
 from ..protocol.errors import CorruptLogError
 from ..protocol.offsets import AckedOffsets
 from ..protocol.routing import OrderStrategy, Partition, PartitionState
-from .appends import ProducerState, StoredBatch
+from .appends import CRC_UNKNOWN, ProducerState, StoredBatch
 from .partition import Group, HostedPartition, Lost
 
 _GroupImage = tuple[str, int, str, int, list[tuple[int, int]]]
@@ -66,6 +69,12 @@ class _PartImage(_StaticImage, frozen=True, array_like=True):
     producers_all: int = 0
 
 
+class _SummedImage(_PartImage, frozen=True, array_like=True):
+    """Beside the producers and not within them, so that a broker which does not know it reads the rest."""
+
+    body_crcs: list[list[int]] = []
+
+
 class Part(NamedTuple):
     """Which of a partition's producers an image has: those after the first `before`, of `total`."""
 
@@ -74,7 +83,7 @@ class Part(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_PartImage).decode
+_decode = msgspec.msgpack.Decoder(_SummedImage).decode
 _strings: dict[str, str] = {}
 """Subjects and groups, each once: a broker has many partitions of few of them."""
 STRINGS_MAX = 10_000
@@ -82,31 +91,27 @@ STRINGS_MAX = 10_000
 
 def image_of(one: HostedPartition) -> bytes:
     """The partition as bytes."""
-    kind = partial(_StaticImage, static=True) if one.facts.static else _Image
-    producers = [(number, *state) for number, state in one.producers.items()]
-    return _image(one, kind, producers, [_group_image(group) for group in one.groups.values()])
+    groups = [_group_image(group) for group in one.groups.values()]
+    return _image(one, list(one.producers.items()), groups)
 
 
 def images_of_parts(one: HostedPartition, *, together: int) -> Iterator[bytes]:
     """The partition without its consumer groups, as images of at most `together` producers each, in their order."""
-    producers = ((number, *state) for number, state in one.producers.items())
+    producers = iter(one.producers.items())
     count = len(one.producers)
     for before in range(0, max(count, 1), together):
-        kind = partial(
-            _PartImage, static=one.facts.static, producers_before=before, producers_all=count
-        )
-        yield _image(one, kind, list(islice(producers, together)), [])
+        yield _image(one, list(islice(producers, together)), [], Part(before, count))
 
 
 def _image(
     one: HostedPartition,
-    kind: Callable[..., _Image],
-    producers: list[tuple[int, int, int, tuple[StoredBatch, ...]]],
+    producers: list[tuple[int, ProducerState]],
     groups: list[_GroupImage],
+    part: Part | None = None,
 ) -> bytes:
     facts, partition = one.facts, one.facts.partition
     return _encode(
-        kind(
+        _kind(producers, part, static=facts.static)(
             subject=facts.subject,
             name=partition.name,
             queue=partition.queue,
@@ -118,7 +123,10 @@ def _image(
             next_offset=one.next_offset,
             appended_at_ms=one.appended_at_ms,
             sealed=one.sealed,
-            producers=producers,
+            producers=[
+                (number, epoch, following, [batch[:3] for batch in latest])
+                for number, (epoch, following, latest) in producers
+            ],
             groups=groups,
             lost=list(one.lost),
             fences_lost=one.fences_lost,
@@ -127,6 +135,24 @@ def _image(
             retention=facts.retention,
         )
     )
+
+
+def _kind(
+    producers: list[tuple[int, ProducerState]], part: Part | None, *, static: bool
+) -> Callable[..., _Image]:
+    """The shortest kind of image that has room for what there is to say; its last fields are filled in."""
+    before, total = part or (0, 0)
+    if producers:
+        return partial(
+            _SummedImage,
+            static=static,
+            producers_before=before,
+            producers_all=total,
+            body_crcs=[[batch.body_crc for batch in state.latest] for _, state in producers],
+        )
+    if part is not None:
+        return partial(_PartImage, static=static, producers_before=before, producers_all=total)
+    return partial(_StaticImage, static=True) if static else _Image
 
 
 def _group_image(group: Group) -> _GroupImage:
@@ -180,8 +206,9 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
     partition.next_offset = partition.readable_offset = found.next_offset
     partition.appended_at_ms = found.appended_at_ms
     partition.sealed = partition.ended = found.sealed
+    crcs = iter(found.body_crcs)
     for number, epoch, following, latest in found.producers:
-        batches = tuple(StoredBatch(*one) for one in latest)
+        batches = _batches(latest, next(crcs, []))
         partition.producers[number] = ProducerState(epoch, following, batches)
     for name, fence, session, cursor, ranges in found.groups:
         group = partition.groups[_shared(name)] = Group(_shared(name))
@@ -193,6 +220,12 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
     return partition, Part(
         found.producers_before, max(found.producers_all, len(partition.producers))
     )
+
+
+def _batches(latest: list[tuple[int, int, int]], crcs: list[int]) -> tuple[StoredBatch, ...]:
+    if len(crcs) != len(latest):
+        crcs = [CRC_UNKNOWN] * len(latest)  # the image is older than the checksums in it
+    return tuple(StoredBatch(*batch, crc) for batch, crc in zip(latest, crcs, strict=True))
 
 
 def _shared(text: str) -> str:

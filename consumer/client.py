@@ -22,6 +22,8 @@ from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
+from ..rpc.home import Resident
+from ..rpc.identity import DrawBits, from_system
 from ..rpc.network import Network
 from .composite import CompositePullClient, PullRegister
 from .membership import Membership
@@ -47,7 +49,7 @@ class Assignment:
     """Messages that retention by time removed before this consumer got them."""
 
 
-class Consumer:
+class Consumer(Resident):
     """
     Handles the messages of a subject for a consumer group; partitions are exclusive to one consumer each, unless
     the group is shared.
@@ -63,6 +65,9 @@ class Consumer:
     the lease: come for the next message, or close.  What was passed over without an ack comes again once its partition
     goes elsewhere, `handover_ms` after that was asked for at the earliest; all not acked does when the consumer closes.
     A message may be handled again after a crash or a lost lease; `fencing_token` lets a store refuse a late one.
+
+    It works in the event loop and the process that it is opened in, and is refused elsewhere.  One that is made before
+    a fork may be opened in each process, and one that was closed may be opened again: each opening is a member of its own.
 
     Args:
         meta: `host:port` of a metaserver, or several.
@@ -92,6 +97,7 @@ class Consumer:
         network: Network | None = None,
         clock: Clock | None = None,
         dice: random.Random | None = None,
+        _identity: DrawBits = from_system,
     ) -> None:
         check_name("subject", subject)
         check_name("consumer group", group)
@@ -108,56 +114,78 @@ class Consumer:
         self._subject = subject
         self._group = group
         self._handler = handler
-        self._name = name or f"{socket.gethostname()}:{os.getpid()}"
-        self._connections = Connections(network, timeout_ms=self._settings.call_timeout_ms)
+        self._name = name
+        self._connections = Connections(
+            network, timeout_ms=self._settings.call_timeout_ms, what="consumer"
+        )
+        self._home = self._connections.home
         self._clock = clock or SystemClock()
-        self._dice = dice or random.Random(secrets.randbits(64))
+        self._given_dice = dice
+        self._draw_identity = _identity
+        self._ended: asyncio.Future[None] | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        """The state of a new opening: nothing of an earlier one is in it, and nothing of what a fork has copied."""
+        self._dice = self._given_dice or random.Random(secrets.randbits(64))
         self._reports: set[asyncio.Task[None]] = set()
         self._register = PullRegister()
         self._composite = CompositePullClient(self._make, self._hand_over, self._give_back)
-        self._register.register(subject, group, self._composite)
+        self._register.register(self._subject, self._group, self._composite)
         self._membership: Membership | None = None
         self._parting: asyncio.Task[None] | None = None
         self._dispatch: Workers | Stream | None = None
         self._watch: asyncio.Task[None] | None = None
         self._deadline_ms = 0
-        self._ended: asyncio.Future[None] | None = None
         self._leaving = False
         self._failing: asyncio.Task[None] | None = None
         """Gives everything back after an error that ended the consumer."""
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
-        network = self._connections.open()
+        network = self._connections.open(on_fork=self._forked)
+        self._clear()
         self._ended = asyncio.get_running_loop().create_future()
-        meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
-        self._membership = Membership(
+        membership = self._membership = self._new_membership(network)
+        dispatch = self._dispatch = self._new_dispatch()
+        try:
+            await membership.start()
+        except BaseException:
+            self._membership = None
+            await dispatch.close()
+            await self._connections.close()
+            raise
+        self._watch = asyncio.create_task(self._watch_deadline(), name="lease deadline")
+        return self
+
+    def _forked(self) -> None:
+        """In a child of this process nothing is assigned; the tasks that know what is stay with the composite."""
+        self._register = PullRegister()
+
+    def _new_membership(self, network: Network) -> Membership:
+        return Membership(
             subject=self._subject,
             group=self._group,
-            client=self._name,
-            meta=meta,
+            client=self._name or f"{socket.gethostname()}:{os.getpid()}",
+            meta=MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms),
             settings=self._settings,
             clock=self._clock,
             dice=self._dice,
+            identity=self._draw_identity,
             on_grants=self._granted,
             on_lost=self._lost,
             drained=self._drained,
             holding=self._composite.holding,
             on_fatal=self._fatal,
         )
-        self._dispatch = self._new_dispatch()
-        try:
-            await self._membership.start()
-        except BaseException:
-            await self._dispatch.close()
-            await self._connections.close()
-            raise
-        self._watch = asyncio.create_task(self._watch_deadline(), name="lease deadline")
-        return self
 
     def _new_dispatch(self) -> Workers | Stream:
         if self._handler is None:
-            return Stream(clock=self._clock, handover_ms=self._settings.handover_ms)
+            return Stream(
+                clock=self._clock,
+                handover_ms=self._settings.handover_ms,
+                check=self._home.check_not_elsewhere,
+            )
         return Workers(
             self._handler,
             concurrency=self._settings.concurrency,
@@ -182,7 +210,14 @@ class Consumer:
         Hand everything over: finish handlers, flush acks, release, leave.
 
         Of a consumer without a handler: what was taken and not acked is given up at once, and comes again.
+        In a child of the process in which it was opened it does nothing: that one is at work.
+
+        Raises:
+            OtherLoopError: it was opened in another event loop.
         """
+        if not self._home.here:
+            return
+        self._home.check()
         self._leaving = True
         if self._failing is not None:
             await asyncio.wait([self._failing])
@@ -219,7 +254,13 @@ class Consumer:
 
     # ── what users call ──────────────────────────────────────────────────────────────────────────────
     async def wait(self) -> None:
-        """Wait until the consumer is closed; raises what stopped it for good."""
+        """
+        Wait until the consumer is closed; raises what stopped it for good.
+
+        Raises:
+            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+        """
+        self._home.check_not_elsewhere()
         if self._ended is None:
             raise ClosedError("the consumer is not open; use: async with Consumer(...)")
         await asyncio.shield(self._ended)
@@ -233,6 +274,7 @@ class Consumer:
         Raises:
             KeylaneError: the metaserver could not be told; go on as before, or try again.
         """
+        self._home.check_not_elsewhere()
         if self._membership is None:
             raise ClosedError("the consumer is not open; use: async with Consumer(...)")
         await self._membership.suspend(True)
@@ -250,6 +292,7 @@ class Consumer:
         Raises:
             KeylaneError: the metaserver could not be told; still suspended, try again.
         """
+        self._home.check_not_elsewhere()
         if self._membership is None:
             raise ClosedError("the consumer is not open; use: async with Consumer(...)")
         await self._membership.suspend(False)
@@ -258,6 +301,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
+        self._home.check_thread()
         if not isinstance(self._dispatch, Stream):
             raise ClosedError("not open, or it has a handler: messages go there")
         return await self._dispatch.next()
@@ -303,6 +347,7 @@ class Consumer:
             settings=self._settings,
             clock=self._clock,
             dice=self._dice,
+            check=self._home.check_thread,
             hand_out=self._dispatch.put,
             on_lost=self._composite.end,
             on_drained=self._membership.nudge,

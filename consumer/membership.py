@@ -18,6 +18,7 @@ from ..protocol.clock import Clock
 from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant, Suspend
 from ..protocol.errors import KeylaneError, Retry, SessionUnknownError
 from ..rpc.client import MetaClient
+from ..rpc.identity import DrawBits
 from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
@@ -41,6 +42,7 @@ class Membership:
         settings: ConsumerSettings,
         clock: Clock,
         dice: random.Random,
+        identity: DrawBits,
         on_grants: Callable[[Grants, int], None],
         on_lost: Callable[[], None],
         drained: Callable[[], tuple[int, ...]],
@@ -56,6 +58,7 @@ class Membership:
         self._settings = settings
         self._clock = clock
         self._dice = dice
+        self._draw_identity = identity
         self._on_grants = on_grants
         self._on_lost = on_lost
         self._drained = drained
@@ -76,7 +79,7 @@ class Membership:
         self._task = asyncio.create_task(self._beat(), name=f"session {self.session[:8]}")
 
     async def _join(self) -> None:
-        session = f"{self._dice.getrandbits(128):032x}"
+        session = f"{self._draw_identity(128):032x}"
         joined = await self._meta.join(
             Join(
                 subject=self._subject,

@@ -42,7 +42,7 @@ class PullClient:
     """
     Pulls one partition for one consumer session.
 
-    `hand_out(messages)` gets messages in the order of their offsets, without those acked already;
+    `check()` raises where the consumer is not open; `hand_out(messages)` gets messages in the order of their offsets, without those acked already;
     `on_lost(client)` hears that nothing more comes under this token; `on_drained()` that the partition is sealed and acked
     to its end; `on_fatal(error)` of what no retry mends.
     """
@@ -64,6 +64,7 @@ class PullClient:
         settings: ConsumerSettings,
         clock: Clock,
         dice: random.Random,
+        check: Callable[[], None],
         hand_out: Callable[[list[Message]], None],
         on_lost: Callable[[PullClient], None],
         on_drained: Callable[[], None],
@@ -91,6 +92,7 @@ class PullClient:
         self._settings = settings
         self._clock = clock
         self._dice = dice
+        self._check = check
         self._hand_out = hand_out
         self._on_lost = on_lost
         self._on_drained = on_drained
@@ -166,7 +168,8 @@ class PullClient:
         self._taken.add(message.offset)
 
     def check_ours(self, message: Message) -> None:
-        """Raises LeaseLostError if acks are taken no more."""
+        """Raises LeaseLostError if acks are taken no more, ForkedError or OtherLoopError if not here."""
+        self._check()
         if self._closed or self.lapsed:
             raise LeaseLostError(partition_id=self.partition_id, offset=message.offset)
 

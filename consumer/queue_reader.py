@@ -40,6 +40,7 @@ from ..protocol.queues import (
 from ..protocol.routing import Partition, PartitionState
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.connections import Connections
+from ..rpc.home import Resident
 from ..rpc.network import Network
 from .cutting import cut_messages
 
@@ -84,7 +85,7 @@ class _ReadFrom:
         raise ClosedError(f"message {message.offset} was read, not handed out by a consumer")
 
 
-class QueueReader:
+class QueueReader(Resident):
     """
     Looks at the queues of a static subject.
 
@@ -112,11 +113,12 @@ class QueueReader:
         self._addresses = addresses_of(meta)
         self._subject = subject
         self._timeout_ms = call_timeout_ms
-        self._connections = Connections(network, timeout_ms=call_timeout_ms)
+        self._connections = Connections(network, timeout_ms=call_timeout_ms, what="reader")
         self._views: dict[int, QueueView] = {}
 
     async def __aenter__(self) -> Self:
         self._connections.open()
+        self._views = {}
         return self
 
     async def __aexit__(
@@ -138,10 +140,11 @@ class QueueReader:
 
         Raises:
             SubjectUnknownError, SubjectNotStaticError
+            ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
+        self._connections.home.check()
         network = self._connections.network
-        if network is None:
-            raise ClosedError("the reader is not open; use: async with QueueReader(...)")
+        assert network is not None
         meta = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
         found = (await meta.queues(self._subject)).queues
         self._views = {one.queue: one for one in found}
@@ -217,6 +220,7 @@ class QueueReader:
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────
     async def _view(self, queue: int, *, again: bool = False) -> QueueView:
+        self._connections.home.check()
         if again or queue not in self._views:
             await self.queues()
         found = self._views.get(queue)

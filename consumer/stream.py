@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ..protocol.clock import Clock
@@ -26,9 +26,14 @@ PATIENCE_MS = 5_000
 
 
 class Stream:
-    """Hands messages out one by one, in the order of their offsets within each partition."""
+    """
+    Hands messages out one by one, in the order of their offsets within each partition.
 
-    def __init__(self, *, clock: Clock, handover_ms: int) -> None:
+    `check()` raises where the user waits in another event loop than the consumer's.
+    """
+
+    def __init__(self, *, clock: Clock, handover_ms: int, check: Callable[[], None]) -> None:
+        self._check = check
         self._waiting: deque[Message] = deque()
         self._boot_ns = clock.boot_ns
         self._handover_ms = handover_ms
@@ -46,7 +51,9 @@ class Stream:
         self._work.set()
 
     async def next(self) -> Message:
-        """The next message whose lease has not ended.  Raises StopAsyncIteration after close."""
+        """The next message whose lease has not ended.  Raises StopAsyncIteration after close, OtherLoopError."""
+        if not self._waiting:
+            self._check()
         self._asked.set()
         try:
             return await self._next()

@@ -22,8 +22,11 @@ from ..protocol.message import check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
+from ..rpc.home import Resident
+from ..rpc.identity import DrawBits, from_system
 from ..rpc.network import Network
 from .account import Account
+from .identity import Identity
 from .sender import SubjectSender
 from .settings import ProducerSettings
 from .ticket import Ticket
@@ -44,17 +47,21 @@ class ProducerStats:
     """Partitions whose messages wait, and for what."""
 
 
-class Producer:
+class Producer(Resident):
     """
     Sends messages; messages of one order key are stored in the order of their `send` calls.
 
         async with Producer("127.0.0.1:7000") as producer:
             receipt = await producer.send("flights", b"...", key=b"UA-N14228")
 
+    It works in the event loop and the process that it is opened in, and is refused elsewhere.  One that is made before
+    a fork may be opened in each process, and one that was closed may be opened again: it begins anew, under its own id.
+
     Args:
         meta: `host:port` of a metaserver, or several.
         strategy: what the caller expects the subject to have; another one stored there is an error.
         settings: batches, windows, time-outs.
+        dice: for pauses, and the places of messages without a key; never for identities.
 
     Raises:
         ConfigError: an argument that cannot work.
@@ -69,6 +76,7 @@ class Producer:
         network: Network | None = None,
         clock: Clock | None = None,
         dice: random.Random | None = None,
+        _identity: DrawBits = from_system,
     ) -> None:
         self._addresses = addresses_of(meta)
         self._strategy = _order_strategy(strategy) if strategy is not None else None
@@ -77,25 +85,45 @@ class Producer:
         self._queue_bytes = self._settings.queue_bytes
         self._large_bytes = self._settings.large_bytes
         self._batch_count = self._settings.batch_count
-        self._connections = Connections(network, timeout_ms=self._settings.call_timeout_ms)
+        self._connections = Connections(
+            network, timeout_ms=self._settings.call_timeout_ms, what="producer"
+        )
+        self._home = self._connections.home
         self._clock = clock or SystemClock()
         self._now_ns = self._clock.wall_ns
-        self._dice = dice or random.Random(secrets.randbits(64))
-        self._producer_id = self._dice.getrandbits(63) | 1
+        self._given_dice = dice
+        self._draw_identity = _identity
+        self._identity: Identity | None = None
         self._senders: dict[str, SubjectSender] = {}
+        self._of_parent: dict[str, SubjectSender] = {}
+        """After a fork: kept, so that the parent's tasks are not finalized here."""
         self._open = False
         self._meta: MetaClient | None = None
         self._account = Account(self._settings.queue_bytes)
 
     async def __aenter__(self) -> Self:
-        self._meta = MetaClient(self._connections.open(), self._addresses)
+        network = self._connections.open(on_fork=self._forked)
+        meta = MetaClient(network, self._addresses)
+        self._begin(meta)
         try:
-            await self._meta.health()
+            await meta.health()
         except BaseException:
             await self._connections.close()
             raise
         self._open = True
         return self
+
+    def _begin(self, meta: MetaClient) -> None:
+        """The state of a new opening: nothing of an earlier one is in it, and nothing of what a fork has copied."""
+        self._meta = meta
+        self._dice = self._given_dice or random.Random(secrets.randbits(64))
+        self._identity = Identity(self._draw_identity)
+        self._senders = {}
+        self._account = Account(self._settings.queue_bytes)
+
+    def _forked(self) -> None:
+        """In a child of this process: what was sent is the parent's, and `send` finds no way any more."""
+        self._of_parent, self._senders = self._senders, {}
 
     async def __aexit__(
         self,
@@ -128,7 +156,7 @@ class Producer:
         Raises:
             MessageTooLargeError, InvalidRequestError, InvalidNameError: nothing was queued.
             QueueFullError: `await producer.room()` first; nothing was queued.
-            ClosedError: not open.
+            ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
         try:
             sender = self._senders[subject]
@@ -154,6 +182,8 @@ class Producer:
         parcel = executor.open
         values = parcel.values
         index = len(values)
+        if not index:
+            self._home.check()  # with the first of each batch: asking for the event loop costs a third of a send
         values.append(value)
         parcel.keys.append(key)
         parcel.times.append(self._now_ns())
@@ -167,7 +197,8 @@ class Producer:
         return Ticket(parcel, index)
 
     def _new_sender(self, subject: str) -> SubjectSender:
-        if not self._open or self._meta is None:
+        self._home.check()
+        if not self._open or self._meta is None or self._identity is None:
             raise ClosedError("the producer is not open; use: async with Producer(...)")
         check_name("subject", subject)
         sender = self._senders[subject] = SubjectSender(
@@ -175,7 +206,7 @@ class Producer:
             strategy=self._strategy,
             meta=self._meta,
             broker_at=self._connections.broker_at,
-            producer_id=self._producer_id,
+            identity=self._identity,
             settings=self._settings,
             clock=self._clock,
             dice=self._dice,
@@ -189,7 +220,13 @@ class Producer:
             del self._senders[sender.subject]
 
     async def room(self) -> None:
-        """Wait while the queue is full, until half of it is free."""
+        """
+        Wait while the queue is full, until half of it is free.
+
+        Raises:
+            ForkedError, OtherLoopError: open elsewhere.
+        """
+        self._home.check_not_elsewhere()
         await self._account.room()
 
     async def send_all(
@@ -220,7 +257,9 @@ class Producer:
 
         Raises:
             The first error since the last flush with which a message was given up, if no ticket told it.
+            ForkedError, OtherLoopError: open elsewhere.
         """
+        self._home.check_not_elsewhere()
         for sender in self._senders.values():
             sender.roll()
         await self._account.drained()
@@ -245,7 +284,17 @@ class Producer:
         )
 
     async def close(self, *, flush: bool = True) -> None:
-        """Send what is queued, within `close_timeout_ms`; what is not acked by then is given up."""
+        """
+        Send what is queued, within `close_timeout_ms`; what is not acked by then is given up.
+
+        In a child of the process in which it was opened it does nothing: that one is at work on it.
+
+        Raises:
+            OtherLoopError: it was opened in another event loop.
+        """
+        if not self._home.here:
+            return
+        self._home.check()
         if not self._open:
             return
         try:

@@ -18,7 +18,13 @@ from typing import NamedTuple
 import msgspec
 
 from ..protocol.clock import Clock
-from ..protocol.errors import Fate, KeylaneError, SequenceGapError, StaleRouteError
+from ..protocol.errors import (
+    Fate,
+    KeylaneError,
+    SequenceGapError,
+    SequenceReusedError,
+    StaleRouteError,
+)
 from ..protocol.frames import Append, Appended
 from ..protocol.message import Receipt
 from ..protocol.routing import OrderStrategy, Partition
@@ -26,6 +32,7 @@ from ..rpc.client import BrokerClient
 from ..rpc.network import Channel
 from .account import Account
 from .failure import Step, decide_after_failure
+from .identity import Identity
 from .parcel import Parcel
 from .settings import ProducerSettings
 
@@ -58,7 +65,7 @@ class Executor:
         broker: BrokerClient,
         *,
         strategy: OrderStrategy,
-        producer_id: int,
+        identity: Identity,
         settings: ProducerSettings,
         clock: Clock,
         dice: random.Random,
@@ -85,7 +92,8 @@ class Executor:
         """Why nothing moves, for people."""
         self._broker = broker
         self._strategy = strategy
-        self._producer_id = producer_id
+        self._identity = identity
+        self._producer_id = identity.producer_id
         self._settings = settings
         self._clock = clock
         self._dice = dice
@@ -284,6 +292,8 @@ class Executor:
         if not self._in_flight and self._take(idle=True) is None:
             return False
         head = self._in_flight[0]
+        if isinstance(error, SequenceReusedError):
+            self._new_identity()
         if not called:
             head.tries += 1
         step = decide_after_failure(
@@ -330,6 +340,15 @@ class Executor:
         self._next_sequence = 0
         for parcel in self._in_flight:
             parcel.unpack()
+
+    def _new_identity(self) -> None:
+        """Go on under another id: a second producer uses this one, and what is left here is not stored."""
+        log.warning(
+            "%s: the producer id %x is used by another producer; going on under a new one",
+            self.group.partition_name, self._producer_id,
+        )  # fmt: skip
+        self._producer_id = self._identity.renew(self._producer_id)
+        self._new_epoch()
 
     def moved(self, address: str, broker: BrokerClient) -> None:
         """The broker group has another address now."""

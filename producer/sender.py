@@ -26,6 +26,7 @@ from ..rpc.client import BrokerClient, MetaClient
 from .account import Account
 from .executor import Executor, MessageGroup
 from .failure import Step
+from .identity import Identity
 from .parcel import Parcel
 from .settings import ProducerSettings
 from .ticket import Ticket
@@ -45,7 +46,7 @@ class SubjectSender:
         strategy: OrderStrategy | None,
         meta: MetaClient,
         broker_at: Callable[[str], BrokerClient],
-        producer_id: int,
+        identity: Identity,
         settings: ProducerSettings,
         clock: Clock,
         dice: random.Random,
@@ -59,7 +60,7 @@ class SubjectSender:
         self._asked = strategy
         self._meta = meta
         self._broker_at = broker_at
-        self._producer_id = producer_id
+        self._identity = identity
         self._settings = settings
         self._clock = clock
         self._dice = dice
@@ -227,7 +228,7 @@ class SubjectSender:
             partition,
             self._broker_at(partition.address),
             strategy=route.order_strategy,
-            producer_id=self._producer_id,
+            identity=self._identity,
             settings=self._settings,
             clock=self._clock,
             dice=self._dice,

@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 
 from ..protocol.backoff import Backoff
 from ..protocol.errors import ConfigError
-from ..protocol.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, MESSAGE_BYTES_MAX
+from ..protocol.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_COUNT_MAX,
+    BATCHES_IN_FLIGHT_MAX,
+    MESSAGE_BYTES_MAX,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +28,7 @@ class ProducerSettings:
     """How long a batch that is not full may wait while nothing is in flight. While something is in flight a
     batch fills by itself until the answer comes, so waiting longer costs latency and gains little."""
     in_flight_max: int = 5
-    """Batches under way per partition; their order is kept by the sequence."""
+    """Batches under way per partition; their order is kept by the sequence. At most as many as a broker knows again."""
     queue_bytes: int = 64 * 1024 * 1024
     """Bytes queued and in flight before `send` raises QueueFullError."""
     call_timeout_ms: int = 5_000
@@ -41,7 +46,7 @@ class ProducerSettings:
                 ("batch_bytes", 1, BATCH_BYTES_MAX // 2),
                 ("batch_count", 1, BATCH_COUNT_MAX),
                 ("linger_ms", 0, 10_000),
-                ("in_flight_max", 1, 64),
+                ("in_flight_max", 1, BATCHES_IN_FLIGHT_MAX),
                 ("queue_bytes", MESSAGE_BYTES_MAX, 1 << 40),
                 ("call_timeout_ms", 10, 600_000),
                 ("tries_max", 1, 1_000),

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ..protocol.errors import OtherLoopError
 from ..protocol.message import Receipt
 from .parcel import Parcel
 
@@ -21,6 +22,8 @@ class Ticket(msgspec.Struct, frozen=True, gc=False):
     def __await__(self) -> Generator[Any, None, Receipt]:
         future = self.parcel.future
         if not future.done():
+            if future.get_loop() is not asyncio.get_running_loop():
+                raise OtherLoopError("the message was sent in another event loop")
             # Shielded: one waiter that is cancelled must not cancel the whole batch.
             yield from asyncio.shield(future).__await__()
         return self.parcel.receipt(self.index)

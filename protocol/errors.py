@@ -9,6 +9,8 @@
     │   ├── StaleRouteError, WrongBrokerError              ask for a new route
     │   ├── FencedError, SessionUnknownError, TokenUnknownError   stop: somebody else owns it
     │   ├── SequenceGapError, ProducerFencedError          an earlier batch is missing
+    │   ├── SequenceReusedError                            two producers under one id
+    │   ├── ForkedError, OtherLoopError, AlreadyOpenError  said by our own side: not open here
     │   ├── StrategyMismatchError, NotEnoughBrokersError, NoPartitionError
     │   ├── OperationRunningError, OperationUnknownError, OperationForwardError, GroupStrategyError
     │   ├── BrokerGroupUnknownError, BrokerCordonedError, CreationRunningError
@@ -191,6 +193,38 @@ class ProducerFencedError(RefusedError):
     code = 1141
     summary = "a newer epoch of this producer is at work"
     hint = "Close this producer."
+
+
+class SequenceReusedError(RefusedError):
+    """A batch under a sequence that is taken, and none of those remembered.  details: `sequence`, `count`, `expected`."""
+
+    code = 1142
+    summary = "another producer sends under this producer's id: the batch is not stored"
+    hint = "Send it again under a new producer id, drawn at random; keylane's own producer does so by itself."
+
+
+class ForkedError(RefusedError):
+    """A producer, consumer or reader that was open when its process was forked is used in the child.  No details."""
+
+    code = 1143
+    summary = "it was open when this process was forked: its connections are the parent's"
+    hint = "Open it after the fork: in each process one of its own."
+
+
+class OtherLoopError(RefusedError):
+    """A producer, consumer or reader is used outside of the event loop that it was opened in.  No details."""
+
+    code = 1144
+    summary = "used outside of the event loop that it was opened in"
+    hint = "Open one in each event loop, or come back to its loop: asyncio.run_coroutine_threadsafe."
+
+
+class AlreadyOpenError(RefusedError):
+    """A producer, consumer or reader is opened while it is open, or not yet closed whole.  No details."""
+
+    code = 1145
+    summary = "it is open already"
+    hint = "Close it first, or make another one."
 
 
 class StrategyMismatchError(RefusedError):

@@ -34,6 +34,8 @@ CONTROL_BYTES_MAX = 1 << 20
 IN_FLIGHT_PER_CONNECTION_MAX = 1_024
 CONNECTIONS_MAX = 10_000
 PRODUCERS_PER_PARTITION_MAX = 10_000
+BATCHES_IN_FLIGHT_MAX = 8
+"""Batches that a producer may have sent to a partition without an answer; the broker knows so many of them again."""
 ACK_RANGES_MAX = 10_000
 """Ranges of acked messages above one cursor; while it keeps so many, the consumer pulls no more."""
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .client import BrokerClient
+from .home import Home
 from .http_network import HttpNetwork
 from .network import Network
 
@@ -14,20 +17,28 @@ class Connections:
     Args:
         network: none: a real one is made, and closed with the rest.
         timeout_ms: of a call to a broker.
+        what: the client, in the words of errors.
     """
 
-    def __init__(self, network: Network | None, *, timeout_ms: int) -> None:
+    def __init__(self, network: Network | None, *, timeout_ms: int, what: str = "client") -> None:
         self._given = network
         self._own: HttpNetwork | None = None
         self._timeout_ms = timeout_ms
         self._brokers: dict[str, BrokerClient] = {}
+        self.home = Home(what)
         self.network: Network | None = None
         """None while it is not open."""
 
-    def open(self) -> Network:
-        """Let calls be made."""
-        if self.network is None:
-            self.network = self._given
+    def open(self, on_fork: Callable[[], None] = lambda: None) -> Network:
+        """
+        Let calls be made in this event loop; `on_fork` is called in a child that the process is forked into.
+
+        Raises:
+            AlreadyOpenError, ForkedError
+        """
+        self.home.enter(self, on_fork)
+        self._brokers = {}
+        self.network = self._given
         if self.network is None:
             self.network = self._own = HttpNetwork()
         return self.network
@@ -42,10 +53,19 @@ class Connections:
         return broker
 
     async def close(self) -> None:
-        """Close every connection; a network that was given stays open."""
+        """
+        Close every connection; a network that was given stays open.  One that is not open here is left alone.
+
+        Raises:
+            OtherLoopError: it was opened in another event loop.
+        """
+        if not self.home.here:
+            return
+        self.home.check()
         for broker in self._brokers.values():
             await broker.close()
         self._brokers.clear()
         if self._own is not None:
             await self._own.close()
         self.network = self._own = None
+        self.home.leave()

@@ -6,18 +6,29 @@ import importlib.util
 import json
 from pathlib import Path
 
+import msgspec
+import pytest
+
+from keylane.broker.appends import CRC_UNKNOWN, ProducerState, StoredBatch
 from keylane.broker.partition_image import image_of, partition_of
 from keylane.protocol.batch import batch_starts
+from keylane.protocol.errors import SequenceReusedError
 from keylane.protocol.record import Kind
 from sim.clock import ManualClock
 from sim.disk import SimDisk
-from sim.store import Desk, open_store
+from sim.store import Desk, batch, open_store
 
 HERE = Path(__file__).parent
-GOLDEN: dict[str, bytes] = {
-    path: bytes.fromhex("".join(lines))
-    for path, lines in json.loads((HERE / "store_v1.json").read_text()).items()
-}
+
+
+def golden(name: str) -> dict[str, bytes]:
+    found = json.loads((HERE / name).read_text())
+    return {path: bytes.fromhex("".join(lines)) for path, lines in found.items()}
+
+
+GOLDEN = golden("store_v1.json")
+OLDER = golden("store_v1_without_sums.json")
+"""The same, written before an image had the checksums of the remembered batches."""
 
 
 def of_today() -> dict[str, bytes]:
@@ -29,9 +40,9 @@ def of_today() -> dict[str, bytes]:
     return module.store_files()
 
 
-def on_a_disk() -> SimDisk:
+def on_a_disk(files: dict[str, bytes]) -> SimDisk:
     disk = SimDisk()
-    for path, data in GOLDEN.items():
+    for path, data in files.items():
         disk.make_folder(path.rpartition("/")[0])
         file = disk.open_append(path)
         file.append([data])
@@ -47,11 +58,12 @@ def test_the_files_are_what_they_were():
         assert found[path].hex(" ", 8) == data.hex(" ", 8), path
 
 
-async def test_the_files_are_read():
+@pytest.mark.parametrize("files", [GOLDEN, OLDER], ids=["today", "older"])
+async def test_the_files_are_read(files):
     """A folder of this format opens, with its snapshot or from the log alone, and says the same."""
     images = {}
     for snapshot in (True, False):
-        disk, clock = on_a_disk(), ManualClock()
+        disk, clock = on_a_disk(files), ManualClock()
         for name in disk.list("snapshot") if not snapshot else []:
             disk.remove(f"snapshot/{name}")
         desk = Desk(open_store(disk, clock=clock, segment_bytes=4096), clock)
@@ -69,6 +81,23 @@ async def test_the_files_are_read():
     assert images[True] == images[False]
 
 
+async def test_batches_of_an_older_image_are_known_again():
+    """A batch that was stored before its checksum was kept is recognised by its count alone."""
+    for files, other in ((GOLDEN, SequenceReusedError), (OLDER, None)):
+        clock = ManualClock()
+        desk = Desk(open_store(on_a_disk(files), clock=clock, segment_bytes=4096), clock)
+        again = await desk.append(batch())
+        assert (again.duplicate, again.base_offset) == (True, 0)
+        with pytest.raises(SequenceReusedError):
+            await desk.append(batch(count=1))
+        twin = desk.append(batch(value=b"other"))
+        if other is None:
+            assert (await twin).duplicate
+        else:
+            with pytest.raises(other):
+                await twin
+
+
 def test_an_image():
     """A partition's image is an array, and fields that came later may be missing in it."""
     image = bytes.fromhex(
@@ -77,6 +106,17 @@ def test_an_image():
     one = partition_of(1, image)
     assert (one.next_offset, one.appended_at_ms, one.sealed) == (3, 5, False)
     assert one.lost == ()
+
+
+def test_the_checksums_come_last_in_an_image():
+    """A broker that does not know them reads everything before them, as a longer array than it expects."""
+    partition = partition_of(1, b"\x9d\xa1s\xa1p\0\0\x01\xa1g\x90\0\2\5\xc2\x90\x90")
+    partition.producers[7] = ProducerState(1, 2, (StoredBatch(0, 2, 0, 99),))
+    fields = msgspec.msgpack.decode(image_of(partition))
+    assert fields[11] == [[7, 1, 2, [[0, 2, 0]]]]
+    assert fields[-1] == [[99]]
+    older = partition_of(1, msgspec.msgpack.encode(fields[:-1]))
+    assert older.producers[7].latest == (StoredBatch(0, 2, 0, CRC_UNKNOWN),)
 
 
 def test_kinds():

@@ -1,4 +1,7 @@
-"""Appends against a model: whatever is sent, repeated, reordered or restarted, each message is stored once, in order."""
+"""
+Appends against a model: whatever is sent, repeated, reordered or restarted, by producers that share an id too: each
+message is stored once, in order, and nothing is told to be stored that is not.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ import asyncio
 import random
 import shutil
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from keylane.broker.appends import REMEMBERED_BATCHES
 from keylane.broker.storage.files import Files, RealFiles
 from keylane.protocol.batch import batch_starts, columns
-from keylane.protocol.errors import ProducerFencedError, SequenceGapError
+from keylane.protocol.errors import ProducerFencedError, SequenceGapError, SequenceReusedError
+from keylane.protocol.record import Header
 from sim.clock import ManualClock
 from sim.disk import SimDisk
 from sim.store import Desk, batch, open_store
@@ -22,8 +28,13 @@ from sim.store import Desk, batch, open_store
 PRODUCERS = 3
 
 
+def values_of(data: bytes | memoryview, header: Header, start: int = 0) -> list[bytes]:
+    cut = columns(data, header, start)
+    return [cut.blob[low:high] for low, high in pairwise(cut.value_edges)]
+
+
 class AppendsAgainstAModel(RuleBasedStateMachine):
-    """The model: per producer its epoch and the number of messages stored, and the list of all messages."""
+    """The model: per producer id its epoch and the batches stored, and the list of all messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,12 +43,16 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.stored: list[bytes] = []
         self.producers: dict[int, tuple[int, int]] = {}
-        self.offsets: dict[tuple[int, int, int], int] = {}
-        """(producer, epoch, sequence) → offset"""
+        """id → epoch, next sequence"""
+        self.batches: dict[int, dict[bytes, int]] = {}
+        """id → the batches stored under its epoch → offset, the oldest first"""
+        self.clashed: set[int] = set()
+        """Ids whose epoch was refused for being used twice, since the last start."""
         self.start()
         self.run(self.desk.host())
 
     def start(self) -> None:
+        self.clashed.clear()
         self.open(self.disk, index="file")
 
     def open(self, files: Files, *, index: str) -> None:
@@ -57,38 +72,63 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
         back=st.integers(-3, 12),
         count=st.integers(1, 6),
         newer=st.integers(-1, 1) | st.just(0),
+        twin=st.booleans(),
     )
-    def append(self, producer_id: int, back: int, count: int, newer: int) -> None:
-        """A batch that begins `back` messages before the next one, in this epoch or beside it."""
+    def append(self, producer_id: int, back: int, count: int, newer: int, twin: bool) -> None:
+        """A batch that begins `back` messages before the next one, in this epoch or beside it, by one of two producers."""
         epoch, upto = self.producers.get(producer_id, (0, 0))
-        sequence = max(0, upto - back)
-        asked_epoch = max(0, epoch + newer)
-        data = batch(producer_id=producer_id, epoch=asked_epoch, sequence=sequence, count=count)
-        expected = upto if asked_epoch == epoch else 0
-        fenced = asked_epoch < epoch
+        self.send(producer_id, max(0, epoch + newer), max(0, upto - back), count, twin=twin)
+
+    @rule(producer_id=st.integers(1, PRODUCERS), back=st.integers(0, 2 * REMEMBERED_BATCHES))
+    def repeat(self, producer_id: int, back: int) -> None:
+        """The bytes of a stored batch again."""
+        stored = list(self.batches.get(producer_id, {}))
+        if stored:
+            self.send_bytes(producer_id, stored[-1 - min(back, len(stored) - 1)])
+
+    def send(self, producer_id: int, epoch: int, sequence: int, count: int, *, twin: bool) -> None:
+        value = b"twin" if twin else b"value"
+        self.send_bytes(
+            producer_id,
+            batch(
+                producer_id=producer_id, epoch=epoch, sequence=sequence, count=count, value=value
+            ),
+        )
+
+    def send_bytes(self, producer_id: int, data: bytes) -> None:
+        epoch, upto = self.producers.get(producer_id, (0, 0))
+        ((_, header),) = batch_starts(data)
+        same = header.producer_epoch == epoch and producer_id in self.producers
+        expected = upto if same else 0
+        remembered = list(self.batches.get(producer_id, {}))[-REMEMBERED_BATCHES:] if same else []
+        clashed = same and producer_id in self.clashed
         try:
             answer = self.run(self.desk.append(data))
         except ProducerFencedError:
-            assert fenced
+            assert header.producer_epoch < epoch
             return
         except SequenceGapError as error:
-            told = error.details["expected"]
-            assert not fenced
-            assert sequence > expected or sequence < expected < sequence + count
-            assert told == expected
+            assert header.sequence > expected == error.details["expected"]
             return
-        assert not fenced
+        except SequenceReusedError:
+            assert data not in remembered
+            assert header.sequence < expected or clashed
+            self.clashed.add(producer_id)
+            return
+        assert header.producer_epoch >= epoch
         if answer.duplicate:
-            assert sequence + count <= expected
-            at = self.offsets[producer_id, epoch, sequence]
-            assert answer.base_offset in (at, -1)
+            assert data in remembered
+            assert answer.base_offset == self.batches[producer_id][data]
             return
-        assert sequence == expected
+        assert not clashed
+        assert header.sequence == expected
         assert answer.base_offset == len(self.stored)
-        for number in range(sequence, sequence + count):
-            self.offsets[producer_id, asked_epoch, number] = len(self.stored)
-            self.stored.append(b"value %d" % number)
-        self.producers[producer_id] = (asked_epoch, sequence + count)
+        if not same:
+            self.batches[producer_id] = {}
+            self.clashed.discard(producer_id)
+        self.batches[producer_id][data] = len(self.stored)
+        self.stored += values_of(data, header)
+        self.producers[producer_id] = (header.producer_epoch, header.sequence + header.count)
 
     @rule()
     def restart(self) -> None:
@@ -110,11 +150,8 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
         assert (answer.upto > start) == (start < len(self.stored))
         following = None
         for at, header in batch_starts(payload):
-            cut = columns(payload, header, at)
-            values = [
-                cut.blob[a:b] for a, b in zip(cut.value_edges, cut.value_edges[1:], strict=False)
-            ]
-            assert values == self.stored[header.base_offset : header.next_offset]
+            stored = self.stored[header.base_offset : header.next_offset]
+            assert values_of(payload, header, at) == stored
             assert (
                 following == header.base_offset or header.base_offset <= start < header.next_offset
             )
@@ -138,6 +175,7 @@ class AppendsWithRocksDB(AppendsAgainstAModel):
         super().__init__()
 
     def start(self) -> None:
+        self.clashed.clear()
         files = RealFiles(self.root / str(self.lives))
         files.make_folder("")
         self.opened.append(files)

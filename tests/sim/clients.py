@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import copy
 import functools
-import inspect
 import random
 from collections.abc import Callable
 from typing import Any
@@ -128,7 +127,7 @@ class ProducerHost(Host):
             network=network,
             clock=clock,
             dice=dice,
-            **_source_of_ids(Producer, identities),
+            _identity=identities,
         )
 
     async def _open(self, producer: Producer) -> None:
@@ -479,7 +478,7 @@ class ConsumerHost(Host):
             network=network,
             clock=clock,
             dice=dice,
-            **_source_of_ids(Consumer, identities),
+            _identity=identities,
         )
 
     async def _live(self, consumer: Consumer) -> None:
@@ -574,11 +573,6 @@ class ConsumerHost(Host):
 
 async def _receipt(ticket: Ticket) -> Any:
     return await ticket
-
-
-def _source_of_ids(kind: Any, identities: Identities) -> dict[str, Any]:
-    """How an object is told where its ids come from."""
-    return {"_identity": identities} if "_identity" in inspect.signature(kind).parameters else {}
 
 
 class _Listening(SimNetwork):

@@ -61,7 +61,7 @@ class Identities:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def __call__(self, bits: int = 63) -> int:
+    def __call__(self, bits: int) -> int:
         return self._rng.getrandbits(bits)
 
 

@@ -158,9 +158,9 @@ def sequence_gap_accepted(patches: Patches) -> None:
 
 
 def old_producer_epoch_accepted(patches: Patches) -> None:
-    def decide(producer: Any, header: Header) -> Any:
+    def decide(producer: Any, header: Header, **kwargs: Any) -> Any:
         try:
-            return real(producer, header)
+            return real(producer, header, **kwargs)
         except ProducerFencedError:
             return None
 

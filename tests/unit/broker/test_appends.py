@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from keylane.broker.appends import (
+    CRC_UNKNOWN,
     REMEMBERED_BATCHES,
     Duplicate,
     ProducerState,
@@ -12,14 +15,19 @@ from keylane.broker.appends import (
     decide_append,
 )
 from keylane.protocol.batch import check_batch
-from keylane.protocol.errors import InvalidRequestError, ProducerFencedError, SequenceGapError
+from keylane.protocol.errors import (
+    InvalidRequestError,
+    ProducerFencedError,
+    SequenceGapError,
+    SequenceReusedError,
+)
 from keylane.protocol.ids import MAX_I64
 from keylane.protocol.record import Header
 from sim.store import batch
 
 
-def header(sequence: int, count: int = 2, *, epoch: int = 0) -> Header:
-    return check_batch(batch(sequence=sequence, count=count, epoch=epoch))
+def header(sequence: int, count: int = 2, *, epoch: int = 0, value: bytes = b"value") -> Header:
+    return check_batch(batch(sequence=sequence, count=count, epoch=epoch, value=value))
 
 
 def stored(*batches: tuple[int, int], epoch: int = 0) -> ProducerState:
@@ -39,21 +47,64 @@ def test_the_next_sequence_is_stored():
     assert decide_append(stored((0, 2)), header(2)) is None
 
 
-@pytest.mark.parametrize(("sequence", "count", "offset"), [(0, 2, 100), (2, 3, 102), (3, 1, 103)])
+@pytest.mark.parametrize(("sequence", "count", "offset"), [(0, 2, 100), (2, 3, 102), (5, 1, 105)])
 def test_a_batch_sent_again_gets_its_offset_back(sequence, count, offset):
-    """A whole batch, or a part of one, that was stored is a duplicate at its old offset."""
+    """A batch that was stored is a duplicate at its old offset."""
     found = decide_append(stored((0, 2), (2, 3), (5, 1)), header(sequence, count))
 
     assert found == Duplicate(offset)
 
 
-def test_an_old_duplicate_has_no_offset_any_more():
-    """A batch older than those remembered is known as stored, at offset -1."""
+@pytest.mark.parametrize("stamps", [{"base_offset": 77}, {"position": 77}, {"appended_at_ms": 77}])
+def test_a_repeat_is_known_by_what_its_producer_made(stamps):
+    """What the broker stamps into a stored batch has no part in the comparison."""
+    assert decide_append(stored((0, 2)), replace(header(0), **stamps)) == Duplicate(100)
+
+
+def test_another_batch_under_a_stored_sequence_is_refused():
+    """The count and the checksum have to be those of the stored batch; what is known is not enough for an ack."""
+    for other in (header(2, 3, value=b"other"), header(2, 2), header(2, 4)):
+        with pytest.raises(SequenceReusedError) as caught:
+            decide_append(stored((0, 2), (2, 3), (5, 1)), other)
+        assert caught.value.details == {"sequence": 2, "count": other.count, "expected": 6}
+
+
+@pytest.mark.parametrize(("sequence", "count"), [(3, 1), (1, 1), (1, 3), (0, 5), (2, 4), (0, 6)])
+def test_a_batch_across_stored_ones_is_refused(sequence, count):
+    """A repeat has the bounds of its first sending: a part of a stored batch, or several of them, is none."""
+    with pytest.raises(SequenceReusedError):
+        decide_append(stored((0, 2), (2, 3), (5, 1)), header(sequence, count))
+
+
+def test_a_batch_older_than_all_remembered_is_refused():
+    """Nobody can tell any more what was stored under its sequence."""
     state = stored(*((number * 2, 2) for number in range(REMEMBERED_BATCHES + 1)))
 
     assert len(state.latest) == REMEMBERED_BATCHES
-    assert decide_append(state, header(0)) == Duplicate(-1)
     assert decide_append(state, header(2)) == Duplicate(102)
+    with pytest.raises(SequenceReusedError):
+        decide_append(state, header(0))
+
+
+def test_a_batch_of_unknown_checksum_is_known_by_its_count():
+    """States written before checksums were kept go on to recognise what was under way."""
+    state = stored((0, 2))
+    (batch,) = state.latest
+    state = state._replace(latest=(batch._replace(body_crc=CRC_UNKNOWN),))
+
+    assert decide_append(state, header(0)) == Duplicate(100)
+    with pytest.raises(SequenceReusedError):
+        decide_append(state, header(0, 1))
+
+
+def test_an_epoch_used_twice_stores_nothing_more():
+    """What is stored is still told to be; a newer epoch begins again."""
+    state = stored((0, 2), (2, 3))
+    with pytest.raises(SequenceReusedError):
+        decide_append(state, header(5), clashed=True)
+    assert decide_append(state, header(2, 3), clashed=True) == Duplicate(102)
+    assert decide_append(state, header(0, epoch=1), clashed=True) is None
+    assert decide_append(None, header(0), clashed=True) is None
 
 
 @pytest.mark.parametrize("sequence", [1, 4, 100])
@@ -67,8 +118,8 @@ def test_a_gap_is_refused(sequence):
 
 
 def test_a_batch_across_the_end_is_refused():
-    """A batch partly stored already is refused whole."""
-    with pytest.raises(SequenceGapError) as caught:
+    """A batch under a sequence of which a part is stored is refused whole."""
+    with pytest.raises(SequenceReusedError) as caught:
         decide_append(stored((0, 2)), header(1, 2))
 
     assert caught.value.details["expected"] == 2
@@ -89,7 +140,7 @@ def test_a_higher_epoch_begins_again():
     newer = after_append(state, header(0, epoch=1), base_offset=200)
     with pytest.raises(ProducerFencedError):
         decide_append(newer, header(2, epoch=0))
-    assert newer.latest == ((0, 2, 200),)
+    assert newer.latest == ((0, 2, 200, header(0, epoch=1).body_crc),)
 
 
 def test_a_sequence_beyond_all_numbers_is_refused():

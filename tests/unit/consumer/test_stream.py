@@ -41,7 +41,7 @@ class Client:
 
 
 def stream_of(client: Client, *, handover_ms: int, count: int = 3) -> Stream:
-    stream = Stream(clock=SystemClock(), handover_ms=handover_ms)
+    stream = Stream(clock=SystemClock(), handover_ms=handover_ms, check=lambda: None)
     client.room.count += count
     stream.put([Message("s", b"k", b"", one, 1, 0, delivery=client) for one in range(count)])
     return stream
