@@ -16,7 +16,7 @@ from typing import Self
 from ..protocol.address import addresses_of
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import Grant, Grants
-from ..protocol.errors import ClosedError, ConfigError
+from ..protocol.errors import ClosedError
 from ..protocol.ids import check_name
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
@@ -26,12 +26,13 @@ from ..rpc.home import Resident
 from ..rpc.identity import DrawBits, from_system
 from ..rpc.network import Network
 from .composite import CompositePullClient, PullRegister
+from .handlers import Handler, check_handler
 from .membership import Membership
 from .pull_client import PullClient
 from .settings import ConsumerSettings
 from .shared_client import SharedClient
 from .stream import Stream
-from .workers import Handler, Workers
+from .workers import Workers
 
 log = logging.getLogger("keylane.consumer")
 
@@ -109,8 +110,8 @@ class Consumer(Resident):
             strategy=strategy or settings.strategy,  # type: ignore[arg-type]  # looked at there
         )
         self._addresses = addresses_of(meta)
-        if handler is not None and not callable(handler):
-            raise ConfigError(f"handler is a function of a message, not {handler!r:.80}")
+        if handler is not None:
+            check_handler(handler)
         self._subject = subject
         self._group = group
         self._handler = handler

@@ -1,17 +1,20 @@
 """One lane per order key: which message may be handled next.  Pure.
 
-    put ─▶ arrived ──take──▶ running        a message whose key runs already waits in that key's lane
-                     ╰─▶ lane of its key ──finish──▶ running
+    put ─▶ arrived ──take──▶ running ──finish──▶ the next of its lane runs
+            ▲        │            ╰─ failed: it waits elsewhere for its next try, and holds its lane ─▶ put_first
+            │        ╰─▶ lane of its key, if a message of that key runs or failed
+            ╰─ release, drop: the lane is held no more
 
 Invariants
-    At most one message of a key runs at a time, and they run in the order they were put.
+    At most one message of a key runs at a time, and they run in the order they were put: a message that failed and waits
+    for its next try (`attempt` above 1) holds its lane until `finish` or `release`.
     Messages without a key (b"") have no order and never wait for each other.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..protocol.message import Message
 
@@ -25,11 +28,15 @@ class Lanes:
         self.arrived: deque[Message] = deque()
         """What no worker has looked at yet."""
         self._lanes: dict[bytes, deque[Message] | None] = {}
-        """Keys that run now; the messages waiting behind, if any."""
+        """Keys of which a message runs or waits for its next try; the messages waiting behind it, if any."""
 
     def put(self, messages: Iterable[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""
         self.arrived.extend(messages)
+
+    def put_first(self, messages: Sequence[Message]) -> None:
+        """Have messages that failed, and hold their lanes, taken next."""
+        self.arrived.extendleft(reversed(messages))
 
     def take(self) -> Message | None:
         """The next message that may run, which now does; None if there is none."""
@@ -41,6 +48,8 @@ class Lanes:
             if not key or not self._ordered:
                 return message
             if key in lanes:
+                if message.attempt != 1:
+                    return message
                 lane = lanes[key]
                 if lane is None:
                     lanes[key] = deque((message,))
@@ -61,15 +70,27 @@ class Lanes:
         del self._lanes[key]
         return None
 
-    def drop(self, partition_id: int) -> int:
-        """Forget what waits of a partition; what runs goes on.  Returns how many were forgotten."""
-        before = len(self)
-        self.arrived = deque(one for one in self.arrived if one.partition_id != partition_id)
+    def release(self, message: Message) -> None:
+        """A message that failed is not tried again: what waits behind it need not wait any more."""
+        lane = self._lanes.pop(message.order_key, None) if self._ordered else None
+        if lane:
+            self.arrived.extendleft(reversed(lane))
+
+    def drop(self, partition_id: int) -> list[Message]:
+        """Forget what waits of a partition, and return it; what runs goes on."""
+        dropped = [message for message in self.arrived if message.partition_id == partition_id]
+        self.arrived = deque(
+            message for message in self.arrived if message.partition_id != partition_id
+        )
+        failed = [message for message in dropped if message.attempt != 1]
         for key, lane in self._lanes.items():
             if lane:
-                kept = deque(one for one in lane if one.partition_id != partition_id)
+                kept = deque(message for message in lane if message.partition_id != partition_id)
+                dropped += [message for message in lane if message.partition_id == partition_id]
                 self._lanes[key] = kept or None
-        return before - len(self)
+        for message in failed:
+            self.release(message)
+        return dropped
 
     def __len__(self) -> int:
         return len(self.arrived) + sum(len(lane) for lane in self._lanes.values() if lane)

@@ -51,6 +51,8 @@ class PullClient:
     """Under one token it is made only once, so that nothing is handled again."""
     heeds_crowds = True
     """While the broker takes no more ranges above the cursor, only what was pulled already can make room."""
+    leaves_room = False
+    """Messages that wait for another try leave their room to others, up to `buffer_messages` of them."""
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class PullClient:
         self._drained_told = False
         self._closed = False
         self._lease_until_ms = deadline_ms
-        self._room = Room()
+        self._room = Room(aside_max=settings.buffer_messages if self.leaves_room else 0)
         self._ack_is_due = False
         self._ack_due = asyncio.Event()
         self._pulling = asyncio.create_task(self._run(self._pull), name=f"pull {self.partition_id}")
@@ -162,6 +164,10 @@ class PullClient:
     def forget(self, count: int) -> None:
         """So many of the messages handed out are no longer waiting or running."""
         self._room.leave(count)
+
+    def set_aside(self, count: int) -> None:
+        """So many more of the messages handed out wait for another try; fewer if negative."""
+        self._room.set_aside(count)
 
     def taken(self, message: Message) -> None:
         """Iteration gave the message to the user, who is going to ack it."""

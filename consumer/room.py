@@ -15,11 +15,15 @@ NOBODY = -1
 class Room:
     """Counts messages; `count` goes down with every handled one, so nothing else is done for each."""
 
-    __slots__ = ("_event", "_shut", "count", "wake_at")
+    __slots__ = ("_aside", "_aside_max", "_event", "_shut", "count", "wake_at")
 
-    def __init__(self) -> None:
+    def __init__(self, *, aside_max: int = 0) -> None:
         self.count = 0
         """Handed out, and neither done nor forgotten."""
+        self._aside = 0
+        """Of these, so many wait for another try."""
+        self._aside_max = aside_max
+        """So many of them leave their room to others."""
         self.wake_at = NOBODY
         """At so few, or fewer, `wake` is to be called."""
         self._shut = False
@@ -45,18 +49,28 @@ class Room:
             self._shut = False
             self.wake()
 
+    def set_aside(self, count: int) -> None:
+        """So many more wait for another try; fewer if negative."""
+        self._aside += count
+        if count > 0 and self.wake_at != NOBODY:
+            self.wake()
+
+    def left(self, limit: int) -> int:
+        """How many more there is room for; none below 1."""
+        return limit - self.count + min(self._aside, self._aside_max)
+
     def below(self, limit: int) -> bool:
         """There is room for more than the present ones."""
-        return self.count < limit and not self._shut
+        return self.left(limit) > 0 and not self._shut
 
     async def get_below(self, limit: int) -> None:
         """Wait until there is room; if there is none, until there is much."""
         while not self.below(limit):
-            await self._down_to(limit // ROOM_SHARE)
+            await self._down_to(limit // ROOM_SHARE + min(self._aside, self._aside_max))
 
     async def empty(self) -> None:
         """Wait until all are done or forgotten."""
-        while self.count:
+        while self.count > 0:
             await self._down_to(0)
 
     async def _down_to(self, count: int) -> None:

@@ -63,6 +63,7 @@ class SharedClient(PullClient):
     """Pulls one partition together with the other sessions of a shared group."""
 
     once = False
+    leaves_room = True
     heeds_crowds = False  # then the broker hands out only what lets the cursor rise, and somebody has to take it
 
     @property
@@ -90,7 +91,7 @@ class SharedClient(PullClient):
             PullShared(
                 0,
                 *self._who,
-                settings.in_flight_messages - self._room.count,
+                self._room.left(settings.in_flight_messages),
                 settings.pull_bytes,
                 wait_ms,
                 hold_ms,

@@ -3,44 +3,52 @@
 A handler runs inside its worker task, so one that never waits costs no task and no turn of the event loop.
 
 Invariants
-    The lease's deadline is looked at before every handler starts; a handler never starts after it.
-    A message is done only when its handler returned; one that raised is tried again in place, with back-off.
+    The lease's deadline is looked at before every try; a handler never starts after it.
+    A message is done only when its handler returned, and what it returned was awaited.
+    A message that failed waits for its next try in no worker.  Its key waits with it; all other keys go on.
+    A worker ends only with its consumer, whatever a handler raises.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import random
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
 from ..protocol.backoff import Backoff
 from ..protocol.clock import Clock
+from ..protocol.errors import WorkerCancelledError
 from ..protocol.message import Message
-from .complaints import Complaints
+from .complaints import Complaints, Telling, name_of
+from .handlers import Handler, is_async, settle
 from .lanes import Lanes
 from .pull_client import PullClient
+from .retries import Retries
 
 log = logging.getLogger("keylane.consumer")
 
-Failure = Exception | asyncio.CancelledError
-Handler = Callable[[Message], Awaitable[Any]] | Callable[[Message], Any]
 PATIENCE_MS = 5_000
 """A cancelled handler that takes longer than this to end, and than it had before, is worth a word."""
 MESSAGES_PER_TURN = 256
 """After so many the worker lets the event loop turn: heartbeats and pulls must go on."""
+CANCELLED_WAIT_S = 1.0
+"""A program that ends cancels all its tasks; a worker that was cancelled and is in no ending program was lost."""
+TIMER_MIN_NS = 1_000_000
 
 
 class _Worker:
-    __slots__ = ("cancelled", "message", "task")
+    __slots__ = ("cancelled", "message", "seen", "seen_attempt", "seen_ms", "task")
 
     def __init__(self) -> None:
         self.message: Message | None = None
         self.cancelled: Message | None = None
         """The last one whose handler was cancelled here; None once that is over."""
         self.task: asyncio.Task[None] | None = None
+        self.seen: Message | None = None
+        """What its handler was at when it was last looked at, in which attempt, and since when."""
+        self.seen_attempt = 0
+        self.seen_ms = 0
 
     def is_to_end(self, message: Message) -> bool:
         """A cancellation met while `message` is handled was asked for, and is not of its handler's making."""
@@ -65,15 +73,18 @@ class Workers:
     ) -> None:
         self._lanes = Lanes(ordered=ordered)
         self._handler = handler
-        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__
-        )
+        self._is_async = is_async(handler)
         self._handover_ms = handover_ms
         self._backoff = backoff
         self._boot_ns = clock.boot_ns
         self._dice = dice
         self._on_crash = on_crash
         self._complaints = Complaints()
+        self._retries = Retries(concurrency)
+        self._timer: asyncio.TimerHandle | None = None
+        """Looks for messages whose next try is due."""
+        self._timer_ns = 0
+        self._closed = False
         self._work = asyncio.Event()
         self._workers = [_Worker() for _ in range(concurrency)]
         for index, worker in enumerate(self._workers):
@@ -85,73 +96,192 @@ class Workers:
         self._work.set()
 
     async def _run(self, worker: _Worker) -> None:
-        # One loop without calls of our own in between: this is where a consumer's time goes.
-        take, finish = self._lanes.take, self._lanes.finish
-        boot_ns, handler, is_async = self._boot_ns, self._handler, self._is_async
-        message: Message | None = None
         try:
-            while True:
-                for _ in range(MESSAGES_PER_TURN):
-                    if message is None:
-                        message = take()
-                        if message is None:
-                            break
-                    client: PullClient = message.delivery  # type: ignore[assignment]
-                    if boot_ns() < client.deadline_ns:
-                        worker.message = message
-                        try:
-                            if is_async:
-                                await handler(message)
-                            else:
-                                handler(message)
-                        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
-                            await self._again(worker, message, error)
-                        else:
-                            client.done(message.offset)
-                    else:
-                        client.forget(1)
-                    message = finish(message.order_key)
-                worker.message = None
-                self._forget_cancel(worker)
-                if message is None and not self._lanes.arrived:
-                    self._work.clear()
-                    await self._work.wait()
-                else:
-                    await asyncio.sleep(0)
-        except (asyncio.CancelledError, GeneratorExit):
+            await self._take_turns(worker)
+        except GeneratorExit:
+            raise
+        except asyncio.CancelledError:
+            if not self._closed:
+                # Perhaps the whole program ends, and the event loop with it.  If not, somebody has to hear of it.
+                self._forget_running(worker)
+                loop = asyncio.get_running_loop()
+                loop.call_later(CANCELLED_WAIT_S, self._on_cancelled)
             raise
         except BaseException as error:
-            if message is not None:
-                message.delivery.forget(1)  # type: ignore[union-attr]
+            self._forget_running(worker)
             self._on_crash(error)
-            raise
+            if not isinstance(error, KeyboardInterrupt | SystemExit):
+                raise  # those two would end the event loop before anything is handed over
 
-    async def _again(self, worker: _Worker, message: Message, error: Failure) -> None:
-        """A handler raised: try again in place until it succeeds or the partition is lost."""
-        client: PullClient = message.delivery  # type: ignore[assignment]
-        try:
-            while True:
-                if isinstance(error, asyncio.CancelledError) and worker.is_to_end(message):
-                    raise error
-                await self._failed(message, error)
-                if self._boot_ns() >= client.deadline_ns:
-                    break
-                try:
-                    if self._is_async:
-                        await self._handler(message)
+    @staticmethod
+    def _forget_running(worker: _Worker) -> None:
+        """No hand-over waits for a message whose worker ended."""
+        if worker.message is not None:
+            worker.message.delivery.forget(1)  # type: ignore[union-attr]
+            worker.message = None
+
+    def _on_cancelled(self) -> None:
+        if not self._closed:
+            self._on_crash(WorkerCancelledError())
+
+    async def _take_turns(self, worker: _Worker) -> None:
+        # One loop without calls of our own in between: this is where a consumer's time goes.
+        take, finish = self._lanes.take, self._lanes.finish
+        boot_ns, handler, awaited = self._boot_ns, self._handler, self._is_async
+        message: Message | None = None
+        while True:
+            for _ in range(MESSAGES_PER_TURN):
+                if message is None:
+                    message = take()
+                    if message is None:
+                        break
+                    if message.attempt != 1:
+                        message = await self._try_again(worker, message)
+                        continue
+                client: PullClient = message.delivery  # type: ignore[assignment]
+                if boot_ns() < client.deadline_ns:
+                    worker.message = message
+                    try:
+                        result = await handler(message) if awaited else handler(message)
+                        if result is not None:
+                            await settle(result)
+                    except BaseException as error:  # noqa: BLE001 - looked at there
+                        if self._failed(worker, message, error):
+                            message = None
+                            continue
                     else:
-                        self._handler(message)
-                except (Exception, asyncio.CancelledError) as next_error:  # noqa: BLE001
-                    error = next_error
+                        client.done(message.offset)
+                else:
+                    client.forget(1)
+                message = finish(message.order_key)
+            worker.message = None
+            self._forget_cancel(worker)
+            if message is None and not self._lanes.arrived and not self._start_due():
+                self._work.clear()
+                await self._work.wait()
+            else:
+                await asyncio.sleep(0)
+
+    async def _try_again(self, worker: _Worker, message: Message) -> Message | None:
+        """The next try of a message that failed; returns what runs now of its lane, if the message is over."""
+        client: PullClient = message.delivery  # type: ignore[assignment]
+        began_ns = self._boot_ns()
+        try:
+            if began_ns >= client.deadline_ns:
+                self._give_up(message)
+            else:
+                self._retries.begin(message, began_ns)
+                worker.message = message
+                try:
+                    result = self._handler(message)
+                    if result is not None:
+                        await settle(result)
+                except BaseException as error:  # noqa: BLE001 - looked at there
+                    if self._failed(worker, message, error):
+                        return None
                 else:
                     client.done(message.offset)
-                    return
-        except asyncio.CancelledError:
-            if worker.cancelled is not message:
-                raise
-        self._forget_cancel(worker)
-        client.forget(1)
+                    self._tell(self._complaints.handled(message, self._now_ms()))
+        finally:
+            self._retries.end(message, self._boot_ns())
+            self._start_due()
+        return self._lanes.finish(message.order_key)
 
+    def _failed(self, worker: _Worker, message: Message, error: BaseException) -> bool:
+        """
+        A handler raised `error`: True if its message now waits for another try, False if it was given up.
+
+        Raises:
+            BaseException: `error`, if it ends the worker, or the consumer.
+        """
+        if isinstance(error, asyncio.CancelledError) and worker.is_to_end(message):
+            assert worker.task is not None
+            if worker.cancelled is not message or worker.task.cancelling() > 1:
+                raise error
+            self._forget_cancel(worker)
+            self._give_up(message)
+            return False
+        if isinstance(error, GeneratorExit):
+            if _current_task() is not worker.task:
+                raise error  # the worker's own coroutine is being closed
+        elif not isinstance(error, Exception | asyncio.CancelledError):
+            raise error
+        now_ns = self._boot_ns()
+        client: PullClient = message.delivery  # type: ignore[assignment]
+        if now_ns >= client.deadline_ns:
+            self._give_up(message)
+            return False
+        wait_ms = self._backoff.wait_ms(message.attempt, self._dice)
+        kind = type(error).__qualname__
+        telling = self._complaints.failed(message, kind, now_ns // 1_000_000, wait_ms)
+        self._tell(telling, error)
+        due_ns = now_ns + wait_ms * 1_000_000
+        self._retries.wait(message, due_ns)
+        _holder(message).set_aside(1)
+        self._wake_at(due_ns, now_ns)
+        return True
+
+    def _give_up(self, message: Message) -> None:
+        message.delivery.forget(1)  # type: ignore[union-attr]
+        self._tell(self._complaints.given_up(message, self._now_ms()))
+
+    # ── tries that are due ───────────────────────────────────────────────────────────────────────────
+    def _start_due(self) -> bool:
+        """Have workers take what may be tried again now; True if there is something."""
+        if not self._retries:
+            return False
+        now_ns = self._boot_ns()
+        others_wait = bool(self._lanes.arrived)
+        due = self._retries.take(now_ns, others_wait=others_wait)
+        for message in due:
+            message.attempt += 1
+            _holder(message).set_aside(-1)
+        if due:
+            self._lanes.put_first(due)
+            self._work.set()
+        next_ns = self._retries.next_ns(now_ns, others_wait=others_wait)
+        if next_ns is not None:
+            self._wake_at(next_ns, now_ns)
+        return bool(due)
+
+    def _wake_at(self, due_ns: int, now_ns: int) -> None:
+        """Look at `due_ns` at the latest for what is due."""
+        if self._closed or (self._timer is not None and self._timer_ns <= due_ns):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = max(due_ns, now_ns + TIMER_MIN_NS)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later((self._timer_ns - now_ns) / 1e9, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._start_due()
+
+    # ── telling ──────────────────────────────────────────────────────────────────────────────────────
+    def look(self) -> None:
+        """Call it every second or so: tells of handlers that run for long, and of messages not told apart."""
+        now_ms = self._now_ms()
+        for worker in self._workers:
+            message, seen = worker.message, worker.seen
+            if message is not None and message is seen and message.attempt == worker.seen_attempt:
+                self._tell(self._complaints.running(message, worker.seen_ms, now_ms))
+                continue
+            if seen is not None:
+                self._tell(self._complaints.stopped(seen, now_ms))
+            worker.seen, worker.seen_ms = message, now_ms
+            worker.seen_attempt = 0 if message is None else message.attempt
+        self._tell(self._complaints.sum(now_ms))
+
+    def _now_ms(self) -> int:
+        return self._boot_ns() // 1_000_000
+
+    @staticmethod
+    def _tell(telling: Telling | None, error: BaseException | None = None) -> None:
+        if telling is not None:
+            log.warning("%s", telling.text, exc_info=error if telling.traceback else None)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     @staticmethod
     def _forget_cancel(worker: _Worker) -> None:
         """The cancellation of a handler ends with it, whether it was taken or swallowed."""
@@ -161,41 +291,36 @@ class Workers:
             while worker.task.uncancel():
                 pass
 
-    async def _failed(self, message: Message, error: Failure) -> None:
-        """Say so, once for each message and not too often, and wait before the next try."""
-        if message.attempt == 1:
-            self._complain(message, error)
-        wait_ms = self._backoff.wait_ms(message.attempt, self._dice)
-        message.attempt += 1
-        await asyncio.sleep(wait_ms / 1000)
-
-    def _complain(self, message: Message, error: Failure) -> None:
-        kind = type(error).__qualname__
-        complaint = self._complaints.failed(kind, self._boot_ns() // 1_000_000)
-        if complaint is None:
-            return
-        log.warning(
-            "handler failed with %s on %s partition %d offset %d%s; trying again in place",
-            kind,
-            message.subject,
-            message.partition_id,
-            message.offset,
-            f", and on {complaint.untold} messages before it" if complaint.untold else "",
-            exc_info=error if complaint.whole else None,
-        )
-
     async def quiesce(self, client: PullClient) -> None:
         """
-        Forget what waits of `client`'s partition; let its running handlers end or be cancelled: after `handover_ms`,
-        or as soon as the lease ends.
+        Forget what waits of `client`'s partition, for a try or for its next one; let its running handlers end or be
+        cancelled: after `handover_ms`, or as soon as the lease ends.
         """
         timeout_ms = min(self._handover_ms, client.left_ms)
-        client.forget(self._lanes.drop(client.partition_id))
+        self._drop(client)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await client.settled()
         except TimeoutError:
             await self._cancel(client, patience_ms=max(timeout_ms, PATIENCE_MS))
+
+    def _drop(self, client: PullClient) -> None:
+        """Forget what waits of `client`'s partition."""
+        now_ms = self._now_ms()
+        failed = self._retries.drop(client.partition_id)
+        client.set_aside(-len(failed))
+        waiting = self._lanes.drop(client.partition_id)
+        for message in failed:
+            self._lanes.release(message)
+            self._tell(self._complaints.given_up(message, now_ms))
+        for message in waiting:
+            if message.attempt != 1:
+                self._retries.end(message, self._boot_ns())
+                self._tell(self._complaints.given_up(message, now_ms))
+        client.forget(len(failed) + len(waiting))
+        if self._lanes.arrived:
+            self._work.set()
+        self._start_due()
 
     async def _cancel(self, client: PullClient, *, patience_ms: int) -> None:
         """
@@ -215,9 +340,9 @@ class Workers:
         except TimeoutError:
             for message in (one.message for one in late if one.message):
                 log.warning(
-                    "handler of partition %d offset %d, key %.80r, was cancelled %d ms ago and goes on; "
+                    "handler of %s was cancelled %d ms ago and goes on; "
                     "the partition is not handed over before it ends",
-                    message.partition_id, message.offset, message.order_key, patience_ms,
+                    name_of(message), patience_ms,
                 )  # fmt: skip
             await client.settled()
         for worker in late:
@@ -225,8 +350,10 @@ class Workers:
 
     async def close(self) -> None:
         """Stop all workers."""
-        for kind, count in self._complaints.close().items():
-            log.warning("handlers failed with %s on %d more messages", kind, count)
+        self._closed = True
+        self._tell(self._complaints.sum(self._now_ms(), last=True))
+        if self._timer is not None:
+            self._timer.cancel()
         tasks = [worker.task for worker in self._workers if worker.task is not None]
         for worker in self._workers:
             worker.cancelled = None  # this one is for the worker, not for its handler
@@ -239,3 +366,10 @@ def _holder(message: Message) -> PullClient:
     """The pull client that `message` came from."""
     client: PullClient = message.delivery.holder  # type: ignore[union-attr]
     return client
+
+
+def _current_task() -> asyncio.Task[object] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop runs
+        return None

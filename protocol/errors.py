@@ -2,6 +2,8 @@
 
     KeylaneError                       .code .fate .retry .hint .details
     ├── ConfigError                    settings impossible, all problems at once
+    │   └── HandlerTypeError           a handler whose body nobody would run; also a TypeError
+    ├── WorkerCancelledError           a handler cancelled the task that runs it
     ├── RefusedError                   the answer was no; nothing was done
     │   ├── InvalidNameError, OffsetInvalidError, MessageTooLargeError, InvalidRequestError
     │   ├── OriginError                                    a web page of another site
@@ -53,6 +55,22 @@ class ConfigError(KeylaneError):
     code = 1001
     summary = "the settings cannot work"
     hint = "Fix every setting listed, then start again."
+
+
+class HandlerTypeError(ConfigError, TypeError):
+    """A handler, or what it returned, is something whose body nobody would run."""
+
+    code = 1010
+    summary = "not a handler"
+    hint = "Give a function that does its work when it is called or awaited: no generator, no yield."
+
+
+class WorkerCancelledError(KeylaneError):
+    """The task that runs a handler was cancelled by the handler, or by a part of the program that does not own it."""
+
+    code = 1011
+    summary = "a task that runs handlers was cancelled from outside"
+    hint = "Do not cancel asyncio.current_task() in a handler, nor tasks that the consumer made: raise an error instead."
 
 
 class RefusedError(KeylaneError):

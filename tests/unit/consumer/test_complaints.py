@@ -1,49 +1,181 @@
-"""Of failing messages one is told of whole, then a count, whatever their number."""
+"""What is told of failing and hanging messages: at once, ever more seldom, and when it is over; never a flood."""
 
 from __future__ import annotations
 
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from keylane.consumer.complaints import (
-    COUNT_EVERY_MS,
-    KINDS_MAX,
-    WHOLE_EVERY_MS,
-    Complaint,
+    HANGS_MS,
+    TOLD_PER_MINUTE,
+    TRACEBACK_EVERY_MS,
     Complaints,
+    Telling,
 )
+from keylane.protocol.message import Message
+
+NOW_MS = 1_000_000
 
 
-def test_whole_once_a_minute():
-    """The first failure of a kind is told whole, and the next one after a minute, with the count between them."""
+def message(offset: int, key: bytes = b"k", attempt: int = 1) -> Message:
+    return Message("orders", key, b"", offset, 3, 0, attempt=attempt)
+
+
+def text_of(telling: Telling | None) -> str:
+    assert telling is not None
+    return telling.text
+
+
+def test_a_failing_message_is_told_with_all_that_an_operator_needs():
+    """Subject, partition, offset, a digest of the key and not the key, attempt, seconds, error and the next try."""
     complaints = Complaints()
-    assert complaints.failed("ValueError", 5) == Complaint(True, 0)
-    assert [complaints.failed("ValueError", 5 + n) for n in range(1_000)] == [None] * 1_000
-    assert complaints.failed("ValueError", 5 + WHOLE_EVERY_MS) == Complaint(True, 1_000)
-    assert complaints.close() == {}
+    failing = message(7, b"alice@example.org")
+    telling = complaints.failed(failing, "ValueError", NOW_MS, 150)
+    assert telling == Telling(
+        "handler failed with ValueError on orders partition 3 offset 7, key digest 7bf0f7b81adae8b4: "
+        "attempt 1, 0.0 s since the first; it is tried again in 0.1 s, later messages of its key wait",
+        traceback=True,
+    )
+    assert "alice" not in text_of(telling)
+    assert "no key" in text_of(complaints.failed(message(8, b""), "ValueError", NOW_MS, 150))
 
 
-def test_counts_in_between():
-    """Within the minute a count is told from time to time; together they are the failures not told of."""
+def test_a_failing_message_is_told_again_ever_more_seldom_and_when_it_is_over():
+    """In an hour of a try a second it is told ten times, each wait twice the one before."""
     complaints = Complaints()
-    said = [complaints.failed("E", now_ms) for now_ms in range(0, WHOLE_EVERY_MS, 100)]
-    told = [one for one in said if one is not None]
-    assert told[0] == Complaint(True, 0)
-    assert len(told) == WHOLE_EVERY_MS // COUNT_EVERY_MS
-    assert not any(one.whole for one in told[1:])
-    left = complaints.close()["E"]
-    assert len(told) + sum(one.untold for one in told) + left == len(said)
-    assert complaints.close() == {}
+    failing = message(7)
+    told_s = []
+    for second in range(3_600):
+        failing.attempt = second + 1
+        now_ms = NOW_MS + 1_000 * second
+        if complaints.failed(failing, "ValueError", now_ms, 1_000) is not None:
+            told_s.append(second)
+    assert told_s == [0, 10, 30, 70, 150, 310, 630, 1270, 2550]
+    failing.attempt = 3_601
+    text = text_of(complaints.handled(failing, NOW_MS + 3_600_000))
+    assert text.endswith("is handled: after 3601 attempts and 3600 s")
+    assert complaints.handled(failing, NOW_MS + 3_600_000) is None
+    assert complaints.sum(NOW_MS + 3_700_000, last=True) is None
 
 
-def test_kinds_apart():
-    """Each kind of error has a minute of its own."""
+def test_a_failing_message_that_is_given_up_is_told_so():
+    """Its next owner begins anew."""
     complaints = Complaints()
-    assert complaints.failed("A", 0) == complaints.failed("B", 0) == Complaint(True, 0)
-    assert complaints.failed("A", 1) is None
+    failing = message(7, attempt=2)
+    complaints.failed(failing, "ValueError", NOW_MS, 100)
+    text = text_of(complaints.given_up(failing, NOW_MS + 4_500))
+    assert "is given up here" in text
+    assert text.endswith("after 2 attempts and 4.5 s")
+    assert complaints.given_up(message(8), NOW_MS) is None, "it neither failed nor hung"
 
 
-def test_kinds_are_limited():
-    """Ever new kinds take no more than so much memory; the oldest are forgotten."""
+def test_a_hanging_handler_is_told_while_it_runs_and_when_it_is_over():
+    """From ten seconds on, at twice the time before, and once at its end."""
     complaints = Complaints()
-    for number in range(10 * KINDS_MAX):
-        assert complaints.failed(str(number), number) == Complaint(True, 0)
-        complaints.failed(str(number), number)
-    assert len(complaints.close()) == KINDS_MAX
+    hanging = message(7)
+    told_s = [
+        second
+        for second in range(200)
+        if complaints.running(hanging, NOW_MS, NOW_MS + 1_000 * second) is not None
+    ]
+    assert told_s == [HANGS_MS // 1000, 20, 40, 80, 160]
+    text = text_of(complaints.stopped(hanging, NOW_MS + 200_000))
+    assert text.endswith("is handled: after 1 attempt and 200 s")
+
+
+def test_a_hanging_handler_that_fails_in_the_end_stays_one_story():
+    """The failure goes on where the hanging was told, and the end is told once."""
+    complaints = Complaints()
+    hanging = message(7)
+    text = text_of(complaints.running(hanging, NOW_MS, NOW_MS + 12_000))
+    assert "has been running for 12 s" in text
+    complaints.failed(hanging, "TimeoutError", NOW_MS + 13_000, 100)
+    assert complaints.stopped(hanging, NOW_MS + 14_000) is None, "it waits for its next try"
+    hanging.attempt = 2
+    assert "2 attempts and 15 s" in text_of(complaints.handled(hanging, NOW_MS + 15_000))
+
+
+def test_a_thousand_failing_messages_flood_no_log():
+    """Some are told apart, the others in a sum with their errors and the oldest of them; all of them are over once."""
+    complaints = Complaints()
+    failing = [message(offset, b"%d" % offset) for offset in range(1_000)]
+    tellings: list[Telling] = []
+    for second in range(60):
+        now_ms = NOW_MS + 1_000 * second
+        for one in failing:
+            one.attempt = second + 1
+            kind = "TimeoutError" if one.offset % 3 else "ValueError"
+            tellings.append(complaints.failed(one, kind, now_ms, 1_000))
+        tellings.append(complaints.sum(now_ms))
+    told = [one.text for one in tellings if one is not None]
+    assert len(told) <= 2 * TOLD_PER_MINUTE + 2 + 3
+    assert sum(one.traceback for one in tellings if one is not None) == 2
+    sums = [text for text in told if "more messages" in text]
+    assert len(sums) == 2, "after 10 and 30 s"
+    first = sums[0]
+    count = int(first.split()[0])
+    assert 970 <= count <= 990
+    counted = re.search(r"\(TimeoutError (\d+), ValueError (\d+)\)", first)
+    assert counted is not None
+    assert int(counted[1]) + int(counted[2]) == count
+    assert "the oldest is orders partition 3 offset" in first
+    ends = [complaints.handled(one, NOW_MS + 60_000) for one in failing]
+    assert sum(one is not None for one in ends) == 1_000 - int(sums[-1].split()[0])
+    last = text_of(complaints.sum(NOW_MS + 60_000, last=True))
+    assert last.startswith("0 more messages fail or hang in handlers; ")
+    assert f"{int(sums[-1].split()[0])} were handled since, 0 given up here" in last
+    assert complaints.sum(NOW_MS + 900_000) is None
+
+
+def test_tracebacks_come_once_a_minute_for_each_kind_of_error():
+    """Each kind has its own; ever new kinds are no way around the limit."""
+    complaints = Complaints()
+    first = complaints.failed(message(1), "A", NOW_MS, 1)
+    again = complaints.failed(message(2), "A", NOW_MS, 1)
+    other = complaints.failed(message(3), "B", NOW_MS, 1)
+    later = complaints.failed(message(4), "A", NOW_MS + TRACEBACK_EVERY_MS, 1)
+    told = [one is not None and one.traceback for one in (first, again, other, later)]
+    assert told == [True, False, True, True]
+    many = Complaints()
+    kinds = [many.failed(message(n), f"E{n}", NOW_MS, 1) for n in range(1_000)]
+    assert sum(one is not None for one in kinds) == 2 * TOLD_PER_MINUTE
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["failed", "running", "stopped", "handled", "given_up", "sum"]),
+            st.integers(0, 30),
+            st.integers(0, 20_000),
+        ),
+        max_size=300,
+    )
+)
+def test_every_story_that_was_begun_ends_once(steps: list[tuple[str, int, int]]):
+    """Whatever happens in whatever order: no end without a beginning, and nothing is kept of what is over."""
+    complaints = Complaints()
+    now_ms = NOW_MS
+    told: set[int] = set()
+    for call, offset, wait_ms in steps:
+        now_ms += wait_ms
+        one = message(offset)
+        if call == "failed":
+            if complaints.failed(one, "E", now_ms, 5):
+                told.add(offset)
+        elif call == "running":
+            if complaints.running(one, now_ms - HANGS_MS, now_ms):
+                told.add(offset)
+        elif call == "sum":
+            complaints.sum(now_ms)
+        else:
+            ended = getattr(complaints, call)(one, now_ms)
+            if ended is not None:
+                assert offset in told
+            if call != "stopped" or ended is not None:
+                told.discard(offset)
+    for offset in range(31):
+        complaints.handled(message(offset), now_ms)
+    complaints.sum(now_ms, last=True)
+    assert complaints.sum(now_ms + 10_000_000, last=True) is None

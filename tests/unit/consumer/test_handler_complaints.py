@@ -1,61 +1,120 @@
-"""A handler that fails on everything fills no log."""
+"""Workers tell of what fails and hangs, while it lasts and when it is over."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
+
+import pytest
 
 from cluster import eventually
-from keylane.consumer.workers import Workers
-from keylane.protocol.backoff import Backoff
-from keylane.protocol.clock import SystemClock
+from handling import Client, in_virtual_time, virtual_loop, workers_of
 from keylane.protocol.message import Message
 
 
-class Client:
-    """What workers need of a pull client."""
-
-    partition_id = 1
-    deadline_ns = 2**62
-
-    def __init__(self) -> None:
-        self.handled: list[int] = []
-
-    def done(self, offset: int) -> None:
-        self.handled.append(offset)
-
-    def forget(self, count: int) -> None:
-        raise AssertionError(count)
-
-
-async def test_one_traceback_for_many_failures(caplog):
-    """Of a thousand messages that fail once, one is told of with its traceback, the rest as a number."""
-    client = Client()
+async def test_a_handler_that_fails_on_everything_fills_no_log(caplog: pytest.LogCaptureFixture):
+    """Of a thousand messages that fail once, some are told, one with its traceback, the rest as a number."""
     crashed: list[BaseException] = []
+    client = Client()
 
     async def handle(message: Message) -> None:
         await asyncio.sleep(0)
         if message.attempt == 1:
             raise ValueError("no")
 
-    workers = Workers(
-        handle,
-        concurrency=50,
-        handover_ms=0,
-        backoff=Backoff(first_ms=1, max_ms=1),
-        clock=SystemClock(),
-        dice=random.Random(1),
-        on_crash=crashed.append,
-        ordered=True,
-    )
+    workers = workers_of(handle, crashed=crashed, concurrency=50)
     with caplog.at_level(logging.WARNING, "keylane.consumer"):
-        workers.put([Message("s", b"%d" % n, b"", n, 1, 0, delivery=client) for n in range(1_000)])
+        client.give(workers, *[b"%d" % number for number in range(1_000)])
         await eventually(lambda: len(client.handled) == 1_000)
         await workers.close()
     assert not crashed
     told = caplog.messages
     assert sum(record.exc_info is not None for record in caplog.records) <= 2
-    assert len(told) < 20
+    assert len(told) < 50
     assert "handler failed with ValueError on s partition 1 offset" in told[0]
-    assert "ValueError on" in told[-1]
+    assert "were handled since" in told[-1]
+
+
+async def watch(workers) -> None:
+    while True:
+        await asyncio.sleep(1)
+        workers.look()
+
+
+def test_a_hanging_handler_is_told_while_it_runs(caplog: pytest.LogCaptureFixture):
+    """At 10, 20 and 40 s, and when it is over; a quick one beside it never."""
+    loop, machine = virtual_loop()
+    client = Client()
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(50 if message.order_key == b"slow" else 1)
+
+    async def story() -> None:
+        workers = workers_of(handle, concurrency=2, clock=machine)
+        watching = asyncio.create_task(watch(workers))
+        client.give(workers, b"slow", *[b"quick"] * 60)
+        while len(client.handled) < 61:
+            await asyncio.sleep(1)
+        await asyncio.sleep(2)
+        watching.cancel()
+        await workers.close()
+
+    with caplog.at_level(logging.WARNING, "keylane.consumer"):
+        in_virtual_time(story(), loop)
+    assert len(caplog.messages) == 4
+    for text, seconds in zip(caplog.messages, (10, 20, 40), strict=False):
+        assert f"running for {seconds} s on s partition 1 offset 0, key digest" in text
+    assert "partition 1 offset 0" in caplog.messages[-1]
+    assert "is handled: after 1 attempt and" in caplog.messages[-1]
+
+
+def test_a_failing_message_is_told_until_it_is_handled(caplog: pytest.LogCaptureFixture):
+    """Its attempts and seconds are those of the tries that were made."""
+    loop, machine = virtual_loop()
+    client = Client()
+    tries: list[float] = []
+
+    def handle(message: Message) -> None:
+        tries.append(loop.now)
+        if len(tries) < 20:
+            raise OSError("down")
+
+    async def story() -> None:
+        workers = workers_of(handle, clock=machine, first_ms=100, max_ms=30_000)
+        client.give(workers, b"k")
+        while not client.handled:
+            await asyncio.sleep(1)
+        await workers.close()
+
+    with caplog.at_level(logging.WARNING, "keylane.consumer"):
+        in_virtual_time(story(), loop)
+    took_s = tries[-1] - tries[0]
+    assert took_s > 200
+    told = caplog.messages
+    assert 4 < len(told) < 9
+    assert "handler failed with OSError on s partition 1 offset 0, key digest" in told[0]
+    assert told[-1].endswith(f"is handled: after 20 attempts and {int(took_s)} s")
+
+
+def test_a_message_that_waits_for_a_try_is_told_as_given_up_when_its_partition_goes(
+    caplog: pytest.LogCaptureFixture,
+):
+    """The last line says that the next owner tries it again."""
+    loop, machine = virtual_loop()
+    client = Client()
+
+    def handle(message: Message) -> None:
+        raise OSError("down")
+
+    async def story() -> None:
+        workers = workers_of(handle, clock=machine, first_ms=10_000, max_ms=10_000)
+        client.give(workers, b"k")
+        await asyncio.sleep(1)
+        client.lose()
+        await workers.quiesce(client)
+        await workers.close()
+
+    with caplog.at_level(logging.WARNING, "keylane.consumer"):
+        in_virtual_time(story(), loop)
+    assert "is given up here" in caplog.messages[-1]
+    assert caplog.messages[-1].endswith("after 1 attempt and 1.0 s")

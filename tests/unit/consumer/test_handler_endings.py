@@ -4,59 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 
 import pytest
 
 from cluster import eventually
+from handling import Client, workers_of
 from keylane.consumer import workers as workers_module
-from keylane.consumer.room import Room
-from keylane.consumer.workers import Handler, Workers
-from keylane.protocol.backoff import Backoff
-from keylane.protocol.clock import SystemClock
+from keylane.protocol.errors import WorkerCancelledError
 from keylane.protocol.message import Message
-
-
-class Client:
-    """What workers need of a pull client."""
-
-    deadline_ns = 2**62
-    left_ms = 60_000
-
-    def __init__(self, partition_id: int = 1) -> None:
-        self.partition_id = partition_id
-        self.holder = self
-        self.handled: list[int] = []
-        self.room = Room()
-
-    def done(self, offset: int) -> None:
-        self.handled.append(offset)
-        self.room.leave(1)
-
-    def forget(self, count: int) -> None:
-        self.room.leave(count)
-
-    async def settled(self) -> None:
-        await self.room.empty()
-
-
-def give(workers: Workers, client: Client, *offsets: int) -> None:
-    client.room.count += len(offsets)
-    workers.put(
-        [Message("s", b"k", b"", one, client.partition_id, 0, delivery=client) for one in offsets]
-    )
-
-
-def workers_of(handler: Handler, crashed: list[BaseException]) -> Workers:
-    return Workers(
-        handler,
-        concurrency=1,
-        handover_ms=0,
-        backoff=Backoff(first_ms=1, max_ms=1),
-        clock=SystemClock(),
-        dice=random.Random(1),
-        on_crash=crashed.append,
-    )
 
 
 async def test_a_handler_that_was_cancelled_by_its_own_work_is_tried_again():
@@ -68,8 +23,8 @@ async def test_a_handler_that_was_cancelled_by_its_own_work_is_tried_again():
         if message.attempt < 3:
             raise asyncio.CancelledError
 
-    workers = workers_of(handle, crashed)
-    give(workers, client, 0, 1)
+    workers = workers_of(handle, crashed=crashed)
+    client.give(workers, b"k", b"k")
     await eventually(lambda: client.handled == [0, 1])
     await workers.close()
     assert not crashed
@@ -96,17 +51,18 @@ async def test_a_handler_that_goes_on_after_its_cancellation_holds_its_partition
         elif message.attempt == 1:
             raise asyncio.CancelledError
 
-    workers = workers_of(handle, crashed)
-    give(workers, client, 7, 8)
+    workers = workers_of(handle, crashed=crashed)
+    client.give(workers, b"k", b"k", start=7)
     await asyncio.sleep(0)
     with caplog.at_level(logging.WARNING, "keylane.consumer"):
         quiesced = asyncio.create_task(workers.quiesce(client))
         await eventually(lambda: deaf and caplog.messages)
-        give(workers, other, 0)
+        other.give(workers, b"k")
         await asyncio.sleep(0.05)
         assert not quiesced.done()
         assert len(caplog.messages) == 1
-    assert "partition 1 offset 7, key b'k', was cancelled" in caplog.messages[0]
+    digest = "key digest ac52cb5ff985d463"
+    assert f"s partition 1 offset 7, {digest} was cancelled" in caplog.messages[0]
     gate.set()
     await quiesced
     assert client.handled == [7], "what waited behind it is forgotten"
@@ -127,9 +83,92 @@ async def test_a_handler_that_crashes_holds_nothing_up():
     async def handle(message: Message) -> None:
         raise Crash
 
-    workers = workers_of(handle, crashed)
-    give(workers, client, 0, 1)
+    workers = workers_of(handle, crashed=crashed)
+    client.give(workers, b"k", b"k")
     await eventually(lambda: crashed)
     await asyncio.wait_for(workers.quiesce(client), 30)
     assert client.handled == []
+    await workers.close()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_handler_that_lets_generator_exit_out_fails_and_keeps_its_worker(waits: bool):
+    """It is a failure as any other: the message is tried again, and the only worker goes on."""
+    crashed: list[BaseException] = []
+    client = Client()
+
+    async def handle(message: Message) -> None:
+        if waits:
+            await asyncio.sleep(0)
+        if message.attempt < 3:
+            raise GeneratorExit
+
+    workers = workers_of(handle, crashed=crashed)
+    client.give(workers, b"k", b"k", b"other")
+    await eventually(lambda: sorted(client.handled) == [0, 1, 2])
+    await workers.close()
+    assert not crashed
+
+
+async def test_a_worker_that_is_closed_from_outside_ends():
+    """A GeneratorExit that comes because the worker's own coroutine is closed is no failure of the handler."""
+    client = Client()
+    gate = asyncio.Event()
+    ends: list[str] = []
+
+    async def handle(message: Message) -> None:
+        try:
+            await gate.wait()
+        except GeneratorExit:
+            ends.append("closed")
+            raise
+
+    workers = workers_of(handle)
+    client.give(workers, b"k")
+    await asyncio.sleep(0)
+    task = workers._workers[0].task
+    assert task is not None
+    task.get_coro().close()  # type: ignore[union-attr]
+    assert ends == ["closed"]
+    task.cancel()
+    await workers.close()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+async def test_a_handler_that_ends_the_program_ends_the_consumer_first(kind: type[BaseException]):
+    """The consumer hears of it and hands over; the event loop is not torn down below it."""
+    crashed: list[BaseException] = []
+    client = Client()
+
+    async def handle(message: Message) -> None:
+        if message.order_key == b"last":
+            raise kind
+
+    workers = workers_of(handle, crashed=crashed, concurrency=2)
+    client.give(workers, b"last", b"a", b"b")
+    await eventually(lambda: crashed and sorted(client.handled) == [1, 2])
+    assert isinstance(crashed[0], kind)
+    await asyncio.wait_for(workers.quiesce(client), 30)
+    await workers.close()
+
+
+async def test_a_worker_that_its_handler_cancels_is_not_lost_silently(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A handler that cancels its own task ends the consumer, loudly, and what it had is not waited for."""
+    monkeypatch.setattr(workers_module, "CANCELLED_WAIT_S", 0.01)
+    crashed: list[BaseException] = []
+    client = Client()
+
+    async def handle(message: Message) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(60)
+
+    workers = workers_of(handle, crashed=crashed)
+    client.give(workers, b"k")
+    await eventually(lambda: crashed)
+    assert isinstance(crashed[0], WorkerCancelledError)
+    await asyncio.wait_for(workers.quiesce(client), 30)
     await workers.close()

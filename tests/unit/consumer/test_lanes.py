@@ -36,9 +36,45 @@ def test_a_dropped_partition_leaves_the_others():
     lanes.put([message(b"a", 0), message(b"a", 1), message(b"a", 2), message(b"b", 3, 2)])
     lanes.take()
     assert lanes.take().offset == 3
-    assert lanes.drop(1) == 2
+    assert [one.offset for one in lanes.drop(1)] == [1, 2]
     assert lanes.finish(b"a") is None
     assert len(lanes) == 0
+
+
+def test_a_failed_message_holds_its_lane_until_it_is_finished():
+    """Later messages of its key wait behind it, whichever way they come; its next try goes before what has arrived."""
+    lanes = Lanes()
+    failed, later, other = message(b"a", 0), message(b"a", 1), message(b"b", 2)
+    lanes.put([failed, later])
+    assert lanes.take() is failed
+    assert lanes.take() is None
+    lanes.put([message(b"a", 3), other])
+    failed.attempt = 2
+    lanes.put_first([failed])
+    assert lanes.take() is failed
+    assert lanes.take() is other
+    assert lanes.take() is None
+    assert lanes.finish(b"a") is later
+
+
+def test_a_dropped_try_frees_the_lane_for_other_partitions():
+    """What waits behind it in the lane and is of another partition goes on, in order."""
+    for waits_elsewhere in (False, True):
+        lanes = Lanes()
+        failed = message(b"a", 0)
+        lanes.put([failed, message(b"a", 1), message(b"a", 7, 2), message(b"a", 8, 2)])
+        lanes.take()
+        lanes.take()
+        failed.attempt = 2
+        if waits_elsewhere:
+            assert [one.offset for one in lanes.drop(1)] == [1]
+            lanes.release(failed)
+        else:
+            lanes.put_first([failed])
+            assert [one.offset for one in lanes.drop(1)] == [0, 1]
+        assert lanes.take().offset == 7
+        assert lanes.take() is None
+        assert lanes.finish(b"a").offset == 8
 
 
 class LanesMachine(RuleBasedStateMachine):
@@ -51,6 +87,8 @@ class LanesMachine(RuleBasedStateMachine):
         self.put_keys = {}
         self.taken_keys = {}
         self.running = {}
+        self.failed = {}
+        self.due = []
 
     @rule(keys=st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=5))
     def put(self, keys):
@@ -64,7 +102,13 @@ class LanesMachine(RuleBasedStateMachine):
     def began(self, taken):
         if taken is not None:
             assert taken.order_key not in self.running
-            self.running[taken.order_key] = taken.offset
+            if taken in self.due:
+                self.due.remove(taken)
+                self.running[taken.order_key] = taken
+                return
+            assert taken.order_key not in self.failed
+            assert all(one.order_key != taken.order_key for one in self.due)
+            self.running[taken.order_key] = taken
             self.taken_keys.setdefault(taken.order_key, []).append(taken.offset)
 
     @rule()
@@ -78,6 +122,27 @@ class LanesMachine(RuleBasedStateMachine):
         del self.running[key]
         self.began(self.lanes.finish(key))
 
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def fail(self, data):
+        key = data.draw(st.sampled_from(sorted(self.running)))
+        self.failed[key] = self.running.pop(key)
+
+    @precondition(lambda self: self.failed)
+    @rule(data=st.data())
+    def try_again(self, data):
+        key = data.draw(st.sampled_from(sorted(self.failed)))
+        failed = self.failed.pop(key)
+        failed.attempt += 1
+        self.due.append(failed)
+        self.lanes.put_first([failed])
+
+    @precondition(lambda self: self.failed)
+    @rule(data=st.data())
+    def give_up(self, data):
+        key = data.draw(st.sampled_from(sorted(self.failed)))
+        self.lanes.release(self.failed.pop(key))
+
     @invariant()
     def in_order(self):
         for key, taken in self.taken_keys.items():
@@ -86,7 +151,7 @@ class LanesMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_lost(self):
         taken = sum(map(len, self.taken_keys.values()))
-        assert len(self.lanes) == self.offset - taken
+        assert len(self.lanes) == self.offset - taken + len(self.due)
 
 
 TestLanesMachine = LanesMachine.TestCase

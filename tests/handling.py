@@ -1,0 +1,100 @@
+"""Workers over a partition that is only counted, in real time or in the virtual time of the simulation."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from keylane.consumer.room import Room
+from keylane.consumer.workers import Handler, Workers
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.clock import Clock, SystemClock
+from keylane.protocol.message import Message
+from sim.loop import SimLoop
+from sim.machine import Machine
+
+T = TypeVar("T")
+
+
+class Client:
+    """What workers need of a pull client."""
+
+    def __init__(self, partition_id: int = 1, *, aside_max: int = 0) -> None:
+        self.partition_id = partition_id
+        self.deadline_ns = 2**62
+        self.left_ms = 60_000
+        self.holder = self
+        self.handled: list[int] = []
+        self.room = Room(aside_max=aside_max)
+
+    def done(self, offset: int) -> None:
+        self.handled.append(offset)
+        self.room.leave(1)
+
+    def forget(self, count: int) -> None:
+        self.room.leave(count)
+
+    def set_aside(self, count: int) -> None:
+        self.room.set_aside(count)
+
+    async def settled(self) -> None:
+        await self.room.empty()
+
+    def lose(self) -> None:
+        """The lease ends."""
+        self.deadline_ns = 0
+
+    def messages(self, *keys: bytes, start: int = 0) -> list[Message]:
+        """A message of each key, offsets from `start` on."""
+        return [
+            Message("s", key, b"", start + index, self.partition_id, 0, delivery=self)
+            for index, key in enumerate(keys)
+        ]
+
+    def give(self, workers: Workers, *keys: bytes, start: int = 0) -> list[Message]:
+        """Hand out a message of each key."""
+        messages = self.messages(*keys, start=start)
+        self.room.count += len(messages)
+        workers.put(messages)
+        return messages
+
+
+def workers_of(
+    handler: Handler,
+    *,
+    crashed: list[BaseException] | None = None,
+    concurrency: int = 1,
+    clock: Clock | None = None,
+    first_ms: int = 1,
+    max_ms: int = 1,
+    handover_ms: int = 0,
+    ordered: bool = True,
+) -> Workers:
+    """Workers that try again after `first_ms`."""
+    return Workers(
+        handler,
+        concurrency=concurrency,
+        handover_ms=handover_ms,
+        backoff=Backoff(first_ms=first_ms, max_ms=max_ms),
+        clock=clock or SystemClock(),
+        dice=random.Random(1),
+        on_crash=(crashed if crashed is not None else []).append,
+        ordered=ordered,
+    )
+
+
+def in_virtual_time(story: Coroutine[Any, Any, T], loop: SimLoop) -> T:
+    """Run `story` on a loop whose time jumps to the next timer."""
+    try:
+        return loop.run_until_complete(story)
+    finally:
+        asyncio.set_event_loop(None)
+        loop.dispose()
+
+
+def virtual_loop() -> tuple[SimLoop, Machine]:
+    """A loop in virtual time, and its clock."""
+    loop = SimLoop(random.Random(1))
+    return loop, Machine(loop, "m", rate=1.0, boot_s=10.0)

@@ -1,0 +1,290 @@
+"""What a handler returns is awaited before its message is acked, whatever it was made of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import types
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from cluster import eventually
+from handling import Client, workers_of
+from keylane import Consumer
+from keylane.protocol.errors import ConfigError, HandlerTypeError
+from keylane.protocol.message import Message
+
+
+class Work:
+    """The body of a handler: it begins, waits until it is let go on, and ends."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.ended = 0
+        self.gate = asyncio.Event()
+
+    async def handle(self, message: Message) -> None:
+        self.begun += 1
+        await self.gate.wait()
+        self.ended += 1
+
+
+def of_lambda(work: Work) -> Any:
+    return lambda message: work.handle(message)  # noqa: PLW0108 - what users write
+
+
+def of_partial_of_lambda(work: Work) -> Any:
+    return functools.partial(lambda work, message: work.handle(message), work)
+
+
+def of_partial(work: Work) -> Any:
+    async def handle(work: Work, message: Message) -> None:
+        await work.handle(message)
+
+    return functools.partial(handle, work)
+
+
+def of_plain_decorator(work: Work) -> Any:
+    def timed(function: Callable[[Message], Any]) -> Callable[[Message], Any]:
+        def wrapper(message: Message) -> Any:
+            return function(message)
+
+        return wrapper
+
+    return timed(work.handle)
+
+
+def of_task(work: Work) -> Any:
+    return lambda message: asyncio.create_task(work.handle(message))
+
+
+def of_future(work: Work) -> Any:
+    return lambda message: asyncio.gather(work.handle(message))
+
+
+def of_awaitable_object(work: Work) -> Any:
+    class Awaitable:
+        def __init__(self, message: Message) -> None:
+            self.message = message
+
+        def __await__(self) -> Any:
+            return work.handle(self.message).__await__()
+
+    return Awaitable
+
+
+def of_object_with_async_call(work: Work) -> Any:
+    class Handler:
+        async def __call__(self, message: Message) -> None:
+            await work.handle(message)
+
+    return Handler()
+
+
+def of_object_that_returns_coroutines(work: Work) -> Any:
+    class Handler:
+        def __call__(self, message: Message) -> Any:
+            return work.handle(message)
+
+    return Handler()
+
+
+def of_generator_based_coroutine(work: Work) -> Any:
+    @types.coroutine
+    def handle(message: Message) -> Any:
+        yield from work.handle(message).__await__()
+
+    return handle
+
+
+def of_coroutine_in_a_coroutine(work: Work) -> Any:
+    async def handle(message: Message) -> Any:
+        return work.handle(message)
+
+    return handle
+
+
+def of_task_in_a_coroutine(work: Work) -> Any:
+    async def handle(message: Message) -> Any:
+        return asyncio.create_task(work.handle(message))
+
+    return handle
+
+
+@pytest.mark.parametrize(
+    "handler_of",
+    [
+        of_lambda,
+        of_partial_of_lambda,
+        of_partial,
+        of_plain_decorator,
+        of_task,
+        of_future,
+        of_awaitable_object,
+        of_object_with_async_call,
+        of_object_that_returns_coroutines,
+        of_generator_based_coroutine,
+        of_coroutine_in_a_coroutine,
+        of_task_in_a_coroutine,
+    ],
+)
+async def test_an_awaitable_is_awaited_before_its_message_is_acked(
+    handler_of: Callable[[Work], Any],
+):
+    """The body runs to its end, one message of a key at a time, and only then is the message acked."""
+    work, client = Work(), Client()
+    workers = workers_of(handler_of(work))
+    client.give(workers, b"k", b"k")
+    await eventually(lambda: work.begun)
+    await asyncio.sleep(0.02)
+    assert (work.begun, work.ended, client.handled) == (1, 0, [])
+    work.gate.set()
+    await eventually(lambda: client.handled == [0, 1])
+    assert work.ended == 2
+    await workers.close()
+
+
+async def test_the_future_of_a_thread_pool_is_waited_for():
+    """A handler that gives its work to threads is acked when the thread is done, and not if the work failed."""
+    client, tries = Client(), []
+
+    def work(message: Message) -> None:
+        tries.append(message.attempt)
+        if message.attempt == 1:
+            raise ValueError("not yet")
+
+    def handle(message: Message) -> Future[None]:
+        return pool.submit(work, message)
+
+    with ThreadPoolExecutor(1) as pool:
+        workers = workers_of(handle)
+        client.give(workers, b"k")
+        await eventually(lambda: client.handled == [0])
+        await workers.close()
+    assert tries == [1, 2]
+
+
+async def test_an_awaitable_that_fails_is_tried_again():
+    """An error of what was returned is an error of the handler."""
+    client = Client()
+
+    async def work(message: Message) -> None:
+        await asyncio.sleep(0)
+        if message.attempt < 3:
+            raise ValueError("not yet")
+
+    workers = workers_of(lambda message: work(message))  # noqa: PLW0108 - what users write
+    (message,) = client.give(workers, b"k")
+    await eventually(lambda: client.handled == [0])
+    assert message.attempt == 3
+    await workers.close()
+
+
+async def test_a_returned_generator_is_not_acked():
+    """Nobody would iterate it, so its body never runs: the message fails, loudly, until the handler is mended."""
+    client, mended = Client(), False
+
+    async def agen(message: Message) -> AsyncIterator[int]:
+        yield 1
+
+    def gen(message: Message) -> Iterator[int]:
+        yield 1
+
+    def handle(message: Message) -> Any:
+        if mended:
+            return None
+        return agen(message) if message.order_key == b"a" else gen(message)
+
+    workers = workers_of(handle)
+    messages = client.give(workers, b"a", b"b")
+    await eventually(lambda: all(message.attempt > 3 for message in messages))
+    assert client.handled == []
+    mended = True
+    await eventually(lambda: sorted(client.handled) == [0, 1])
+    await workers.close()
+
+
+async def test_a_coroutine_that_cannot_be_awaited_is_not_acked():
+    """One that was awaited before gives an error, and errors are tried again."""
+    client = Client()
+
+    async def work() -> None:
+        return None
+
+    spent = work()
+    await spent
+    workers = workers_of(lambda message: spent if message.attempt < 3 else None)
+    (message,) = client.give(workers, b"k")
+    await eventually(lambda: client.handled == [0])
+    assert message.attempt == 3
+    await workers.close()
+
+
+async def test_another_value_is_ignored_and_its_message_acked():
+    """A number, a text, an object: the handler returned, so the message is handled."""
+
+    class Pool:
+        """As pools of database drivers are: awaiting it gives itself, any number of times."""
+
+        def __await__(self) -> Any:
+            yield from asyncio.sleep(0).__await__()
+            return self
+
+    values = [7, "done", object(), False, [], contextlib.nullcontext(), Pool()]
+    client = Client()
+    workers = workers_of(lambda message: values[message.offset])
+    client.give(workers, *[b"k"] * len(values))
+    await eventually(lambda: client.handled == list(range(len(values))))
+    await workers.close()
+
+
+async def agen_handler(message: Message) -> AsyncIterator[int]:
+    yield 1
+
+
+def gen_handler(message: Message) -> Iterator[int]:
+    yield 1
+
+
+class AgenObject:
+    async def __call__(self, message: Message) -> AsyncIterator[int]:
+        yield 1
+
+    async def method(self, message: Message) -> AsyncIterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        agen_handler,
+        gen_handler,
+        functools.partial(agen_handler),
+        functools.partial(gen_handler),
+        AgenObject(),
+        AgenObject().method,
+        "handle",
+    ],
+)
+def test_a_handler_whose_body_would_not_run_is_refused_at_construction(handler: Any):
+    """A TypeError, before anything is opened; it is a configuration error of keylane's as well."""
+    with pytest.raises(TypeError) as caught:
+        Consumer("127.0.0.1:1", subject="s", group="g", handler=handler)
+    assert isinstance(caught.value, HandlerTypeError)
+    assert isinstance(caught.value, ConfigError)
+    assert caught.value.code == 1010
+
+
+def test_a_generator_based_coroutine_is_no_generator():
+    """`types.coroutine` makes its result awaitable, also through a partial."""
+
+    @types.coroutine
+    def handle(message: Message) -> Any:
+        yield
+
+    Consumer("127.0.0.1:1", subject="s", group="g", handler=handle)
+    Consumer("127.0.0.1:1", subject="s", group="g", handler=functools.partial(handle))

@@ -1,0 +1,264 @@
+"""A message that waits for its next try holds no worker: the others go on as if it were not there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from handling import Client, in_virtual_time, virtual_loop, workers_of
+from keylane.protocol.message import Message
+from sim import loop as loop_module
+
+WORK_S = 0.01
+MESSAGES = 4_000
+
+
+def is_bad(message: Message) -> bool:
+    return message.order_key.startswith(b"bad")
+
+
+def time_of(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    concurrency: int,
+    failing: int,
+    fails_after_s: float = WORK_S,
+    ordered: bool = True,
+) -> tuple[float, int]:
+    """
+    Virtual seconds that messages of other keys take beside so many failing ones, of the same partition and of another;
+    and how many tries of failing messages there were meanwhile.
+    """
+    monkeypatch.setattr(loop_module, "STEPS_MAX", 10_000_000)
+    loop, machine = virtual_loop()
+    clients = [Client(1), Client(2)]
+    tries = 0
+
+    async def handle(message: Message) -> None:
+        nonlocal tries
+        if is_bad(message):
+            tries += 1
+            await asyncio.sleep(fails_after_s)
+            raise ValueError("never")
+        await asyncio.sleep(WORK_S)
+
+    async def story() -> tuple[float, int]:
+        workers = workers_of(
+            handle,
+            concurrency=concurrency,
+            clock=machine,
+            first_ms=100,
+            max_ms=30_000,
+            ordered=ordered,
+        )
+        clients[0].give(workers, *[b"bad%d" % number for number in range(failing)])
+        while tries < failing:  # the first tries are no different from those of good messages
+            await asyncio.sleep(0.1)
+        began, tries_before = loop.now, tries
+        for client in clients:
+            keys = [b"%d-%d" % (client.partition_id, number % 500) for number in range(MESSAGES)]
+            client.give(workers, *keys, start=1_000_000)
+        while any(len(client.handled) < MESSAGES for client in clients):
+            await asyncio.sleep(0.1)
+        took = loop.now - began
+        for client in clients:
+            client.lose()
+            await workers.quiesce(client)
+            assert client.room.count == 0
+        await workers.close()
+        return took, tries - tries_before
+
+    return in_virtual_time(story(), loop)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("concurrency", [1, 16])
+@pytest.mark.parametrize("failing", [1, 16, 1_000])
+def test_failing_keys_take_nothing_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, concurrency: int, failing: int, ordered: bool
+):
+    """With as many failing keys as workers, and with far more, others keep 95 % of their rate; all are tried on."""
+    alone_s, _ = time_of(monkeypatch, concurrency=concurrency, failing=0, ordered=ordered)
+    beside_s, tries = time_of(
+        monkeypatch, concurrency=concurrency, failing=failing, ordered=ordered
+    )
+    assert alone_s / beside_s >= 0.94
+    assert tries >= min(failing, 40), "nor are they starved"
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_keys_that_fail_slowly_take_nothing_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, concurrency: int
+):
+    """A hundred keys whose tries each end in a timeout, a hundred times as long as the work of the others."""
+    alone_s, _ = time_of(monkeypatch, concurrency=concurrency, failing=0)
+    beside_s, tries = time_of(monkeypatch, concurrency=concurrency, failing=100, fails_after_s=1.0)
+    assert alone_s / beside_s >= 0.85
+    assert tries >= 1
+
+
+def test_failing_messages_are_tried_by_time_and_keep_the_order_of_their_keys():
+    """With one worker: tries at the times of the back-off, and nothing newer of a key before what failed."""
+    loop, machine = virtual_loop()
+    client = Client()
+    log: list[tuple[bytes, int, int]] = []
+    at_s: dict[int, list[float]] = {}
+
+    def handle(message: Message) -> None:
+        at_s.setdefault(message.offset, []).append(loop.now)
+        log.append((message.order_key, message.offset, message.attempt))
+        if message.offset < 5 and message.attempt < 6:
+            raise ValueError("not yet")
+
+    async def story() -> None:
+        workers = workers_of(handle, clock=machine, first_ms=1_000, max_ms=8_000)
+        client.give(workers, b"a", b"b", b"c", b"d", b"e")
+        for start in range(5, 100, 5):
+            client.give(workers, b"a", b"b", b"c", b"d", b"e", start=start)
+            await asyncio.sleep(0.5)
+        while len(client.handled) < 100:
+            await asyncio.sleep(1)
+        await workers.close()
+
+    in_virtual_time(story(), loop)
+    for offset in range(5):
+        waits = [
+            after - before for before, after in zip(at_s[offset], at_s[offset][1:], strict=False)
+        ]
+        assert len(waits) == 5
+        for wait_s, step_s in zip(waits, (1, 2, 4, 8, 8), strict=True):
+            assert step_s / 2 - 0.01 <= wait_s <= step_s + 0.02
+    for key in (b"a", b"b", b"c", b"d", b"e"):
+        offsets = [offset for k, offset, _ in log if k == key]
+        assert offsets == sorted(offsets), "a key's messages run one after the other"
+
+
+def test_a_lost_partition_forgets_its_tries_at_once():
+    """A hand-over does not wait for the next try; under a new token the attempts begin anew."""
+    loop, machine = virtual_loop()
+    client, again, other = Client(1), Client(1), Client(2)
+    attempts: list[tuple[int, int]] = []
+
+    def handle(message: Message) -> None:
+        attempts.append((message.offset, message.attempt))
+        if message.partition_id == 1 and message.delivery is client:
+            raise ValueError("never")
+
+    async def story() -> None:
+        workers = workers_of(handle, clock=machine, first_ms=60_000, max_ms=60_000)
+        client.give(workers, *[b"%d" % number for number in range(50)], b"0", b"1")
+        await asyncio.sleep(1)
+        assert client.room.count == 52
+        client.lose()
+        began = loop.now
+        await workers.quiesce(client)
+        assert loop.now - began < 0.1
+        assert client.room.count == 0
+        attempts.clear()
+        again.give(workers, b"0", b"0", b"1")
+        other.give(workers, b"1")
+        await asyncio.sleep(1)
+        assert again.handled == [0, 1, 2]
+        assert other.handled == [0]
+        assert {attempt for _, attempt in attempts} == {1}
+        await workers.close()
+
+    in_virtual_time(story(), loop)
+
+
+def test_a_message_is_not_tried_again_after_its_lease():
+    """The deadline is looked at before each try; what is not tried again holds neither its lane nor the hand-over."""
+    loop, machine = virtual_loop()
+    client, other = Client(1), Client(2)
+    tries = 0
+
+    def handle(message: Message) -> None:
+        nonlocal tries
+        if message.delivery is client:
+            tries += 1
+            raise ValueError("never")
+
+    async def story() -> None:
+        workers = workers_of(handle, clock=machine, first_ms=1_000, max_ms=1_000)
+        client.give(workers, b"k")
+        other_messages = other.give(workers, b"k")
+        client.deadline_ns = machine.boot_ns() + 3_500_000_000
+        await asyncio.sleep(10)
+        assert tries in (4, 5, 6)
+        assert client.room.count == 0
+        assert other.handled == [other_messages[0].offset]
+        await workers.close()
+
+    in_virtual_time(story(), loop)
+
+
+def test_a_handler_that_fails_during_its_hand_over_is_not_waited_for():
+    """Its message goes to the next owner at once, not after the pause before its next try."""
+    loop, machine = virtual_loop()
+    client = Client()
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(1)
+        raise ValueError("never")
+
+    async def story() -> None:
+        workers = workers_of(
+            handle, clock=machine, first_ms=60_000, max_ms=60_000, handover_ms=5_000
+        )
+        client.give(workers, b"k")
+        await asyncio.sleep(0.5)
+        client.lose()
+        began = loop.now
+        await workers.quiesce(client)
+        assert loop.now - began < 1
+        await workers.close()
+
+    in_virtual_time(story(), loop)
+
+
+def test_a_try_that_hangs_keeps_no_other_from_its_turn():
+    """Four of sixteen workers try again; the tries of four keys never end, and the fifth key is handled all the same."""
+    loop, machine = virtual_loop()
+    client = Client()
+
+    async def handle(message: Message) -> None:
+        if message.attempt == 1:
+            raise ValueError("not yet")
+        if message.order_key != b"good":
+            await asyncio.sleep(100_000)
+
+    async def story() -> None:
+        workers = workers_of(handle, clock=machine, concurrency=16, first_ms=100, max_ms=100)
+        client.give(workers, b"1", b"2", b"3", b"4")
+        await asyncio.sleep(1)
+        client.give(workers, b"good", start=4)
+        await asyncio.sleep(20)
+        assert client.handled == [4]
+        client.lose()
+        await workers.quiesce(client)
+        assert client.room.count == 0
+        await workers.close()
+
+    in_virtual_time(story(), loop)
+
+
+async def test_room_of_a_shared_group_is_left_to_others_by_what_waits_for_a_try():
+    """Messages set aside are not counted against the limit, up to so many of them; the count itself stays true."""
+    client = Client(aside_max=3)
+    room = client.room
+    room.count = 4
+    assert not room.below(4)
+    waiting = asyncio.create_task(room.get_below(4))
+    await asyncio.sleep(0)
+    client.set_aside(2)
+    await asyncio.wait_for(waiting, 5)
+    assert room.left(4) == 2
+    room.count += 2
+    assert not room.below(4)
+    client.set_aside(4)
+    assert room.left(4) == 1, "three at most leave their room"
+    client.set_aside(-6)
+    assert room.left(4) == -2
+    room.leave(6)
+    assert room.left(4) == 4

@@ -1,0 +1,144 @@
+"""Which failed message is tried when: by time, in few places, and within its share of the workers' time."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from keylane.consumer.retries import LONG_NS, SHARE, Retries
+from keylane.protocol.message import Message
+
+SECOND_NS = 1_000_000_000
+
+
+def message(offset: int, partition_id: int = 1) -> Message:
+    return Message("s", b"%d" % offset, b"", offset, partition_id, 0)
+
+
+def test_tries_are_taken_by_time():
+    """Whatever the order of the failures: first due, first tried, and none before its time."""
+    retries = Retries(100)
+    for offset, due_ns in enumerate((30, 10, 20, 40)):
+        retries.wait(message(offset), due_ns)
+    assert retries.next_ns(0, others_wait=False) == 10
+    assert retries.take(5, others_wait=False) == []
+    assert [one.offset for one in retries.take(30, others_wait=False)] == [1, 2, 0]
+    assert retries.next_ns(30, others_wait=False) == 40
+    assert len(retries) == 1
+
+
+def test_a_quarter_of_the_workers_try_again_at_once():
+    """The others are free for other messages; a place is free again when a try ends."""
+    for concurrency, places in ((1, 1), (4, 1), (16, 4), (100, 25)):
+        retries = Retries(concurrency)
+        for offset in range(200):
+            retries.wait(message(offset), 0)
+        taken = retries.take(1, others_wait=False)
+        assert len(taken) == places
+        assert retries.next_ns(1, others_wait=False) is None, "only an end makes room"
+        retries.end(taken[0], 2)
+        assert len(retries.take(2, others_wait=False)) == 1
+
+
+def test_a_try_that_hangs_keeps_no_other_from_its_turn():
+    """After ten seconds its place goes to others."""
+    retries = Retries(4)
+    for offset in range(3):
+        retries.wait(message(offset), 0)
+    (hanging,) = retries.take(1, others_wait=False)
+    retries.begin(hanging, 5)
+    assert retries.next_ns(6, others_wait=False) == 5 + LONG_NS
+    assert retries.take(4 + LONG_NS, others_wait=False) == []
+    assert len(retries.take(5 + LONG_NS, others_wait=False)) == 1
+
+
+def test_tries_have_their_share_of_the_time_while_others_wait():
+    """Of one worker: a try of a second, then nineteen seconds of the others; none of that when nobody waits."""
+    retries = Retries(1)
+    for offset in range(3):
+        retries.wait(message(offset), 0)
+    (first,) = retries.take(SECOND_NS, others_wait=True)
+    retries.begin(first, SECOND_NS)
+    retries.end(first, 2 * SECOND_NS)
+    next_ns = retries.next_ns(2 * SECOND_NS, others_wait=True)
+    assert next_ns is not None
+    assert (SHARE + 0.9) * SECOND_NS < next_ns < (SHARE + 1.1) * SECOND_NS
+    assert retries.take(next_ns - 1, others_wait=True) == []
+    assert retries.next_ns(2 * SECOND_NS, others_wait=False) == 0
+    assert len(retries.take(2 * SECOND_NS, others_wait=False)) == 1
+
+
+def test_a_dropped_partition_leaves_the_others():
+    """What waits of it is returned, to be forgotten; the order of the others is as before."""
+    retries = Retries(100)
+    for offset in range(10):
+        retries.wait(message(offset, 1 + offset % 2), 10 - offset)
+    assert {one.offset for one in retries.drop(1)} == {0, 2, 4, 6, 8}
+    assert [one.offset for one in retries.take(10, others_wait=False)] == [9, 7, 5, 3, 1]
+    assert retries.drop(1) == []
+
+
+class RetriesMachine(RuleBasedStateMachine):
+    """Nothing is lost and nothing is tried twice at once, in whatever order things happen."""
+
+    def __init__(self):
+        super().__init__()
+        self.retries = Retries(8)
+        self.now_ns = 1
+        self.waiting = {}
+        self.under_way = []
+        self.offset = 0
+
+    @rule(wait_ns=st.integers(0, 5 * SECOND_NS), partition_id=st.integers(1, 3))
+    def wait(self, wait_ns, partition_id):
+        one = message(self.offset, partition_id)
+        self.offset += 1
+        self.waiting[one.offset] = (self.now_ns + wait_ns, one)
+        self.retries.wait(one, self.now_ns + wait_ns)
+
+    @rule(ns=st.integers(0, 30 * SECOND_NS))
+    def time_passes(self, ns):
+        self.now_ns += ns
+
+    @rule(others_wait=st.booleans())
+    def take(self, others_wait):
+        for one in self.retries.take(self.now_ns, others_wait=others_wait):
+            due_ns, _ = self.waiting.pop(one.offset)
+            assert due_ns <= self.now_ns
+            self.under_way.append(one)
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def begin(self, data):
+        self.retries.begin(data.draw(st.sampled_from(self.under_way)), self.now_ns)
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data(), again=st.booleans())
+    def end(self, data, again):
+        one = data.draw(st.sampled_from(self.under_way))
+        self.under_way.remove(one)
+        if again:
+            self.waiting[one.offset] = (self.now_ns + 7, one)
+            self.retries.wait(one, self.now_ns + 7)
+        self.retries.end(one, self.now_ns)
+
+    @rule(partition_id=st.integers(1, 3))
+    def drop(self, partition_id):
+        for one in self.retries.drop(partition_id):
+            assert one.partition_id == partition_id
+            del self.waiting[one.offset]
+        assert all(one.partition_id != partition_id for _, one in self.waiting.values())
+
+    @invariant()
+    def counted(self):
+        assert len(self.retries) == len(self.waiting)
+
+    @invariant()
+    def something_can_happen(self):
+        """If messages wait, a time is known, or a try under way ends first."""
+        if self.waiting:
+            next_ns = self.retries.next_ns(self.now_ns, others_wait=True)
+            assert next_ns is not None or self.under_way
+
+
+TestRetriesMachine = RetriesMachine.TestCase
