@@ -91,7 +91,11 @@ class Preloaded:
         memo: dict[int, Any] = {
             id(old): new for old, new in zip(original.parts, parts, strict=True) if old is not None
         }
-        return copy.deepcopy(original.made, memo)
+        kind = type(original.made)
+        made = memo[id(original.made)] = kind.__new__(kind)
+        # As memory is copied by a fork: the object itself may refuse to be copied.
+        made.__dict__.update(copy.deepcopy(original.made.__dict__, memo))
+        return made
 
 
 async def cancelled(
