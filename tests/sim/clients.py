@@ -372,10 +372,11 @@ class ConsumerHost(Host):
         """How long the bodies of an iteration take."""
         self._in_hand: Message | None = None
         """What the body of an iteration is in."""
+        self._iterating = False
 
     def start(self) -> None:
         process = self.new_process()
-        self.leaving = False
+        self.leaving = self._iterating = False
         self.spawn(self._run(), process.context.copy())
 
     def leave(self) -> None:
@@ -433,6 +434,8 @@ class ConsumerHost(Host):
     async def _reopen(self, consumer: Consumer, pause_s: float) -> None:
         await self._close_consumer(consumer)
         await asyncio.sleep(pause_s)
+        while self._iterating:  # one task at a time
+            await asyncio.sleep(0.01)
         self.leaving = False
         await self._live(consumer)
 
@@ -556,6 +559,11 @@ class ConsumerHost(Host):
         return self._rng.random() < 0.5
 
     async def _iterate(self, consumer: Consumer) -> None:
+        self._iterating = True
+        await self._iterate_all(consumer)
+        self._iterating = False
+
+    async def _iterate_all(self, consumer: Consumer) -> None:
         async for message in consumer:
             self._in_hand = message
             self._started(message, ours=True)
