@@ -55,6 +55,8 @@ class Outcome:
     events: int
     trace: str
     virtual_s: float
+    habits: list[str] = field(default_factory=list)
+    """What its users did; see `users.HABITS`."""
     problems: list[str] = field(default_factory=list)
     """Exceptions that nobody caught, and loops that never end."""
 
@@ -404,6 +406,7 @@ class World:
             events=len(self.history),
             trace=self._digest.hexdigest(),
             virtual_s=self.loop.now,
+            habits=sorted(self.swarm.habits),
             problems=problems,
         )
 
