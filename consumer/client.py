@@ -139,8 +139,8 @@ class Consumer(Resident):
         self._watch: asyncio.Task[None] | None = None
         self._deadline_ms = 0
         self._leaving = False
-        self._failing: asyncio.Task[None] | None = None
-        """Gives everything back after an error that ended the consumer."""
+        self._ending: asyncio.Task[None] | None = None
+        """Hands everything over, after an error that ended the consumer too."""
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
@@ -220,9 +220,14 @@ class Consumer(Resident):
             return
         self._home.check()
         self._leaving = True
-        if self._failing is not None:
-            await asyncio.wait([self._failing])
-        await self._close()
+        # Whoever is cancelled here only stops waiting: handlers end, and partitions are handed over, all the same.
+        await asyncio.shield(self._end())
+
+    def _end(self) -> asyncio.Task[None]:
+        """Begin to hand everything over, once."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._close(), name="closing")
+        return self._ending
 
     async def _close(self) -> None:
         if self._membership is None or self._dispatch is None or self._watch is None:
@@ -250,8 +255,7 @@ class Consumer(Resident):
         self._ended.exception()
         if isinstance(self._dispatch, Stream):
             self._dispatch.fail(error)
-        if not self._leaving:
-            self._failing = asyncio.create_task(self._close(), name="ending after an error")
+        self._end()
 
     # ── what users call ──────────────────────────────────────────────────────────────────────────────
     async def wait(self) -> None:
