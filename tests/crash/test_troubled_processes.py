@@ -104,6 +104,7 @@ async def test_without_the_fence_a_stopped_consumer_does_harm(tmp_path: Path):
     """A broker that does not look at tokens serves a consumer that woke up too late, and the checker says so."""
     found = await run_without_fence(tmp_path)
     assert found.counts["stale effect"], found.examples
+    assert second_opinion(tmp_path)["findings"]["not linearizable"]
 
 
 async def test_without_the_drain_rule_a_resize_breaks_the_order(tmp_path: Path):

@@ -11,6 +11,7 @@ An .events file is a sequence of u32 length (little-endian) and msgpack `[boot c
     1 Settled   value, "stored" | "not done" | "unknown", partition, offset, reordered
     2 Started   group, session, partition, offset, value, token, …          a handler began
     3 Ended     group, partition, offset, token, …                          a handler returned
+    7 to 9                                                                  calls on leases and fences, see leases.py
 
 What is judged
     acked means stored       what a producer was told as stored is in the segments, at that place, once
@@ -20,6 +21,7 @@ What is judged
     order of handling        of a key, no first handler starts before the one before it has ended
     drained                  at the end every group has acked all there is
     removed means read       what is not stored any more was handled by every group that handled anything
+    leases and fences        the calls on each could have been made one at a time (linearizability)
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from leases import Calls
 from segments import Group, Partition, read_folder
 
 EXAMPLES_MAX = 20
@@ -286,7 +289,7 @@ def _acked(partition: Partition, group: Group) -> Iterator[int]:
 def judge_folder(folder: Path, *, drained: bool = True) -> dict[str, Any]:
     """The verdict on a folder of data folders and .events files, as what JSON can carry."""
     partitions: dict[int, Partition] = {}
-    clients = Clients()
+    clients, calls = Clients(), Calls()
     problems: list[str] = []
     for broker in sorted(path.parent for path in folder.glob("*/log")):
         hosted, wrong = read_folder(broker)
@@ -296,9 +299,12 @@ def judge_folder(folder: Path, *, drained: bool = True) -> dict[str, Any]:
     for path in sorted(folder.glob("*.events")):
         for at_ns, kind, fields in read_events(path):
             clients.note(at_ns, kind, fields)
+            calls.note(path.stem, at_ns, kind, fields)
     findings = judge(partitions, clients, drained=drained)
     for problem in problems:
         findings.note("damage", problem)
+    for kind_of_harm, text in calls.judge():
+        findings.note(kind_of_harm, text)
     return {
         "partitions": len(partitions),
         "stored": sum(len(partition.messages) for partition in partitions.values()),

@@ -9,8 +9,8 @@ from typing import Any
 import crc32c
 import msgspec
 import pytest
+import segments
 
-from judge import segments
 from proof.second_opinion import second_opinion
 
 HERE = Path(__file__).parent

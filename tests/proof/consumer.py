@@ -8,6 +8,7 @@ SIGUSR1 has it stop itself, as by SIGSTOP, before the first line of its next han
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -22,24 +23,45 @@ from keylane.cli.history.events import Event
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
-from keylane.protocol.errors import KeylaneError
+from keylane.protocol.errors import Fate, KeylaneError
 from keylane.rpc.http_network import HttpNetwork
-from proof.recording import Recorder, boot_ns
+from proof.recording import Answered, Calling, Recorder, boot_ns
 
 
 class _Listening(HttpNetwork):
-    """Notes what the consumer tells the metaserver of its leases, at the moment of telling."""
+    """Notes what the consumer tells the metaserver of its leases, at the moment of telling, and what it is answered."""
 
-    def __init__(self, record: Recorder) -> None:
+    def __init__(self, record: Recorder, group: str) -> None:
         super().__init__()
-        self._record = record
+        self._record: Any = record
+        self._group = group
         self._telling = Telling()
+        self._calls = itertools.count()
 
     async def control(self, method: str, address: str, path: str, *rest: Any, **body: Any) -> Any:
+        said = body.get("body")
         event: Event
-        for event in self._telling.events(path, body.get("body")):
+        for event in self._telling.events(path, said):
             self._record(event)
-        return await super().control(method, address, path, *rest, **body)
+        call = path.removeprefix("/v1/consumers/")
+        if call not in {"join", "heartbeat", "release", "leave"}:
+            return await super().control(method, address, path, *rest, **body)
+        number = next(self._calls)
+        place = (getattr(said, "partition_id", 0), getattr(said, "token", 0))
+        holding = getattr(said, "holding", None)
+        self._record(Calling(number, call, said.session, self._group, *place, holding))
+        try:
+            answer = await super().control(method, address, path, *rest, **body)
+        except KeylaneError as error:
+            if error.fate is Fate.NOT_DONE:
+                self._record(Answered(number, type(error).__name__, 0, ()))
+            raise
+        grants = tuple(
+            (int(grant.partition.partition_id), grant.token)
+            for grant in getattr(answer, "grants", ())
+        )
+        self._record(Answered(number, "", getattr(answer, "ttl_ms", 0), grants))
+        return answer
 
 
 READ_NS: ContextVar[int] = ContextVar("read_ns", default=0)
@@ -89,7 +111,7 @@ async def main() -> None:
         buffer_messages=500,
         handler_backoff=Backoff(first_ms=10, max_ms=100),
     )
-    network = _Listening(record)
+    network = _Listening(record, group)
     consumer = Consumer(
         meta.split(","),
         subject=subject,

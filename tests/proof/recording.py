@@ -44,9 +44,35 @@ class Frozen(NamedTuple):
     late_ms: float
 
 
+class Calling(NamedTuple):
+    """A consumer calls the metaserver: "join", "heartbeat", "release", "leave"; for the judge."""
+
+    number: int
+    """Of the call, in the file."""
+    call: str
+    session: str
+    group: str
+    partition_id: int
+    token: int
+    holding: tuple[tuple[int, int], ...] | None
+    """Of a heartbeat: (partition id, token) of all that the session has."""
+
+
+class Answered(NamedTuple):
+    """The metaserver answered call `number`; for the judge."""
+
+    number: int
+    error: str
+    """Name of the error; "" if it was done."""
+    ttl_ms: int
+    grants: tuple[tuple[int, int], ...]
+    """(partition id, token)"""
+
+
 KINDS: tuple[type[Any], ...] = (
-    Sent, Settled, Started, Ended, Dropped, LetGo, Holds, Served
+    Sent, Settled, Started, Ended, Dropped, LetGo, Holds, Served, Calling, Answered
 )  # fmt: skip
+"""The place of a kind is its number in the file, which `tests/judge/` knows too: new ones go last."""
 LENGTH_BYTES = 4
 LOOK_AHEAD_NS = 2_000_000
 """A worker's look at the lease may lie so long before the handler's first line; the margin of a lease is 50 ms or more."""
@@ -151,6 +177,8 @@ def one_history(timed: Iterable[Timed], log: Iterable[Stored]) -> list[Event]:
     unsettled: dict[bytes, None] = {}
     for _, event in order:
         kind = type(event)
+        if kind in {Calling, Answered}:
+            continue
         if kind is Served:
             began = bisect_left(instants, event.began)  # type: ignore[union-attr]
             events.append(event._replace(began=began))

@@ -1,0 +1,6 @@
+"""The judge's modules import each other as programs of their own do."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
