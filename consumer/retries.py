@@ -7,7 +7,8 @@ Invariants
     A message that waits holds no worker.
     At most a quarter of the workers, and at least one, try again at once.  A try that runs for longer than `LONG_NS`
     holds a worker, and no longer a place among these: others are tried beside it.
-    While other messages wait, the tries take no more than 1/SHARE of the workers' time.
+    While other messages wait, the tries take no more than 1/SHARE of the workers' time; one goes at a time, or one for
+    each SHARE workers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import heapq
 
 from ..protocol.message import Message
 
-SHARE = 20
+SHARE = 40
 WORKERS_PER_TRY = 4
 LONG_NS = 10_000_000_000
 BURST_NS = 10_000_000
@@ -28,7 +29,6 @@ class Retries:
     """The failed messages of one consumer; every time is nanoseconds of the boot clock."""
 
     def __init__(self, concurrency: int) -> None:
-        self._places = max(1, concurrency // WORKERS_PER_TRY)
         self._concurrency = concurrency
         self._waiting: list[tuple[int, int, Message]] = []
         self._number = 0
@@ -64,8 +64,9 @@ class Retries:
         free_at_ns = self._waiting[0][0]
         if others_wait:
             free_at_ns = max(free_at_ns, self._owed_until_ns - BURST_NS)
+        share = SHARE if others_wait else WORKERS_PER_TRY
         held = [began for began in self._under_way.values() if not 0 < began <= now_ns - LONG_NS]
-        if len(held) >= self._places:
+        if len(held) >= max(1, self._concurrency // share):
             begun = [began for began in held if began]
             free_at_ns = max(free_at_ns, min(begun) + LONG_NS) if begun else NEVER
         return free_at_ns
