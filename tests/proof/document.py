@@ -24,7 +24,7 @@ with which `DRAWING=` gives the same seeds again, and the digest of their list.
 
 One checker (`cli/history/`) judges the simulation, the runs of real processes and the demo.
 It looks for: lost, phantom, duplicate, inversion, skip, nonmonotonic, stale effect, late start, duplicate token,
-two grants, starvation.
+two grants, starvation, silent loss.
 """
 SIMULATION = """
 ## Simulation

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from sim.mutants import of_brokers, of_consumers, of_metaservers, of_operators, of_producers
+from sim.mutants import (
+    of_brokers,
+    of_consumers,
+    of_metaservers,
+    of_operators,
+    of_producers,
+    of_users,
+)
 from sim.mutants.mutant import Mutant
 
 MUTANTS = {
     breaks.__name__: Mutant(breaks)
-    for room in (of_brokers, of_metaservers, of_consumers, of_producers, of_operators)
+    for room in (of_brokers, of_metaservers, of_consumers, of_producers, of_operators, of_users)
     for breaks in room.BREAKS
 }
