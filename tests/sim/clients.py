@@ -27,7 +27,7 @@ from sim.handlers import WRAPPED, failure, plain
 from sim.hosts import BrokerHost, Host
 from sim.network import SimNetwork
 from sim.promises import is_sealed
-from sim.users import Identities, Preloaded, cancelled
+from sim.users import SHARED, Identities, Preloaded, cancelled
 
 Record = Callable[[Event], None]
 SUBJECT = "orders"
@@ -356,6 +356,9 @@ class ConsumerHost(Host):
         self._record = record
         self._meta = meta
         self.group = group
+        self._shared = group == SHARED
+        if self._shared:  # what was lost on its way comes again in good time
+            settings = settings | {"strategy": "shared", "in_flight_ms": 2_000}
         self._manners = manners
         self._settings = ConsumerSettings(
             ttl_ms=ttl_ms,
@@ -429,7 +432,7 @@ class ConsumerHost(Host):
     def _drop_in_hand(self) -> None:
         """Closing gives up what the body of an iteration is in, as the user is told."""
         if self._in_hand is not None:
-            self._record(dropped(self._in_hand))
+            self._dropped(self._in_hand)
 
     async def _reopen(self, consumer: Consumer, pause_s: float) -> None:
         await self._close_consumer(consumer)
@@ -506,11 +509,17 @@ class ConsumerHost(Host):
         await consumer.wait()
 
     def _started(self, message: Message, *, ours: bool = False) -> None:
+        if self._shared:  # no order, no owner: it counts what was handled
+            return
         clock_ns = self.machine.boot_ns()
         event = started(
             message, group=self.group, clock_ns=clock_ns, ours=ours, left_ms=self._left_ms
         )
         self._record(event)
+
+    def _dropped(self, message: Message) -> None:
+        if not self._shared:
+            self._record(dropped(message))
 
     def _ended(self, message: Message) -> None:
         self._record(ended(message, group=self.group))
@@ -543,10 +552,10 @@ class ConsumerHost(Host):
             self._stumble()
         except asyncio.CancelledError:
             if "stubborn" not in self._habits or not await self._goes_on():
-                self._record(dropped(message))
+                self._dropped(message)
                 raise
         except BaseException:
-            self._record(dropped(message))
+            self._dropped(message)
             raise
         self._ended(message)
 

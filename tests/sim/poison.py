@@ -8,6 +8,7 @@ from keylane.broker.store import Store
 from keylane.cli.history.events import Ended, Event, Stored
 from sim.logs import read_log
 from sim.service import Service, cursor_of
+from sim.users import SHARED
 
 Owed = dict[tuple[str, int], dict[int, bytes]]
 """(group, partition) → offset → key of what a group owes to itself, though handlers of other keys fail."""
@@ -25,7 +26,7 @@ def owed(service: Service, stores: Iterable[Store], poison: set[bytes]) -> Owed:
                 if type(one) is Stored and one.key not in poison
             }
             for group in service.groups:
-                if service.may_read(group, partition_id):
+                if group != SHARED and service.may_read(group, partition_id):
                     cursor = cursor_of(partition, group)
                     keys = {offset: key for offset, key in healthy.items() if offset >= cursor}
                     found[group, partition_id] = keys

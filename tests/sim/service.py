@@ -20,9 +20,11 @@ class Service:
     takes to expire and a silent broker to be found, each by a clock that drifts, and `PATIENCE_S`.
     """
 
-    def __init__(self, brokers: Sequence[BrokerHost], groups: int, *, ttl_ms: int) -> None:
+    def __init__(
+        self, brokers: Sequence[BrokerHost], groups: Sequence[str], *, ttl_ms: int
+    ) -> None:
         self._brokers = brokers
-        self.groups = [f"group{index}" for index in range(groups)]
+        self.groups = groups
         self.limit_s = 1.1 * (ttl_ms + META_SETTINGS.broker_ttl_ms) / 1000 + PATIENCE_S
         self._since: dict[tuple[str, int], tuple[int, float]] = {}
         """Where a group stands in a partition that it may read, and since when."""

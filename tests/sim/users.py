@@ -14,6 +14,7 @@ promises, or to refuse with a typed error.
     stubborn   handlers go on for a while after they are cancelled
     redeploy   all consumers of a group are stopped and started, one after the other
     poison     handlers of some keys fail until long after everything else is healed
+    share      one more group consumes without an order, all its consumers from all partitions
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
     from sim.world import World
 
 T = TypeVar("T")
+SHARED = "shared"
+"""The name of the group that consumes without an order."""
 HABITS = (
     "seeded", "forked", "reopen", "tasks", "flush", "cancel", "wrap", "odd", "stubborn", "redeploy", "poison",
+    "share",
 )  # fmt: skip
 SHARES = (0.0, 0.2, 0.3, 0.5)
 """How many of the habits a seed's users have."""

@@ -35,7 +35,7 @@ from sim.operators import Operator, for_operators, is_operated
 from sim.poison import owed, unhandled
 from sim.service import Service
 from sim.swarm import Swarm, draw
-from sim.users import Preloaded, Users, for_users
+from sim.users import SHARED, Preloaded, Users, for_users
 
 DRAIN_S = 90.0
 """After everything is healed, so much virtual time is enough to settle and handle all there is."""
@@ -99,7 +99,10 @@ class World:
         self.faults = Faults(self)
         self.operator = Operator(self, self._operator_meta)
         self.users = Users(self)
-        self.service = Service(self.brokers, self.swarm.groups, ttl_ms=self.swarm.ttl_ms)
+        groups = [f"group{index}" for index in range(self.swarm.groups)]
+        if "share" in self.swarm.habits:
+            groups.append(SHARED)
+        self.service = Service(self.brokers, groups, ttl_ms=self.swarm.ttl_ms)
 
     @property
     def hosts(self) -> list[Host]:
@@ -183,8 +186,12 @@ class World:
             )
         for _ in range(swarm.consumers * swarm.groups):
             self.add_consumer()
+        if "share" in swarm.habits:
+            for _ in range(2):
+                self.add_consumer(SHARED)
 
-    def add_consumer(self) -> ConsumerHost:
+    def add_consumer(self, group: str = "") -> ConsumerHost:
+        """One more, of a group; of one with an order, if none is named."""
         index = len(self.consumers)
         host = ConsumerHost(
             self.internet,
@@ -193,14 +200,14 @@ class World:
             self._new_dice(),
             record=self.record,
             meta=self._meta,
-            group=f"group{index % self.swarm.groups}",
+            group=group or f"group{index % self.swarm.groups}",
             ttl_ms=self.swarm.ttl_ms,
             manners=self.swarm.manners,
             settings=self.swarm.consumer,
             left_ms=self.shelf.left_ms,
             habits=self.swarm.habits,
             preloaded=self.preloaded,
-            poison=self.poison,
+            poison=set() if group == SHARED else self.poison,
         )
         self.consumers.append(host)
         return host

@@ -8,6 +8,7 @@ from typing import Any
 
 from keylane.broker import partition as partition_module
 from keylane.broker.appends import Duplicate
+from keylane.consumer import shared_client
 from keylane.consumer import workers as workers_module
 from keylane.consumer.client import Consumer
 from keylane.consumer.membership import Membership
@@ -15,6 +16,7 @@ from keylane.consumer.workers import Workers
 from keylane.producer.account import Account
 from keylane.producer.client import Producer
 from keylane.protocol.errors import SequenceReusedError
+from keylane.protocol.frames import PullShared
 from sim.mutants.mutant import Breaks, Patches
 
 
@@ -118,6 +120,15 @@ def flush_tells_no_failure(patches: Patches) -> None:
     patches.set(Account, "untold", lambda self: None)
 
 
+def shared_messages_held_for_an_hour(patches: Patches) -> None:
+    """What was lost on its way to a consumer of a shared group is kept from the others."""
+
+    def pull(*fields: Any) -> PullShared:
+        return PullShared(*fields[:-1], 3_600_000)
+
+    patches.set(shared_client, "PullShared", pull)
+
+
 BREAKS: tuple[Breaks, ...] = (
     ids_of_the_users_generator,
     id_drawn_when_made,
@@ -127,4 +138,5 @@ BREAKS: tuple[Breaks, ...] = (
     failing_handlers_hold_workers,
     cancelled_close_is_broken_off,
     flush_tells_no_failure,
+    shared_messages_held_for_an_hour,
 )
