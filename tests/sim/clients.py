@@ -73,6 +73,7 @@ class ProducerHost(Host):
         self._producer: Producer | None = None
         self._closing = False
         """It gives up what it has not sent."""
+        self._flushing = False
         self._openings = 0
         self._number = 0
         """Of the next message of this process."""
@@ -81,7 +82,7 @@ class ProducerHost(Host):
 
     def start(self, count: int) -> None:
         process = self.new_process()
-        self._closing = False
+        self._closing = self._flushing = False
         self._openings = 0
         self.busy = True
         self.spawn(self._run(count), process.context.copy())
@@ -159,7 +160,7 @@ class ProducerHost(Host):
             await producer.close(flush=flush)
         except KeylaneError:
             flush = False
-        self._settle_flushed(before if flush else [])
+        self._settle_flushed(before if flush and not self._flushing else [])
         await self._ask_tickets()
         while self.waiting:
             await asyncio.sleep(0.001)
@@ -205,21 +206,34 @@ class ProducerHost(Host):
         if "flush" in self._habits and rng.random() < 0.2:
             await self._flush(producer)
         if "cancel" in self._habits and rng.random() < 0.2:
-            await cancelled(rng.choice((producer.flush, producer.room)), rng)
+            await cancelled(producer.room, rng)
         if "reopen" in self._habits and rng.random() < 0.15 and self._producer is producer:
             await self._reopen(producer)
 
     # ── flush ─────────────────────────────────────────────────────────────────────────────────────────
-    async def _flush(self, producer: Producer) -> bool:
-        """Flush once; what was sent before is stored if no error comes.  False if one came."""
+    async def _flush(self, producer: Producer) -> None:
+        """Flush once; what was sent before is stored if no error comes."""
+        if self._flushing:  # of two flushes one is told what failed
+            await asyncio.sleep(0.1)
+            return
+        self._flushing = True
+        try:
+            await self._flush_alone(producer)
+        finally:
+            self._flushing = False
+
+    async def _flush_alone(self, producer: Producer) -> None:
         before = list(self._untold)
+        if "cancel" in self._habits and self._rng.random() < 0.3:
+            if not await cancelled(producer.flush, self._rng):  # it may have told an error
+                await self._ask_tickets()
+            return
         try:
             await producer.flush()
-        except KeylaneError:
-            await self._ask_tickets(before)
-            return False
-        self._settle_flushed(before)
-        return True
+        except KeylaneError:  # of which messages, their tickets say
+            await self._ask_tickets()
+        else:
+            self._settle_flushed(before)
 
     async def _flush_until_told(self, producer: Producer) -> None:
         while self._untold and self._producer is producer and not self._closing:
