@@ -69,7 +69,7 @@ class Group:
             self.durable_fence == self.lock.fence
             and self.version == self.saved_version
             and self.lock.expires_at_ms <= now_ms
-            and (self.in_flight is None or self.in_flight.due_ms <= now_ms)
+            and (self.in_flight is None or self.in_flight.empty(now_ms))
         )
 
     def skip_to(self, first_offset: int) -> bool:

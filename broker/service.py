@@ -116,7 +116,8 @@ class BrokerService:
             await saved
         check_holder(group.lock, token=token, session=session)
         if shared:
-            group.handed_out().enter(request.session)
+            now_ms = self._clock.boot_ms()
+            group.handed_out().enter(request.session, ttl_ms=request.ttl_ms, now_ms=now_ms)
         return answer, b""
 
     async def _pull(self, request: Pull, _payload: memoryview) -> Handled:
@@ -249,7 +250,11 @@ class BrokerService:
         if group is None:
             raise TokenUnknownError("the group never acquired this partition", token=request.token)
         check_holder(group.lock, token=request.token, session=_owner(request, group))
-        renew(group.lock, now_ms=self._clock.boot_ms())
+        now_ms = self._clock.boot_ms()
+        renew(group.lock, now_ms=now_ms)
+        if group.lock.shared:
+            ttl_ms = group.lock.ttl_ms
+            group.handed_out().hear(request.session, ttl_ms=ttl_ms, now_ms=now_ms)
         return partition, group
 
     def close(self) -> None:

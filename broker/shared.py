@@ -1,14 +1,16 @@
 """Which messages of a partition are with which session of a shared group, and until when.  Pure.
 
     free ──hand out──▶ in flight, until a deadline ──ack──▶ acked
-     ▲                          │ deadline, or given back
+     ▲                          │ deadline, given back, or its session silent for its ttl
      └──────────────────────────┘
 
 Everything that is neither acked nor in flight is free.  None of it is stored: what a restart finds not acked is free.
+A session is heard with each acquire, pull and ack of it; a client whose handlers take long sends empty acks.
 
 Invariants
     No message is in flight twice at once, and none that is acked.
-    What is not acked at its deadline, by the broker's boot clock, is free again: a silent session delays only what it has.
+    What is not acked at its deadline, by the broker's boot clock, is free again; so is, once a session was silent here
+    for its ttl, all that it has.  A session that is cut off may still handle that: it is then handled twice.
     There is no order: the lowest free messages go to whoever asks first.
 """
 
@@ -23,6 +25,8 @@ from ..protocol.limits import ACK_RANGES_MAX, IN_FLIGHT_PER_SESSION_MAX, IN_FLIG
 from ..protocol.offsets import AckedOffsets, Range
 
 RANGES_PER_HANDING_MAX = 1_000
+SILENT_MAX = 1_000
+"""Above so many sessions known, those that are silent for their ttl are looked for at each acquire."""
 LEFT_MAX = 1_000
 """Sessions remembered as having left: far more than have a pull waiting."""
 NEVER_MS = 1 << 62
@@ -38,10 +42,18 @@ class Held:
     until_ms: int
 
 
+@dataclass(slots=True)
+class Heard:
+    """A session was heard, and counts as silent from `until_ms` on, if it is not heard again."""
+
+    ttl_ms: int
+    until_ms: int
+
+
 class InFlight:
     """What is in flight of one partition for one shared group, under one token."""
 
-    __slots__ = ("_due_ms", "_held", "_left", "_look_from", "token")
+    __slots__ = ("_due_ms", "_heard", "_held", "_left", "_look_from", "token")
 
     def __init__(self, token: int) -> None:
         self.token = token
@@ -50,7 +62,8 @@ class InFlight:
         self._look_from = 0
         """No message below is free."""
         self._due_ms = NEVER_MS
-        """No deadline is earlier."""
+        """No deadline is earlier, of what is in flight or of a session that has some of it."""
+        self._heard: dict[str, Heard] = {}
         self._left: dict[str, None] = {}
         """Sessions that gave back all they had, the latest last."""
 
@@ -61,8 +74,13 @@ class InFlight:
 
     @property
     def due_ms(self) -> int:
-        """When something may become free again; NEVER_MS while nothing is in flight."""
+        """Nothing becomes free by itself before; NEVER_MS while nothing is in flight."""
         return self._due_ms if self._held else NEVER_MS
+
+    def empty(self, now_ms: int) -> bool:
+        """Nothing is in flight now."""
+        self.expire(now_ms)
+        return not self._held
 
     def count(self, session: str) -> int:
         """How many messages a session has in flight."""
@@ -109,7 +127,8 @@ class InFlight:
         until_ms = now_ms + hold_ms
         for start, end in found:
             insort(self._held, Held(start, end, session, until_ms))
-            self._due_ms = min(self._due_ms, until_ms)
+        if found:
+            self._due_ms = min(self._due_ms, until_ms, self._silent_ms(session))
         return found
 
     def _free(self, acked: AckedOffsets, offset: int, readable_offset: int) -> Range:
@@ -127,18 +146,58 @@ class InFlight:
 
     # ── coming back ───────────────────────────────────────────────────────────────────────────────────
     def expire(self, now_ms: int) -> bool:
-        """Free what is past its deadline; True if that was anything."""
+        """Free what is past its deadline, and what silent sessions have; True if that was anything."""
         if now_ms < self.due_ms:
             return False
-        freed = [one for one in self._held if one.until_ms <= now_ms]
-        self._held = [one for one in self._held if one.until_ms > now_ms]
-        self._due_ms = min((one.until_ms for one in self._held), default=NEVER_MS)
-        self._look_from = min([self._look_from, *(one.start for one in freed)])
+        silent = self._forget_silent(now_ms)
+        freed = [one for one in self._held if one.until_ms <= now_ms or one.session in silent]
+        if freed:
+            self._held = [
+                one for one in self._held if one.until_ms > now_ms and one.session not in silent
+            ]
+            self._look_from = min(self._look_from, *(one.start for one in freed))
+        self._due_ms = min(
+            (
+                *(one.until_ms for one in self._held),
+                *(self._silent_ms(session) for session in {one.session for one in self._held}),
+            ),
+            default=NEVER_MS,
+        )
         return bool(freed)
 
-    def enter(self, session: str) -> None:
+    def _silent_ms(self, session: str) -> int:
+        heard = self._heard.get(session)
+        return NEVER_MS if heard is None else heard.until_ms
+
+    def _forget_silent(self, now_ms: int) -> set[str]:
+        silent = {session for session, one in self._heard.items() if one.until_ms <= now_ms}
+        for session in silent:
+            del self._heard[session]
+        return silent
+
+    def enter(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
         """A session acquires: it may pull, also after it gave everything back."""
+        if len(self._heard) >= SILENT_MAX:
+            self.expire(now_ms)
+            self._forget_silent(now_ms)
         self._left.pop(session, None)
+        self._know(session, ttl_ms, now_ms)
+
+    def hear(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
+        """
+        A session pulls or acks; `ttl_ms` is for one that has not acquired since it was last silent.
+
+        One that comes late keeps what it has, if nobody has asked for messages since.
+        """
+        heard = self._heard.get(session)
+        if heard is None:
+            self._know(session, ttl_ms, now_ms)
+        else:
+            heard.until_ms = now_ms + heard.ttl_ms
+
+    def _know(self, session: str, ttl_ms: int, now_ms: int) -> None:
+        self._heard[session] = Heard(ttl_ms, now_ms + ttl_ms)
+        self._due_ms = min(self._due_ms, now_ms + ttl_ms)
 
     def check_entered(self, session: str) -> None:
         """Raises FencedError if the session gave everything back: a pull of it that still waits must take nothing."""
@@ -147,6 +206,7 @@ class InFlight:
 
     def give_back(self, session: str) -> bool:
         """Free all that a session has in flight, which pulls no more; True if that was anything."""
+        self._heard.pop(session, None)
         self._left[session] = None
         if len(self._left) > LEFT_MAX:
             del self._left[next(iter(self._left))]

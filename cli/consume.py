@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import string
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from ..protocol.errors import ConfigError
 from ..protocol.ids import check_name
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
+from ..rpc.stop_signals import StopSignals
 from .options import OutputFormat, parse_addresses
 
 FIELDS = (
@@ -112,26 +112,25 @@ async def consume(
     show = parse_format(template)
     if form is OutputFormat.JSON:
         show = message_json
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with Consumer(
+    consumer = Consumer(
         parse_addresses(meta),
         subject=subject,
         group=group,
         ttl_ms=ttl_ms,
         strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
-    ) as consumer:
-        stopped = asyncio.create_task(stop.wait())
-        try:
-            await _print_messages(consumer, stopped, show, count, idle_s)
-        finally:
-            stopped.cancel()
+    )
+    with StopSignals():  # a signal that comes while the consumer opens is told to `run`
+        async with consumer:
+            running = asyncio.create_task(consumer.run())  # ends the iteration at a signal
+            try:
+                await _print_messages(consumer, show, count, idle_s)
+            finally:
+                await consumer.close()
+                await running
 
 
 async def _print_messages(
     consumer: Consumer,
-    stopped: asyncio.Task[bool],
     show: Callable[[Message], str],
     count: int | None,
     idle_s: float | None,
@@ -139,16 +138,11 @@ async def _print_messages(
     messages = aiter(consumer)
     printed = 0
     while count is None or printed < count:
-        following = asyncio.ensure_future(anext(messages))
         try:
-            await asyncio.wait(
-                (following, stopped), timeout=idle_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not following.done():
-                return
-            message = following.result()
-        finally:
-            following.cancel()
+            async with asyncio.timeout(idle_s):
+                message = await anext(messages)
+        except (TimeoutError, StopAsyncIteration):
+            return
         sys.stdout.write(show(message) + "\n")
         sys.stdout.flush()
         await message.ack()

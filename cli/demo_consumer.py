@@ -7,13 +7,13 @@ may cost an ack, and never a record of a message that was acked.
 from __future__ import annotations
 
 import argparse
-import asyncio
 from pathlib import Path
 
 from ..consumer import Consumer
 from ..protocol.clock import SystemClock
 from ..protocol.message import Message
 from ..rpc.program import run_program, say_ready
+from ..rpc.stop_signals import StopSignals
 from .demo_history import Record
 from .demo_records import encode_record
 from .demo_source import ROW_PROPERTY
@@ -21,8 +21,8 @@ from .demo_source import ROW_PROPERTY
 CONCURRENCY = 16
 
 
-async def consume(options: argparse.Namespace, stop: asyncio.Event) -> None:
-    """Handle messages until `stop`, or until the consumer ends with an error, which is raised."""
+async def consume(options: argparse.Namespace) -> None:
+    """Handle messages until a signal, or until the consumer ends with an error, which is raised."""
     boot_ms = SystemClock.boot_ms
     with options.file.open("ab", buffering=0) as file:
         write = file.write
@@ -38,7 +38,7 @@ async def consume(options: argparse.Namespace, stop: asyncio.Event) -> None:
             )
             write(encode_record(record))
 
-        async with Consumer(
+        consumer = Consumer(
             options.meta,
             subject=options.subject,
             group=options.group,
@@ -46,15 +46,11 @@ async def consume(options: argparse.Namespace, stop: asyncio.Event) -> None:
             concurrency=CONCURRENCY,
             ttl_ms=options.ttl_ms,
             name=options.name,
-        ) as consumer:
-            say_ready("demo consumer", options.name)
-            stopped = asyncio.create_task(stop.wait())
-            ended = asyncio.create_task(consumer.wait())
-            await asyncio.wait((stopped, ended), return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-            if ended.done():
-                await ended
-            ended.cancel()
+        )
+        with StopSignals():  # a signal that comes while the consumer opens is told to `run`
+            async with consumer:
+                say_ready("demo consumer", options.name)
+                await consumer.run()
 
 
 def main() -> int:
@@ -67,7 +63,7 @@ def main() -> int:
     parser.add_argument("--file", required=True, type=Path)
     parser.add_argument("--ttl-ms", required=True, type=int)
     options = parser.parse_args()
-    return run_program(lambda stop: consume(options, stop))
+    return run_program(lambda _stop: consume(options))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from ..rpc.connections import Connections
 from ..rpc.home import Resident
 from ..rpc.identity import DrawBits, from_system
 from ..rpc.network import Network
+from ..rpc.stop_signals import StopSignals
 from .composite import CompositePullClient, PullRegister
 from .handlers import Handler, check_handler
 from .membership import Membership
@@ -57,10 +58,10 @@ class Consumer(Resident):
 
         async def handle(message: Message) -> None: ...
 
-        async with Consumer("127.0.0.1:7000", subject="flights", group="audit", handler=handle) as consumer:
-            await consumer.wait()
+        await Consumer("127.0.0.1:7000", subject="flights", group="audit", handler=handle).run()
 
-    A message is acked when its handler returns; one that raises is tried again in place, and later messages of
+    `run` ends at SIGTERM or SIGINT with everything handed over.  To do something beside it: `async with Consumer(...)`,
+    and `run`, `wait` or nothing inside; leaving the block hands everything over too.  A message is acked when its handler returns; one that raises is tried again in place, and later messages of
     its key wait.  Without a handler: `async for message in consumer: ...; await message.ack()`, in one task.  While the
     loop's body runs, a partition of whose messages it has not acked some stays here, for as long as heartbeats renew
     the lease: come for the next message, or close.  What was passed over without an ack comes again once its partition
@@ -224,7 +225,7 @@ class Consumer(Resident):
         await asyncio.shield(self._end())
 
     def _end(self) -> asyncio.Task[None]:
-        """Begin to hand everything over, once."""
+        """Begin to hand everything over, once: a signal, an error and the user may close it at the same time."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._close(), name="closing")
         return self._ending
@@ -258,6 +259,40 @@ class Consumer(Resident):
         self._end()
 
     # ── what users call ──────────────────────────────────────────────────────────────────────────────
+    async def run(self) -> None:
+        """
+        Consume until SIGTERM, SIGINT or `close`, hand everything over as `close` does, and return.
+
+        Opens the consumer if it is not open.  A second signal goes to what handled it before: by default it ends the
+        process at once.  Handlers of signals that stood before are called too, and stand alone again afterwards.  Only
+        the main thread gets signals: in another one, `close` or a cancellation ends this.  Without a handler for
+        messages, an iteration in another task ends: its body has `handover_ms` to ack what it has.
+
+        Raises:
+            KeylaneError: the consumer cannot be opened, or what ended it.
+        """
+        with StopSignals() as stop:
+            if self._membership is not None:
+                await self._run(stop.event)
+                return
+            async with self:
+                await self._run(stop.event)
+
+    async def _run(self, stop: asyncio.Event) -> None:
+        ended = asyncio.create_task(self.wait(), name="wait for the end")
+        stopped = asyncio.create_task(stop.wait(), name="wait for a signal")
+        try:
+            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                log.info("consumer of %s in group %s hands over", self._subject, self._group)
+                if isinstance(self._dispatch, Stream):
+                    await self._dispatch.finish()
+                await self.close()
+            await ended
+        finally:
+            ended.cancel()
+            stopped.cancel()
+
     async def wait(self) -> None:
         """
         Wait until the consumer is closed; raises what stopped it for good.

@@ -16,12 +16,21 @@ from collections.abc import Callable
 
 from ..protocol.clock import Clock
 from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant, Suspend
-from ..protocol.errors import KeylaneError, Retry, SessionUnknownError
+from ..protocol.errors import (
+    KeylaneError,
+    Retry,
+    SessionUnknownError,
+    StorageError,
+    UnreachableError,
+)
 from ..rpc.client import MetaClient
 from ..rpc.identity import DrawBits
+from .patience import Patience
 from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
+REPORTS_AT_ONCE_MAX = 32
+"""Each has a connection of its own to the metaserver; a consumer may hand over a thousand partitions at once."""
 
 
 class Membership:
@@ -69,8 +78,14 @@ class Membership:
         """How often the version fell in this session."""
         self._hurry = False
         """The last heartbeat failed: the next is answered at once, as what is left of the lease may be short."""
-        self._heartbeat_ms = settings.ttl_ms // 3
+        self._patience = Patience(
+            addresses=meta.address_count,
+            ttl_ms=settings.ttl_ms,
+            margin_ms=settings.margin_ms,
+            timeout_max_ms=settings.call_timeout_ms,
+        )
         self._nudge = asyncio.Event()
+        self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -80,6 +95,7 @@ class Membership:
 
     async def _join(self) -> None:
         session = f"{self._draw_identity(128):032x}"
+        sent_at_ms = self._clock.boot_ms()
         joined = await self._meta.join(
             Join(
                 subject=self._subject,
@@ -94,11 +110,10 @@ class Membership:
         self.session = session
         self._version = -1
         self._falls = 0
-        self._heartbeat_ms = joined.heartbeat_ms
+        self._patience.begin(sent_at_ms, joined.heartbeat_ms)
 
     def nudge(self) -> None:
         """Send the next heartbeat now: there is something to report, or to ask for again."""
-        self._version = -1
         self._nudge.set()
 
     async def _beat(self) -> None:
@@ -117,11 +132,12 @@ class Membership:
                 except KeylaneError as error:
                     if error.retry is Retry.NEVER and not self.session:
                         raise
-                    attempt += 1
                     self._hurry = True
                     log.info("heartbeat: %s", error.message)
-                    wait_ms = self._settings.backoff.wait_ms(attempt, self._dice)
-                    await asyncio.sleep(min(wait_ms, self._heartbeat_ms) / 1000)
+                    everywhere = self._patience.failed()
+                    if everywhere or not isinstance(error, UnreachableError | StorageError):
+                        attempt += 1
+                        await self._pause(attempt)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
@@ -130,25 +146,33 @@ class Membership:
 
     async def _beat_once(self) -> None:
         sent_at_ms = self._clock.boot_ms()
+        # In a hurry it is answered at once: there is something to report, or little of the lease may be left.
+        hurry = self._hurry or self._nudge.is_set() or self._version < 0
         self._nudge.clear()
+        wait_ms = 0 if hurry else self._patience.wait_ms
+        timeout_ms = self._patience.timeout_ms(sent_at_ms, wait_ms=wait_ms)
         call = asyncio.create_task(
             self._meta.heartbeat(
                 Heartbeat(
                     session=self.session,
-                    known_version=-1 if self._hurry else self._version,
+                    known_version=-1 if hurry else self._version,
                     drained=self._drained(),
                     holding=self._holding(self.session),
-                    wait_ms=self._heartbeat_ms,
+                    wait_ms=wait_ms,
                     suspended=self._suspended,
                 ),
-                timeout_ms=self._heartbeat_ms // 2,
+                timeout_ms=timeout_ms - wait_ms,
             )
         )
         nudge = asyncio.create_task(self._nudge.wait())
         try:
-            await asyncio.wait((call, nudge), return_when=asyncio.FIRST_COMPLETED)
-            if not call.done():
+            # A long poll is broken off for a report, while the metaserver may be waiting; a late answer is waited for.
+            ends = (call,) if hurry else (call, nudge)
+            limit_s = None if hurry else wait_ms / 1000
+            await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if nudge.done() and not hurry and not call.done():
                 return
+            await asyncio.wait((call,))
             grants = call.result()
             self._hurry = False
         finally:
@@ -159,7 +183,9 @@ class Membership:
             await self._fell(grants.version)
             return
         self._version = grants.version
-        self._on_grants(grants, sent_at_ms + grants.ttl_ms - self._settings.margin_ms)
+        deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
+        self._patience.granted(deadline_ms)
+        self._on_grants(grants, deadline_ms)
 
     async def _fell(self, version: int) -> None:
         """Of two databases in turn it asks ever more slowly."""
@@ -169,19 +195,29 @@ class Membership:
             self._version, version,
         )  # fmt: skip
         self._version = -1
-        wait_ms = self._settings.backoff.wait_ms(self._falls, self._dice)
-        await asyncio.sleep(min(wait_ms, self._heartbeat_ms) / 1000)
+        await self._pause(self._falls)
+
+    async def _pause(self, attempt: int) -> None:
+        wait_ms = self._settings.backoff.wait_ms(attempt, self._dice)
+        await asyncio.sleep(min(wait_ms, self._patience.wait_ms) / 1000)
 
     async def released(
         self, session: str, partition_id: int, token: int, *, fence: int = 0
     ) -> None:
         """Report a finished hand-over; if that fails, the next heartbeat says the same."""
         try:
-            await self._meta.release(
-                ReleaseGrant(session=session, partition_id=partition_id, token=token, fence=fence)
-            )
-        except KeylaneError as error:
-            log.info("report of partition %d: %s", partition_id, error.message)
+            async with asyncio.timeout(self._settings.call_timeout_ms / 1000):
+                await self._reports.acquire()
+            try:
+                await self._meta.release(
+                    ReleaseGrant(
+                        session=session, partition_id=partition_id, token=token, fence=fence
+                    )
+                )
+            finally:
+                self._reports.release()
+        except (TimeoutError, KeylaneError) as error:
+            log.info("report of partition %d: %s", partition_id, error or "too many before it")
 
     async def suspend(self, suspended: bool) -> None:
         """Be granted nothing from now on, or take part again; a session that begins meanwhile is told as well."""

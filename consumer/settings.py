@@ -38,7 +38,8 @@ class ConsumerSettings:
     in_flight_messages: int = 200
     """SHARED: per partition, handed out to this consumer and not yet handled.  The others do not see these meanwhile."""
     in_flight_ms: int = 60_000
-    """SHARED: a message not acked for so long goes to another consumer too.  Longer than waiting and handling take."""
+    """SHARED: a message not acked for so long goes to another consumer too.  Longer than waiting and handling take.
+    Those of a consumer that its broker has not heard for `ttl_ms` do so at once."""
     ack_linger_ms: int = 20
     """Acks gather so long before one request carries them."""
     handover_ms: int = 5_000

@@ -4,6 +4,8 @@
 
 Invariants
     No handler starts after the deadline of what was handed out: by then somebody else may have it.
+    While handlers take long, empty acks tell the broker that the session lives; one that is cut off from its broker for
+    the ttl may handle what somebody else has by then too.
     What is given back, forgotten or lost on the way is handed out again by the broker; nothing is handled never.
 """
 

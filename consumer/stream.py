@@ -119,6 +119,18 @@ class Stream:
                 one.cancel()
             await asyncio.gather(*ends, return_exceptions=True)
 
+    async def finish(self) -> None:
+        """Hand out nothing more, and wait until the loop's body asks for the next message, `handover_ms` at most."""
+        self._closed = True
+        self._work.set()
+        if self._asked.is_set():
+            return
+        asked = asyncio.ensure_future(self._asked.wait())
+        try:
+            await _one_of([asked], self._handover_ms)
+        finally:
+            asked.cancel()
+
     def leave(self) -> None:
         """The consumer closes, so nobody is left to ack: no hand-over waits for what was taken any more."""
         self._leaving.set()

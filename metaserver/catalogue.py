@@ -99,7 +99,7 @@ class Catalogue:
         if not await self._database.renew(renew_broker, report, ttl_ms=ttl_ms):
             try:
                 await self._check_no_copy(report)
-                changed = await self._database.write(report_broker, report, ttl_ms=ttl_ms)
+                changed = await self._database.write_first(report_broker, report, ttl_ms=ttl_ms)
             except DataFolderError:
                 if not await self._is_past(report):
                     await self._database.write(note_refused, report, ttl_ms=ttl_ms)

@@ -1,8 +1,9 @@
 """The way to the database: opened, brought up to date, and asked in short transactions.  I/O: SQL.
 
-    work(connection, …) ──▶ write   durable when it returns; on SQLite those that wait share a transaction
-                        ──▶ renew   survives the end of the process, on SQLite not that of the machine
-                        ──▶ read    sees one state
+    work(connection, …) ──▶ write         durable when it returns; on SQLite those that wait share a transaction
+                        ──▶ write_first   the same, before the others that wait
+                        ──▶ renew         so too; survives the end of the process, on SQLite not that of the machine
+                        ──▶ read          sees one state
 
 Work is a synchronous function that takes a connection: a simulation runs the same functions inline.
 Losing a renewal with the machine is harmless: after a new boot every session gets a whole ttl again.
@@ -48,10 +49,16 @@ class Database(Protocol):
         """Run `work` in a transaction of its own.  Raises what it raises, and StorageError."""
         ...
 
+    async def write_first(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As `write`, before all that waits there: for what a heartbeat says, which has to be answered in time."""
+        ...
+
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As `write`, for what may be lost together with the machine."""
+        """As `write_first`, for what may be lost together with the machine."""
         ...
 
     async def read(
@@ -85,12 +92,21 @@ class SqliteDatabase:
         )
         return done
 
+    async def write_first(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.write_first`."""
+        done: T = await self._writer.submit(
+            lambda connection: work(connection, *args, **kwargs), durable=True, urgent=True
+        )
+        return done
+
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.renew`."""
         done: T = await self._writer.submit(
-            lambda connection: work(connection, *args, **kwargs), durable=False
+            lambda connection: work(connection, *args, **kwargs), durable=False, urgent=True
         )
         return done
 

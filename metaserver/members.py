@@ -89,7 +89,7 @@ class Members:
 
     async def join(self, ask: Join) -> Joined:
         """Begin a session.  When this returns, the group's partitions are dealt out anew."""
-        row = await self._database.renew(join_group, ask, sessions_max=self._settings.sessions_max)
+        row = await self._database.write(join_group, ask, sessions_max=self._settings.sessions_max)
         await self.settle(row.group_id)
         longest = self._settings.heartbeat_ms_max
         return Joined(ttl_ms=row.ttl_ms, heartbeat_ms=min(longest, row.ttl_ms // 3))
@@ -113,12 +113,12 @@ class Members:
                 if _misunderstood(ask, row):
                     await self.suspend(Suspend(session=session, suspended=bool(ask.suspended)))
                 if ask.drained:
-                    group_id = await self._database.write(note_drained, session, ask.drained)
+                    group_id = await self._database.write_first(note_drained, session, ask.drained)
                     if group_id is not None:
                         await self.settle(group_id)
                 if row.handing_over and ask.holding is not None:
                     held = set(ask.holding)
-                    self._tell(await self._database.write(release_unheld, ask, held))
+                    self._tell(await self._database.write_first(release_unheld, ask, held))
                 # Never so long that the next renewal comes late.
                 wait_ms = min(ask.wait_ms, row.ttl_ms // 3)
                 if row.grants_version == ask.known_version and wait_ms:

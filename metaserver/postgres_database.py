@@ -23,6 +23,8 @@ log = logging.getLogger("keylane.metaserver")
 P = ParamSpec("P")
 T = TypeVar("T")
 CONNECTIONS = 8
+WRITES_AT_ONCE_MAX = CONNECTIONS - 3
+"""The other connections are for heartbeats and for reading: joins may come by the hundred."""
 IDLE_MS = 5_000
 """So long a metaserver may hold rows and say nothing, before PostgreSQL takes them from it for the others."""
 _SETTINGS = {"idle_in_transaction_session_timeout": str(IDLE_MS)}
@@ -56,6 +58,7 @@ class PostgresDatabase:
             connect_args={"server_settings": _SETTINGS},
         )
         self._under_way = UnderWay()
+        self._writes = asyncio.Semaphore(WRITES_AT_ONCE_MAX)
         self._boot_ms = clock.boot_ms
         self._watch = TimeWatch()
         self._restart = partial(restart_times, broker_ttl_ms=broker_ttl_ms)
@@ -66,6 +69,13 @@ class PostgresDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write`."""
+        async with self._writes:
+            return await self.write_first(work, *args, **kwargs)
+
+    async def write_first(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.write_first`."""
 
         def in_time(connection: Connection) -> T:
             self._look(connection)
@@ -73,7 +83,7 @@ class PostgresDatabase:
 
         return await self._run(in_time)
 
-    renew = write
+    renew = write_first
     """Nothing is saved here: after a crash of the server its clock goes on, and a lost renewal would count."""
 
     async def read(

@@ -88,7 +88,11 @@ class Read(Frame, frozen=True, array_like=True, tag=6):
 
 
 class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
-    """As Acquire, for a group whose partitions every session shares: any session may bring the token.  Answer: Acquired."""
+    """
+    As Acquire, for a group whose partitions every session shares: any session may bring the token.  Answer: Acquired.
+
+    What a session has in flight is free once the broker has had no frame of it for `ttl_ms`.
+    """
 
     partition_id: int
     group: str
@@ -101,7 +105,7 @@ class PullShared(Frame, frozen=True, array_like=True, tag=8):
     """
     Messages that nobody has in flight, to be acked within `hold_ms`; else somebody gets them again.  Answer: Handed.
 
-    Ack and Release are those of an exclusive group; Release gives back all that the session has in flight.
+    Ack and Release are those of an exclusive group; each pull and each ack renews the session; Release gives back all that the session has in flight.
     """
 
     partition_id: int

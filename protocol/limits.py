@@ -32,6 +32,11 @@ CONTROL_BYTES_MAX = 1 << 20
 """Body of one JSON control call; aiohttp sends larger ones badly."""
 
 IN_FLIGHT_PER_CONNECTION_MAX = 1_024
+"""Calls of one connection that are no pulls; further ones are read when there is room."""
+PULLS_PER_CONNECTION_MAX = 4_096
+"""Pulls of one connection, most of which wait for messages; further ones are refused, so that no ack waits behind them."""
+PULLS_AT_ONCE_MAX = 2_048
+"""Of one client at one broker; further ones take turns.  Twice the partitions of a subject."""
 CONNECTIONS_MAX = 10_000
 PRODUCERS_PER_PARTITION_MAX = 10_000
 BATCHES_IN_FLIGHT_MAX = 8

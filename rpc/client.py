@@ -35,7 +35,8 @@ from ..protocol.control import (
     TimeBound,
 )
 from ..protocol.errors import NotSentError, OutcomeUnknownError, StorageError
-from ..protocol.frames import Answer, Request
+from ..protocol.frames import Answer, Pull, PullShared, Request
+from ..protocol.limits import PULLS_AT_ONCE_MAX
 from ..protocol.operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
 from ..protocol.progress import GroupReset, KnowGroups, ResetGroup, SetCursor
 from ..protocol.queues import QueueList
@@ -45,6 +46,8 @@ from .network import Channel, Network
 
 T = TypeVar("T")
 CALL_TIMEOUT_MS = 5_000
+PULL_TURN_MS = 500
+"""How long a pull waits at a broker while others of this client have no room there."""
 
 
 class MetaClient:
@@ -52,7 +55,8 @@ class MetaClient:
     Calls to a metaserver, the one that answered last before the others.
 
     One that cannot be reached, does not answer or has no database is asked last from then on.  The call itself goes on
-    to the next address unless it may have been done and may not be done twice: that is raised.
+    to the next address unless it may have been done and may not be done twice: that is raised.  Heartbeats ask one
+    address each.
     """
 
     def __init__(
@@ -62,6 +66,11 @@ class MetaClient:
         self._network = network
         self._addresses = list(addresses)
         self._timeout_ms = timeout_ms
+
+    @property
+    def address_count(self) -> int:
+        """How many metaservers there are to ask."""
+        return len(self._addresses)
 
     async def _call(
         self,
@@ -74,9 +83,10 @@ class MetaClient:
         wait_ms: int = 0,
         timeout_ms: int | None = None,
         repeatable: bool = False,
+        one_address: bool = False,
     ) -> T:
         # A copy: calls at the same time each try every address, whoever moves the list on.
-        addresses = list(self._addresses)
+        addresses = self._addresses[:1] if one_address else list(self._addresses)
         for address in addresses:
             try:
                 return await self._network.control(
@@ -96,9 +106,21 @@ class MetaClient:
                     raise
         raise AssertionError("unreachable")
 
-    async def broker_heartbeat(self, body: BrokerHeartbeat) -> BrokerWelcome:
-        """Report a broker."""
-        return await self._call("POST", "/v1/brokers/heartbeat", BrokerWelcome, body=body)
+    async def broker_heartbeat(
+        self, body: BrokerHeartbeat, *, within_ms: int | None = None
+    ) -> BrokerWelcome:
+        """
+        Report a broker.
+
+        Args:
+            within_ms: so long every metaserver may take, one after the other, if all hang.
+        """
+        timeout_ms = self._timeout_ms
+        if within_ms is not None:
+            timeout_ms = min(timeout_ms, max(1, within_ms // len(self._addresses)))
+        return await self._call(
+            "POST", "/v1/brokers/heartbeat", BrokerWelcome, body=body, timeout_ms=timeout_ms
+        )
 
     async def create_subject(self, body: CreateSubject) -> SubjectView:
         """Create a subject; again with the same settings changes nothing."""
@@ -166,7 +188,14 @@ class MetaClient:
         return await self._call("POST", "/v1/consumers/join", Joined, body=body, repeatable=True)
 
     async def heartbeat(self, body: Heartbeat, *, timeout_ms: int | None = None) -> Grants:
-        """Renew a consumer session; returns at once when its grants changed."""
+        """
+        Renew a consumer session; returns at once when its grants changed.
+
+        Only one address is asked: the caller knows how much time there is for the next one, and what to ask it.
+
+        Args:
+            timeout_ms: beyond the `wait_ms` of the heartbeat.
+        """
         return await self._call(
             "POST",
             "/v1/consumers/heartbeat",
@@ -174,6 +203,7 @@ class MetaClient:
             body=body,
             wait_ms=body.wait_ms,
             timeout_ms=timeout_ms,
+            one_address=True,
         )
 
     async def release(self, body: ReleaseGrant) -> Done:
@@ -223,6 +253,7 @@ class BrokerClient:
         self._timeout_ms = timeout_ms
         self._channel: Channel | None = None
         self._opening = asyncio.Lock()
+        self._pulls = asyncio.Semaphore(PULLS_AT_ONCE_MAX)
 
     async def channel(self) -> Channel:
         """The open channel.  Raises NotSentError."""
@@ -236,7 +267,23 @@ class BrokerClient:
     async def call(
         self, request: Request, payload: bytes = b"", *, wait_ms: int = 0
     ) -> tuple[Answer, memoryview]:
-        """One data call; its correlation id is replaced by the channel's."""
+        """
+        One data call; its correlation id is replaced by the channel's.
+
+        Of more than `PULLS_AT_ONCE_MAX` pulls the further ones wait, and each waits shortly at the broker, so that all
+        have their turn.
+        """
+        if not isinstance(request, Pull | PullShared):
+            return await self._call(request, payload, wait_ms)
+        async with self._pulls:
+            if self._pulls.locked() and wait_ms > PULL_TURN_MS:
+                wait_ms = PULL_TURN_MS
+                request = replace(request, wait_ms=wait_ms)
+            return await self._call(request, payload, wait_ms)
+
+    async def _call(
+        self, request: Request, payload: bytes, wait_ms: int
+    ) -> tuple[Answer, memoryview]:
         channel = await self.channel()
         return await channel.call(
             _numbered(request, channel.next_id()), payload, timeout_ms=self._timeout_ms + wait_ms

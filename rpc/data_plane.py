@@ -4,6 +4,8 @@
 
 Invariants
     One bad frame ends its connection, with a typed word, and no other.
+    A pull may wait for seconds, so pulls have a limit of their own, beyond which they are refused: acks, acquires and
+    releases are read however many pulls wait.
     A client that takes nothing has a few megabytes here at most (`answer_room`), holds up nobody, and is let go
     after `stuck_s` seconds with a typed word; at once where others wait for the room it has.
 """
@@ -18,8 +20,21 @@ from collections.abc import Awaitable, Callable
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from ..protocol.errors import FrameError, InternalError, KeylaneError, OverloadedError
-from ..protocol.frames import Answer, Request, decode_request, encode_frame, refusal
-from ..protocol.limits import CONNECTIONS_MAX, FRAME_BYTES_MAX, IN_FLIGHT_PER_CONNECTION_MAX
+from ..protocol.frames import (
+    Answer,
+    Pull,
+    PullShared,
+    Request,
+    decode_request,
+    encode_frame,
+    refusal,
+)
+from ..protocol.limits import (
+    CONNECTIONS_MAX,
+    FRAME_BYTES_MAX,
+    IN_FLIGHT_PER_CONNECTION_MAX,
+    PULLS_PER_CONNECTION_MAX,
+)
 from .answer_room import AnswerRoom, begin_answer
 from .http_network import HEARTBEAT_SECONDS
 
@@ -44,6 +59,7 @@ class _Connection:
         self.transport = transport
         self.share = room.share()
         self.in_flight = asyncio.Semaphore(IN_FLIGHT_PER_CONNECTION_MAX)
+        self.pulls = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         self._written = 0
@@ -139,15 +155,48 @@ class DataPlane:
             except FrameError as error:
                 await connection.refuse(error, WSCloseCode.PROTOCOL_ERROR)
                 return
-            await connection.in_flight.acquire()
-            task = asyncio.create_task(self._answer(connection, asked, payload))
+            pull = isinstance(asked, Pull | PullShared)
+            if pull and connection.pulls < PULLS_PER_CONNECTION_MAX:
+                connection.pulls += 1
+                answer = self._answer_pull(connection, asked, payload)
+            else:
+                await connection.in_flight.acquire()
+                answer = self._answer_other(connection, asked, payload, refused=pull)
+            task = asyncio.create_task(answer)
             connection.tasks.add(task)
             task.add_done_callback(connection.tasks.discard)
 
-    async def _answer(self, connection: _Connection, asked: Request, payload: memoryview) -> None:
+    async def _answer_pull(
+        self, connection: _Connection, asked: Request, payload: memoryview
+    ) -> None:
+        try:
+            await self._answer(connection, asked, payload)
+        finally:
+            connection.pulls -= 1
+
+    async def _answer_other(
+        self, connection: _Connection, asked: Request, payload: memoryview, *, refused: bool
+    ) -> None:
+        try:
+            await self._answer(connection, asked, payload, refused=refused)
+        finally:
+            connection.in_flight.release()
+
+    async def _answer(
+        self,
+        connection: _Connection,
+        asked: Request,
+        payload: memoryview,
+        *,
+        refused: bool = False,
+    ) -> None:
         answering = begin_answer(connection.share)
         try:
             try:
+                if refused:
+                    raise OverloadedError(
+                        f"a connection has at most {PULLS_PER_CONNECTION_MAX} pulls at once"
+                    )
                 answer, data = await self._handler(asked, payload)
                 answering.made(len(data))
                 frame = encode_frame(answer, data)
@@ -165,7 +214,6 @@ class DataPlane:
             log.debug("the client left before its answer")
         finally:
             answering.end()
-            connection.in_flight.release()
 
     async def _watch(self, connection: _Connection, reading: asyncio.Task[None]) -> None:
         """Let a client go that takes nothing for too long."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,6 +64,32 @@ async def test_ack_by_hand(cluster, tmp_path):
     for upto in (10, 20):
         assert run(cluster, "ack_by_hand.py", str(path)) == [f"wrote 10 messages to {path}"]
         assert path.read_text().split() == [str(n) for n in range(upto)]
+
+
+async def test_run_until_stopped(cluster):
+    """At SIGTERM it hands over and ends in peace; the next run gets only what is left."""
+    await fill(cluster, "stopped", [(b"k", b"%d" % n) for n in range(40)])
+    program = (EXAMPLES / "run_until_stopped.py").read_text().replace('"readings"', '"stopped"')
+    handled: list[str] = []
+    while len(handled) < 40:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=os.environ | {"KEYLANE_META": cluster.meta},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            count = 40 - len(handled) if handled else 15
+            handled += [process.stdout.readline() for _ in range(count)]
+            process.send_signal(signal.SIGTERM)
+            rest, _ = process.communicate(timeout=TIMEOUT_S)
+            *more, last = rest.splitlines(keepends=True)
+            handled += more
+            assert (process.returncode, last) == (0, "everything is handed over\n")
+        finally:
+            process.kill()
+            process.wait()
+    assert handled == [f"handled {n}\n" for n in range(40)]
 
 
 @pytest.mark.spark

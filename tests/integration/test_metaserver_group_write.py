@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -105,3 +106,45 @@ async def test_closing_waits_for_what_is_under_way(tmp_path: Path) -> None:
         tasks = [asyncio.create_task(database.write(store, f"fact-{i}")) for i in range(300)]
         await asyncio.sleep(0)
     assert len(await asyncio.gather(*tasks)) == 300
+
+
+def slowly(_connection: sa.Connection, done: list[str], name: str) -> None:
+    """A work that takes long, as settling a large group does."""
+    time.sleep(0.02)
+    done.append(name)
+
+
+async def test_heartbeats_go_before_what_waits(database: SqlDatabase) -> None:
+    """Behind hundreds of slow works a renewal waits for one short transaction, and these all are done in their order."""
+    done: list[str] = []
+    count = 200
+    works = [
+        asyncio.create_task(database.write(slowly, done, f"{index}")) for index in range(count)
+    ]
+    await asyncio.sleep(0.05)
+    for index in range(5):
+        began = time.monotonic()
+        await database.renew(slowly, done, f"renewal-{index}")
+        await database.write_first(slowly, done, f"report-{index}")
+        assert time.monotonic() - began < 1.5, "not behind 4 s of works"
+    others = [name for name in done if name.isdigit()]
+    assert len(others) < count
+    await asyncio.gather(*works)
+    assert [name for name in done if name.isdigit()] == [f"{index}" for index in range(count)]
+
+
+async def test_renewals_without_end_starve_nobody(database: SqlDatabase) -> None:
+    """However many renewals there are, each transaction does one of the other works too."""
+    done: list[str] = []
+    stop = asyncio.Event()
+
+    async def renew() -> None:
+        while not stop.is_set():
+            await database.renew(slowly, done, "renewal")
+
+    renewing = [asyncio.create_task(renew()) for _ in range(10)]
+    await asyncio.sleep(0.1)
+    await asyncio.gather(*(database.write(store, f"fact-{index}") for index in range(20)))
+    stop.set()
+    await asyncio.gather(*renewing)
+    assert len(await database.read(stored)) == 20

@@ -53,12 +53,23 @@ async def switch(cluster: Cluster, subject: str, strategy: ConsumeStrategy) -> N
 
 @contextmanager
 def consumer_process(
-    cluster: Cluster, subject: str, path: Path, *, sleep_s: float, shared: bool
+    cluster: Cluster,
+    subject: str,
+    path: Path,
+    *,
+    sleep_s: float,
+    shared: bool,
+    in_flight_ms: int = 2_000,
 ) -> Iterator[subprocess.Popen[str]]:
     script = Path(__file__).with_name("zombie.py")
     arguments = [cluster.meta, subject, "g", str(TTL_MS), str(path), str(sleep_s)]
     process = subprocess.Popen(
-        [sys.executable, str(script), *arguments, *(["shared", "2000"] if shared else [])],
+        [
+            sys.executable,
+            str(script),
+            *arguments,
+            *(["shared", str(in_flight_ms)] if shared else []),
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -239,6 +250,53 @@ async def test_a_killed_session_costs_only_what_it_had_in_flight(
     assert again <= set(places(paths[0], "start")), "what the others had came to nobody else"
     # 2 partitions with 20 in flight each, and what was handled but not acked yet.
     assert len(again) <= 2 * 20 + 20
+
+
+@pytest.mark.crash
+async def test_messages_of_a_killed_session_are_free_after_its_ttl(
+    own_cluster: Cluster, tmp_path: Path
+):
+    """However long a handler may take: ten minutes here.  Nobody else's message is handled twice."""
+    await fill(own_cluster, "dead-shared", 300)
+    paths = [tmp_path / f"events-{number}" for number in range(2)]
+
+    def consumer(number: int):
+        return consumer_process(
+            own_cluster, "dead-shared", paths[number], sleep_s=0.03, shared=True, in_flight_ms=600_000
+        )  # fmt: skip
+
+    with consumer(0) as victim, consumer(1):
+        await eventually(lambda: all(len(places(path, "end")) > 10 for path in paths))
+        victim.kill()
+        await eventually(lambda: len({one for path in paths for one in places(path, "end")}) >= 300)
+    started = Counter(one for path in paths for one in places(path, "start"))
+    again = {one for one, count in started.items() if count > 1}
+    assert again <= set(places(paths[0], "start"))
+
+
+async def test_handlers_that_take_longer_than_the_ttl_keep_their_messages(
+    shared_cluster: Cluster,
+):
+    """The client renews its session at the broker meanwhile, so nothing goes to another consumer too."""
+    values = await fill(shared_cluster, "slow-shared", 8, partitions=2)
+    settings = ConsumerSettings(
+        ttl_ms=TTL_MS, strategy="shared", in_flight_ms=600_000, in_flight_messages=2
+    )
+    handled: Counter[bytes] = Counter()
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(3 * TTL_MS / 1000)
+        handled[message.value] += 1
+
+    def consumer() -> Consumer:
+        return Consumer(
+            shared_cluster.meta, subject="slow-shared", group="g", handler=handle, settings=settings
+        )
+
+    async with consumer(), consumer():
+        await eventually(lambda: len(handled) == 8, seconds=40)
+        await asyncio.sleep(1)
+    assert handled == Counter(values)
 
 
 @pytest.mark.crash

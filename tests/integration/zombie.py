@@ -58,7 +58,7 @@ async def main() -> None:
             settings=settings,
         ) as consumer:
             print("ready", flush=True)
-            await consumer.wait()
+            await consumer.run()
 
 
 asyncio.run(main())

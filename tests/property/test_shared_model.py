@@ -14,7 +14,7 @@ sessions = st.sampled_from(SESSIONS)
 
 
 class SharedMachine(RuleBasedStateMachine):
-    """Random sends, pulls, acks by anybody, deaths, give-backs, restarts of the broker, time."""
+    """Random sends, pulls, acks by anybody, silence, deaths, give-backs, restarts of the broker, time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,8 +24,39 @@ class SharedMachine(RuleBasedStateMachine):
         self.in_flight = InFlight(1)
         self.handled: set[int] = set()
         self.with_whom: dict[int, tuple[str, int]] = {}  # offset → (session, until)
+        self.silent_at: dict[str, tuple[int, int]] = {}  # session → (ttl, silent from)
+
+    def lapse(self) -> None:
+        """What is free by now is nobody's, and who is silent is forgotten."""
+        silent = {key for key, one in self.silent_at.items() if one[1] <= self.now_ms}
+        self.with_whom = {
+            key: one
+            for key, one in self.with_whom.items()
+            if one[1] > self.now_ms and one[0] not in silent
+        }
+
+    @rule(session=sessions, ttl_ms=st.integers(1, 100))
+    def enter(self, session: str, ttl_ms: int) -> None:
+        self.lapse()
+        self.in_flight.expire(self.now_ms)
+        self.in_flight.enter(session, ttl_ms=ttl_ms, now_ms=self.now_ms)
+        self.silent_at[session] = (ttl_ms, self.now_ms + ttl_ms)
+
+    @rule(session=sessions)
+    def ack_nothing(self, session: str) -> None:
+        self.hear(session)
+
+    def hear(self, session: str) -> None:
+        self.lapse()
+        self.in_flight.expire(self.now_ms)
+        self.in_flight.hear(session, ttl_ms=50, now_ms=self.now_ms)
+        ttl_ms, silent_at = self.silent_at.get(session, (50, 0))
+        if session in self.in_flight._heard and silent_at <= self.now_ms:
+            ttl_ms = self.in_flight._heard[session].ttl_ms  # forgotten, or not yet
+        self.silent_at[session] = (ttl_ms, self.now_ms + ttl_ms)
 
     def free(self) -> list[int]:
+        self.lapse()
         return [
             one
             for one in range(self.readable)
@@ -48,6 +79,7 @@ class SharedMachine(RuleBasedStateMachine):
         read_share=st.floats(0, 1),
     )
     def pull(self, session: str, count_max: int, hold_ms: int, read_share: float) -> None:
+        self.hear(session)
         free = self.free()
         ranges = self.in_flight.hand_out(
             self.acked,
@@ -86,6 +118,7 @@ class SharedMachine(RuleBasedStateMachine):
     @rule(session=sessions)
     def leave(self, session: str) -> None:
         self.in_flight.give_back(session)
+        self.silent_at.pop(session, None)
         self.with_whom = {
             key: value for key, value in self.with_whom.items() if value[0] != session
         }
@@ -94,6 +127,7 @@ class SharedMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.in_flight = InFlight(1)
         self.with_whom = {}
+        self.silent_at = {}
 
     @invariant()
     def what_is_in_flight_is_what_the_model_has(self) -> None:
@@ -103,7 +137,8 @@ class SharedMachine(RuleBasedStateMachine):
             for one in self.in_flight.held
             for offset in range(one.start, one.end)
         }
-        alive = {key: one for key, one in self.with_whom.items() if one[1] > self.now_ms}
+        self.lapse()
+        alive = self.with_whom
         assert found == alive
         for session in SESSIONS:
             mine = sum(one[0] == session for one in alive.values())

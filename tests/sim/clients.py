@@ -27,6 +27,7 @@ from sim.handlers import WRAPPED, failure, plain
 from sim.hosts import BrokerHost, Host
 from sim.network import SimNetwork
 from sim.promises import is_sealed
+from sim.signals import send_stop
 from sim.users import SHARED, Identities, Preloaded, cancelled
 
 Record = Callable[[Event], None]
@@ -389,11 +390,11 @@ class ConsumerHost(Host):
         """How long the bodies of an iteration take."""
         self._in_hand: Message | None = None
         """What the body of an iteration is in."""
-        self._iterating = False
+        self._iterating = self._stopped = False
 
     def start(self) -> None:
         process = self.new_process()
-        self.leaving = self._iterating = False
+        self.leaving = self._iterating = self._stopped = False
         self.spawn(self._run(), process.context.copy())
 
     def leave(self) -> None:
@@ -520,7 +521,21 @@ class ConsumerHost(Host):
             self.spawn(self._iterate(consumer), self.process.context.copy())
         while "cancel" in self._habits and self._rng.random() < 0.7:
             await cancelled(consumer.wait, self._rng, within_s=10.0)
-        await consumer.wait()
+        if "run" not in self._habits:
+            await consumer.wait()
+            return
+        await consumer.run()
+        while self._stopped and self._iterating:
+            await asyncio.sleep(0.01)
+        if self._stopped:
+            self.end(machine_down=False)
+
+    def stop(self) -> None:
+        """A signal tells it to stop."""
+        if self.running and not self.leaving and self.consumer is not None:
+            self.leaving = self._stopped = True
+            self.consumer = None
+            self.loop.post(self.process, send_stop, self.process)
 
     def _started(self, message: Message, *, ours: bool = False) -> None:
         if self._shared:  # no order, no owner: it counts what was handled

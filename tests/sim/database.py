@@ -147,6 +147,8 @@ class SimDatabase:
         await self._wait()
         return result
 
+    write_first = write
+
     async def renew(self, work: Any, *args: Any, **kwargs: Any) -> Any:
         await self._wait()
         result = self._shelf.renew(work, args, kwargs)

@@ -37,6 +37,8 @@ class Process:
         self.rate = rate
         self.owner: Any = None
         """The host whose program it is, if it is one."""
+        self.on_stop: dict[Callable[[], None], None] = {}
+        """What it does when it is told to stop."""
         self.alive = True
         self.paused = False
         self.ready: deque[events.Handle] = deque()

@@ -14,6 +14,7 @@ promises, or to refuse with a typed error.
     stubborn   handlers go on for a while after they are cancelled
     redeploy   all consumers of a group are stopped and started, one after the other
     poison     handlers of some keys fail until long after everything else is healed
+    run        consumers run until they are told to stop by a signal
     share      one more group consumes without an order, all its consumers from all partitions
 """
 
@@ -37,7 +38,7 @@ SHARED = "shared"
 """The name of the group that consumes without an order."""
 HABITS = (
     "seeded", "forked", "reopen", "tasks", "flush", "cancel", "wrap", "odd", "stubborn", "redeploy", "poison",
-    "share",
+    "run", "share",
 )  # fmt: skip
 SHARES = (0.0, 0.2, 0.3, 0.5)
 """How many of the habits a seed's users have."""
@@ -122,7 +123,10 @@ class Users:
     def __init__(self, world: World) -> None:
         self._world = world
         self._rng = random.Random(f"users' deeds {world.seed}")
-        self.deeds = [name for name in ("redeploy", "reopen") if name in world.swarm.habits]
+        habits = world.swarm.habits
+        self.deeds = [name for name in ("redeploy", "reopen") if name in habits]
+        if "run" in habits and not self.deeds:
+            self.deeds = ["redeploy"]
 
     async def work(self) -> None:
         """One deed after the other."""
@@ -141,7 +145,10 @@ class Users:
         for host in [one for one in self._world.consumers if one.group == group]:
             if not host.running or host.leaving or self._world.faults.healed:
                 continue
-            host.leave()
+            if "run" in self._world.swarm.habits and self._rng.random() < 0.7:
+                host.stop()
+            else:
+                host.leave()
             await self._until_it_left(host)
             self._world.faults.restart(host)
             await asyncio.sleep(0.5 * self._rng.random())

@@ -59,7 +59,7 @@ HOME_OF: dict[str, list[str]] = {
     **dict.fromkeys(MACHINE_MODULES, MACHINE),
     "subprocess": ["cli/*", "spark/java.py"],
     "multiprocessing": ["cli/*"],
-    "signal": ["rpc/program.py", "cli/*"],
+    "signal": ["rpc/program.py", "rpc/stop_signals.py", "cli/*"],
     "socket": ["rpc/*", "cli/*", "consumer/client.py"],
     # Clocks: passed in as a value, so that tests and simulations own the time.
     "time": ["protocol/clock.py", "cli/*", "spark/*"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 
@@ -11,7 +12,14 @@ from keylane.broker.registration import Registration
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
-from keylane.protocol.errors import KeylaneError, NotSentError, WrongBrokerError
+from keylane.protocol.errors import (
+    KeylaneError,
+    NotSentError,
+    OutcomeUnknownError,
+    WrongBrokerError,
+)
+from keylane.rpc.client import MetaClient
+from sim.loop import SimLoop
 
 
 class Reception:
@@ -22,7 +30,9 @@ class Reception:
         self.reports: list[BrokerHeartbeat] = []
         self.welcomed = asyncio.Event()
 
-    async def broker_heartbeat(self, body: BrokerHeartbeat) -> BrokerWelcome:
+    async def broker_heartbeat(
+        self, body: BrokerHeartbeat, *, within_ms: int | None = None
+    ) -> BrokerWelcome:
         self.reports.append(body)
         if self.errors:
             raise self.errors.pop(0)
@@ -126,3 +136,39 @@ async def test_a_refusal_is_trouble_at_once(caplog, monkeypatch):
     """What the metaserver refuses is warned of at once."""
     told = await told_of(caplog, monkeypatch, [WrongBrokerError("another folder")])
     assert told[0] == ("WARNING", "not registered: another folder")
+
+
+class ThreeMetaservers:
+    """As a network, in simulated time: from the fifth second on two of them take reports and answer none."""
+
+    def __init__(self) -> None:
+        self.heard_at: list[float] = []
+
+    async def control(self, _method, address, _path, _answer, *, body, query, timeout_ms):
+        now = asyncio.get_running_loop().time()
+        if now >= 5 and address != "c":
+            await asyncio.sleep(timeout_ms / 1_000)
+            raise OutcomeUnknownError
+        self.heard_at.append(now)
+        return BrokerWelcome(heartbeat_ms=1_000, ttl_ms=10_000)
+
+
+def test_a_broker_is_heard_within_its_ttl_while_all_metaservers_but_one_hang():
+    """Each of three has a share of the ttl, so none is silent for the others."""
+    loop = SimLoop(random.Random(1))
+
+    async def main() -> list[float]:
+        network = ThreeMetaservers()
+        meta = MetaClient(network, ["a", "b", "c"])
+        report = BrokerHeartbeat(broker_group="g1", broker_id="x", address="127.0.0.1:1")
+        task = asyncio.create_task(Registration(meta, lambda: report, dice=random.Random(1)).run())
+        await asyncio.sleep(60)
+        task.cancel()
+        return network.heard_at
+
+    try:
+        heard_at = loop.run_until_complete(main())
+    finally:
+        loop.dispose()
+    assert heard_at[-1] > 58
+    assert max(late - early for early, late in itertools.pairwise(heard_at)) < 8

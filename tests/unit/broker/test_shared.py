@@ -133,3 +133,50 @@ def test_ranges_in_flight_have_a_limit(monkeypatch: pytest.MonkeyPatch):
     assert hand_out(one, acked, count_max=1) == [(1, 2)]
     assert hand_out(one, acked, count_max=1) == []
     assert hand_out(one, acked, count_max=1, now_ms=1_000) == [(0, 1)]
+
+
+def test_a_silent_session_has_nothing_after_its_ttl():
+    """All that it has is free then, however long it may be in flight; what others have is not."""
+    one, acked = InFlight(1), AckedOffsets()
+    one.enter(A, ttl_ms=300, now_ms=0)
+    one.enter(B, ttl_ms=5_000, now_ms=0)
+    assert hand_out(one, acked, A, hold_ms=60_000) == [(0, 10)]
+    assert hand_out(one, acked, B, hold_ms=60_000) == [(10, 20)]
+    assert one.due_ms == 300
+    assert hand_out(one, acked, B, now_ms=299, hold_ms=60_000) == [(20, 30)]
+    assert hand_out(one, acked, B, now_ms=300, hold_ms=60_000) == [(0, 10)]
+    assert one.count(A) == 0
+    assert one.due_ms == 5_000
+
+
+def test_a_session_that_is_heard_keeps_what_it_has():
+    """Each pull and each ack counts, an empty one too; the messages' own deadline stands all the same."""
+    one, acked = InFlight(1), AckedOffsets()
+    one.enter(A, ttl_ms=300, now_ms=0)
+    assert hand_out(one, acked, A, hold_ms=1_000) == [(0, 10)]
+    for now_ms in range(100, 900, 200):
+        one.hear(A, ttl_ms=1, now_ms=now_ms)
+        assert hand_out(one, acked, B, now_ms=now_ms + 199, count_max=1) != [(0, 1)]
+    assert hand_out(one, acked, B, now_ms=1_000, count_max=1) == [(0, 1)]
+
+
+def test_a_session_that_is_heard_again_has_the_ttl_of_its_last_acquire():
+    """One that did not acquire since it was silent has the ttl that it is given."""
+    one, acked = InFlight(1), AckedOffsets()
+    one.hear(A, ttl_ms=700, now_ms=0)
+    assert hand_out(one, acked, A, hold_ms=60_000) == [(0, 10)]
+    assert hand_out(one, acked, B, now_ms=699, count_max=1) == [(10, 11)]
+    assert hand_out(one, acked, B, now_ms=700, count_max=1) == [(0, 1)]
+
+
+def test_silent_sessions_are_forgotten(monkeypatch):
+    """However many come and go without a word, those known are bounded, and none keeps messages for ever."""
+    monkeypatch.setattr(shared, "SILENT_MAX", 10)
+    one, acked = InFlight(1), AckedOffsets()
+    for number in range(100):
+        session = f"session-{number}"
+        one.enter(session, ttl_ms=5, now_ms=number)
+        hand_out(one, acked, session, count_max=1, now_ms=number, hold_ms=60_000)
+        assert len(one._heard) <= 11
+    assert len(one.held) <= 6
+    assert one.empty(now_ms=1_000)

@@ -76,6 +76,34 @@ async def test_a_silent_session_is_replaced_at_its_deadline(desk):
     assert (await desk.take(5, OTHER, count_max=4)).ranges == ((0, 1), (2, 4), (6, 7))
 
 
+async def test_a_dead_session_is_replaced_after_its_ttl(desk):
+    """Not when its messages would be late: one that waits gets them as soon as the broker has not heard it so long."""
+    await desk.join(5)
+    await desk.take(5, hold_ms=60_000)
+    await desk.join(5, OTHER)
+    waiting = asyncio.create_task(desk.take(5, OTHER, wait_ms=20_000, hold_ms=60_000))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    waiting.cancel()
+    desk.clock.now_ms += 1_999
+    assert (await desk.take(5, OTHER)).ranges == ()
+    desk.clock.now_ms += 1
+    assert (await desk.take(5, OTHER)).ranges == ((0, 20),)
+
+
+async def test_a_session_with_slow_handlers_is_alive_by_its_acks(desk):
+    """Empty acks are enough; without one for its ttl it has nothing any more, and acks of others' messages still count."""
+    await desk.join(5)
+    await desk.take(5, hold_ms=60_000)
+    for _ in range(5):
+        desk.clock.now_ms += 1_900
+        await desk.ack_shared(5)
+        assert (await desk.take(5, OTHER)).ranges == ()
+    desk.clock.now_ms += 2_000
+    assert (await desk.take(5, OTHER, count_max=1)).ranges == ((0, 1),)
+    assert (await desk.ack_shared(5, (0, 1))).cursor == 1
+
+
 async def test_released_is_handed_out_at_once_to_who_waits(desk):
     """A session that hands over wakes a waiting one, and the lock stays everybody's."""
     await desk.join(5)

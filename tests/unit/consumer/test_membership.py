@@ -15,6 +15,8 @@ from sim.clock import ManualClock
 class Meta:
     """Answers heartbeats with these versions, one after another, each after `took_ms`."""
 
+    address_count = 1
+
     def __init__(self, clock: ManualClock, *versions: int, took_ms: int = 0) -> None:
         self._clock = clock
         self.versions = list(versions)

@@ -1,0 +1,202 @@
+"""`Consumer.run`: at SIGTERM or SIGINT a consumer hands everything over, and the next owner goes on at once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, eventually
+from keylane import Consumer, Message, Producer
+from keylane.protocol.errors import GroupStrategyError
+
+TTL_MS = 30_000
+"""The default: what a consumer that does not hand over costs."""
+NEXT_OWNER_MS_MAX = 3_000
+"""About a second here, with room for a machine that is busy."""
+
+
+@contextmanager
+def runner(
+    cluster: Cluster, how: str, subject: str, path: Path, *, sleep_s: float
+) -> Iterator[subprocess.Popen[str]]:
+    script = Path(__file__).with_name("runner.py")
+    arguments = [how, cluster.meta, subject, "g", str(TTL_MS), str(path), str(sleep_s)]
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def records(path: Path) -> list[tuple[tuple[int, int], int]]:
+    """((partition, offset), boot time in ms) of what was handled."""
+    if not path.exists():
+        return []
+    rows = [tuple(map(int, line.split())) for line in path.read_text().splitlines()]
+    return [((row[0], row[1]), row[2]) for row in rows if len(row) == 3]
+
+
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [
+        ("alone", signal.SIGTERM),
+        ("opened", signal.SIGINT),
+        ("iterating", signal.SIGTERM),
+    ],
+)
+async def test_a_signal_hands_over_under_load(
+    shared_cluster: Cluster, tmp_path: Path, how: str, number: signal.Signals
+) -> None:
+    """The next owner starts long before the ttl is over, and no message is handled twice or left out."""
+    subject = f"run-{how}"
+    await shared_cluster.create(subject, partitions=1)
+    first, second = tmp_path / "first", tmp_path / "second"
+    sent = 0
+    async with Producer(shared_cluster.meta) as producer:
+
+        async def load() -> None:
+            nonlocal sent
+            while True:
+                producer.send(subject, b"v", key=b"k%d" % (sent % 40))
+                sent += 1
+                await asyncio.sleep(0.002)
+
+        loading = asyncio.create_task(load())
+        with runner(shared_cluster, how, subject, first, sleep_s=0.02) as leaving:
+            await eventually(lambda: len(records(first)) > 20)
+            with runner(shared_cluster, "alone", subject, second, sleep_s=0) as staying:
+                await asyncio.sleep(1)
+                assert not records(second), "it waits for the only partition"
+                leaving.send_signal(number)
+                assert await asyncio.to_thread(leaving.wait, 20) == 0
+                assert leaving.stdout.read() == "done\n"
+                loading.cancel()
+                await producer.flush()
+                await eventually(lambda: len(records(first)) + len(records(second)) >= sent)
+                staying.send_signal(signal.SIGTERM)
+                assert await asyncio.to_thread(staying.wait, 20) == 0
+    before, after = records(first), records(second)
+    handled = [place for place, _ in before + after]
+    assert len(handled) == len(set(handled)) == sent
+    pause_ms = min(at for _, at in after) - max(at for _, at in before)
+    assert pause_ms < NEXT_OWNER_MS_MAX
+
+
+async def test_a_second_signal_does_not_wait_for_handlers(
+    shared_cluster: Cluster, tmp_path: Path
+) -> None:
+    """A handler that takes long is waited for after the first signal, not after the second."""
+    await shared_cluster.create("run-twice", partitions=1)
+    async with Producer(shared_cluster.meta) as producer:
+        await producer.send("run-twice", b"v", key=b"k")
+    with runner(shared_cluster, "alone", "run-twice", tmp_path / "file", sleep_s=4) as process:
+        await asyncio.sleep(1.5)
+        process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert await asyncio.to_thread(process.wait, 20) == -signal.SIGTERM
+        assert time.monotonic() - began < 1
+
+
+async def test_run_in_a_thread_ends_with_its_cancellation(shared_cluster: Cluster) -> None:
+    """No signal handler is touched there; a cancelled `run` hands over, and the next owner goes on."""
+    await shared_cluster.create("run-thread", partitions=1)
+    handled: list[Message] = []
+    ready = threading.Event()
+    cancel: list[object] = []
+    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
+
+    def thread() -> None:
+        async def main() -> None:
+            consumer = Consumer(
+                shared_cluster.meta, subject="run-thread", group="g", handler=handled.append
+            )
+            running = asyncio.create_task(consumer.run())
+            cancel[:] = [asyncio.get_running_loop(), running]
+            ready.set()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+        asyncio.run(main())
+
+    worker = threading.Thread(target=thread)
+    worker.start()
+    assert await asyncio.to_thread(ready.wait, 10)
+    async with Producer(shared_cluster.meta) as producer:
+        await producer.send("run-thread", b"0", key=b"k")
+        await eventually(lambda: len(handled) == 1)
+        assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
+        loop, running = cancel
+        loop.call_soon_threadsafe(running.cancel)
+        await asyncio.to_thread(worker.join, 20)
+        assert not worker.is_alive()
+        async with Consumer(
+            shared_cluster.meta, subject="run-thread", group="g", handler=handled.append
+        ):
+            await producer.send("run-thread", b"1", key=b"k")
+            await eventually(lambda: len(handled) == 2, seconds=10)
+
+
+async def test_run_ends_with_close_and_raises_what_ended_the_consumer(
+    shared_cluster: Cluster,
+) -> None:
+    """`close` from elsewhere ends it; what the metaserver refuses is raised, and signal handlers stand as before."""
+    await shared_cluster.create("run-close", partitions=1)
+    before = signal.getsignal(signal.SIGTERM)
+    consumer = Consumer(shared_cluster.meta, subject="run-close", group="g", handler=print)
+    async with consumer:
+        running = asyncio.create_task(consumer.run())
+        await asyncio.sleep(0.1)
+        assert signal.getsignal(signal.SIGTERM) is not before
+        await consumer.close()
+        await asyncio.wait_for(running, 5)
+    other = Consumer(
+        shared_cluster.meta, subject="run-close", group="g", handler=print, strategy="shared"
+    )
+    with pytest.raises(GroupStrategyError):
+        await other.run()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+async def test_a_users_handler_may_close_it_too(shared_cluster: Cluster) -> None:
+    """A signal that ends `run` and also has the user close the consumer hands over once, and ends both."""
+    await shared_cluster.create("run-close-twice", partitions=1)
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0.5)
+        handled.append(message.value)
+
+    loop = asyncio.get_running_loop()
+    consumer = Consumer(shared_cluster.meta, subject="run-close-twice", group="g", handler=handle)
+    closing: list[asyncio.Task[None]] = []
+    loop.add_signal_handler(
+        signal.SIGTERM, lambda: closing.append(asyncio.create_task(consumer.close()))
+    )
+    try:
+        async with Producer(shared_cluster.meta) as producer, consumer:
+            await producer.send("run-close-twice", b"v", key=b"k")
+            running = asyncio.create_task(consumer.run())
+            await eventually(lambda: any(one.outstanding for one in consumer.assignment))
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.wait_for(running, 10)
+            await asyncio.wait_for(closing[0], 10)
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+    assert handled == [b"v"]

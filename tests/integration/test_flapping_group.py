@@ -1,0 +1,81 @@
+"""A group whose consumers join and leave by the hundred takes no session from the others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from hosting_broker import HostingBroker, hosting_broker
+from keylane.metaserver.running import running_metaserver
+from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol.control import CreateSubject, Heartbeat, Join, Leave
+from keylane.protocol.errors import KeylaneError
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+QUIET = "a" * 32
+TTL_MS = 3_000
+FLAPPING = 300
+SECONDS = 8.0
+
+
+@pytest.fixture
+async def house(
+    tmp_path: Path, database: dict[str, str]
+) -> AsyncIterator[tuple[MetaClient, HostingBroker]]:
+    """A metaserver and a broker in this process."""
+    network = HttpNetwork()
+    settings = MetaserverSettings(
+        data=tmp_path, port=0, broker_heartbeat_ms=250, broker_ttl_ms=TTL_MS, **database
+    )
+    try:
+        async with running_metaserver(settings) as running:
+            meta = MetaClient(network, [running.address], timeout_ms=30_000)
+            async with hosting_broker(meta, "g1") as broker:
+                yield meta, broker
+    finally:
+        await network.close()
+
+
+async def test_other_groups_and_brokers_keep_their_sessions(
+    house: tuple[MetaClient, HostingBroker],
+) -> None:
+    """Renewals of a session and of a broker are answered within their ttl, and joins go on meanwhile."""
+    meta, broker = house
+    await meta.create_subject(CreateSubject(subject="s", partitions=64))
+    await meta.join(Join(subject="s", group="quiet", session=QUIET, client="c", ttl_ms=TTL_MS))
+    until = time.monotonic() + SECONDS
+    numbers = itertools.count()
+    joined = 0
+
+    async def flap() -> None:
+        nonlocal joined
+        while time.monotonic() < until:
+            session = f"{next(numbers):032x}"
+            await meta.join(
+                Join(subject="s", group="flapping", session=session, client="c", ttl_ms=TTL_MS)
+            )
+            joined += 1
+            await meta.leave(Leave(session=session))
+
+    took_s: list[float] = []
+
+    async def timed(call) -> None:
+        began = time.monotonic()
+        await call
+        took_s.append(time.monotonic() - began)
+
+    flapping = [asyncio.create_task(flap()) for _ in range(FLAPPING)]
+    while time.monotonic() < until:
+        await timed(meta.heartbeat(Heartbeat(session=QUIET)))
+        await timed(broker.report(meta))
+        await asyncio.sleep(TTL_MS / 4_000)
+    ends = await asyncio.gather(*flapping, return_exceptions=True)
+    assert [one for one in ends if one is not None and not isinstance(one, KeylaneError)] == []
+    assert joined > 0
+    assert max(took_s) < TTL_MS / 1_000

@@ -1,0 +1,64 @@
+"""One consumer with all 1,024 partitions of one broker: what it handles is acked at once, and it closes in time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from cluster import Cluster, eventually
+from keylane import Consumer, Message, Producer
+from keylane.protocol.frames import Ack
+from keylane.protocol.limits import PARTITIONS_MAX
+from keylane.rpc.client import BrokerClient
+
+ACK_MS_MAX = 500
+CLOSE_S_MAX = 10.0
+
+
+@pytest.mark.parametrize("strategy", ["exclusive", "shared"])
+async def test_acks_and_releases_have_room_beside_a_thousand_pulls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """While a pull of each partition waits, the ack of a message takes milliseconds, and so does closing."""
+    ack_ms: list[float] = []
+    call = BrokerClient.call
+
+    async def timed(self, request, payload=b"", *, wait_ms=0):
+        began = time.monotonic()
+        try:
+            return await call(self, request, payload, wait_ms=wait_ms)
+        finally:
+            if isinstance(request, Ack) and request.ranges:
+                ack_ms.append((time.monotonic() - began) * 1_000)
+
+    monkeypatch.setattr(BrokerClient, "call", timed)
+    cluster = Cluster(tmp_path, 1)
+    try:
+        await cluster.create("many", partitions=PARTITIONS_MAX)
+        handled: list[Message] = []
+        consumer = Consumer(
+            cluster.meta, subject="many", group="g", handler=handled.append, strategy=strategy
+        )
+        async with Producer(cluster.meta) as producer:
+            await consumer.__aenter__()
+            await eventually(
+                lambda: (
+                    sum(one.waiting_for == "messages" for one in consumer.assignment)
+                    == PARTITIONS_MAX
+                ),
+                seconds=60,
+            )
+            for number in range(10):
+                await producer.send("many", b"v", key=b"k%d" % number)
+                await eventually(lambda: len(ack_ms) > number)  # noqa: B023  awaited here
+            began = time.monotonic()
+            await consumer.close()
+            close_s = time.monotonic() - began
+        assert len(handled) == 10
+        assert median(ack_ms) < ACK_MS_MAX, ack_ms
+        assert close_s < CLOSE_S_MAX
+    finally:
+        cluster.stop()
