@@ -34,7 +34,7 @@ after their effect), clocks (offset, drift of 5 %, jumps of an hour), pauses, cr
 losses with torn and lost writes, stalled, failing and full disks; sends, resizes, splits, merges, moves, evacuations,
 joins and leaves; in most seeds, users who open an object again, copy it with a fork, give it generators that repeat, send
 from two tasks, cancel whatever waits, flush instead of awaiting tickets, wrap handlers, raise odd errors, go on after a
-cancellation, redeploy, and have keys that fail for ever; in one seed of eight, silent brokers given up, the progress of consumer groups set anew, old messages
+cancellation, run until a signal, redeploy, share a group, and have keys that fail for ever; in one seed of eight, silent brokers given up, the progress of consumer groups set anew, old messages
 removed.
 Then everything is healed and has to drain.  `make sim SEED=k` replays one seed.
 

@@ -535,7 +535,11 @@ class ConsumerHost(Host):
         if self.running and not self.leaving and self.consumer is not None:
             self.leaving = self._stopped = True
             self.consumer = None
-            self.loop.post(self.process, send_stop, self.process)
+            self.loop.post(self.process, self._hear_signal)
+
+    def _hear_signal(self) -> None:
+        self._drop_in_hand()  # the body of an iteration has a moment to end, and no promise
+        send_stop(self.process)
 
     def _started(self, message: Message, *, ours: bool = False) -> None:
         if self._shared:  # no order, no owner: it counts what was handled
@@ -604,7 +608,7 @@ class ConsumerHost(Host):
     async def _iterate_all(self, consumer: Consumer) -> None:
         async for message in consumer:
             self._in_hand = message
-            self._started(message, ours=True)
+            self._started(message, ours=not self._stopped)
             if not self.calm and self._bodies.random() < self._manners["slow"]:
                 await asyncio.sleep(2 * self._bodies.random() * self._settings.ttl_ms / 1000)
             elif self.dice.random() < 0.3:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -36,4 +38,12 @@ def send_stop(process: Process) -> None:
         tell()
 
 
-client.StopSignals = SimStopSignals  # type: ignore[assignment,misc]
+@contextmanager
+def simulated_signals() -> Iterator[None]:
+    """Consumers listen to these signals, and to no others."""
+    real = client.StopSignals
+    client.StopSignals = SimStopSignals  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        client.StopSignals = real  # type: ignore[misc]

@@ -34,6 +34,7 @@ from sim.network import Internet, SimNetwork
 from sim.operators import Operator, for_operators, is_operated
 from sim.poison import owed, unhandled
 from sim.service import Service
+from sim.signals import simulated_signals
 from sim.swarm import Swarm, draw
 from sim.users import SHARED, Preloaded, Users, for_users
 
@@ -426,7 +427,8 @@ def run_seed(seed: int) -> Outcome:
     try:
         drained_s = -1.0
         try:
-            drained_s = world.loop.run_until_complete(world.live())
+            with simulated_signals():
+                drained_s = world.loop.run_until_complete(world.live())
         except StuckError as error:
             world.loop.faults.append(error)
         return world.judge(drained_s)
