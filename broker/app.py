@@ -17,6 +17,7 @@ from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat
 from ..rpc.client import MetaClient
 from ..rpc.http_network import HttpNetwork
+from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.server import Server
@@ -26,6 +27,7 @@ from .registration import Registration
 from .service import BrokerService
 from .settings import BrokerSettings
 from .storage.fail_points import files_of
+from .storage.files import narrow_rights
 from .storage.identity import Identity, claim_folder
 from .store import Store
 
@@ -68,24 +70,20 @@ async def running_broker(
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))
         stack.callback(files.close)  # last: the lock outlives all threads
-        writer = ThreadPoolExecutor(1, "commit")
-        stack.callback(writer.shutdown)
-        readers = ThreadPoolExecutor(settings.reader_threads, "read")
-        stack.callback(readers.shutdown)
-        run_commit = _in_pool(writer)
-        background = ThreadPoolExecutor(1, "background")
-        stack.callback(background.shutdown)
-        run_background = _in_pool(background)
+        run_commit = _in_pool(stack, 1, "commit")
+        run_read = _in_pool(stack, settings.reader_threads, "read")
+        run_background = _in_pool(stack, 1, "background")
 
         def open_store() -> tuple[Identity, Store]:
             files.lock()
             identity = claim_folder(files, broker_group=settings.group, dice=dice)
+            narrow_rights(str(settings.data))
             store = Store.open(
                 files,
                 settings,
                 clock=clock,
                 run_commit=run_commit,
-                run_read=_in_pool(readers),
+                run_read=run_read,
                 run_background=run_background,
             )
             return identity, store
@@ -108,18 +106,18 @@ async def running_broker(
         cleaning = Cleaning(
             store, files, settings, clock=clock, run_commit=run_commit, run_read=run_background
         )
-        registration = Registration(
-            MetaClient(network, settings.meta), report, dice=dice, clock=clock
-        )
+        meta = MetaClient(network, settings.meta)
+        registration = Registration(meta, report, dice=dice, clock=clock)
         control = BrokerControl(
             store,
             broker_group=settings.group,
             broker_id=identity.broker_id,
             clock=clock,
             registration=lambda: registration.problem,
+            refusal=lambda: registration.refusal,
             retention=lambda: cleaning.problem,
         )
-        server = Server(control.routes(), data_handler=service.handle)
+        server = Server(control.routes(), data_handler=service.handle, limits=_limits(settings))
         await server.start(settings.host, settings.port)
         stack.push_async_callback(server.stop)
         stack.callback(service.close)
@@ -129,7 +127,17 @@ async def running_broker(
         yield RunningBroker(address=server.address, identity=identity, store=store)
 
 
-def _in_pool(pool: ThreadPoolExecutor) -> Callable[..., Awaitable[Any]]:
+def _limits(settings: BrokerSettings) -> HttpLimits:
+    return HttpLimits(connections_max=settings.http_connections_max)
+
+
+def _in_pool(
+    stack: contextlib.AsyncExitStack, threads: int, name: str
+) -> Callable[..., Awaitable[Any]]:
+    """Runs functions in threads of their own, which end with the stack."""
+    pool = ThreadPoolExecutor(threads, name)
+    stack.callback(pool.shutdown)
+
     def run(function: Callable[..., Any], /, *args: Any) -> Awaitable[Any]:
         return asyncio.get_running_loop().run_in_executor(pool, function, *args)
 

@@ -39,7 +39,7 @@ GROUPS_LISTED_MAX = 2_000
 
 
 class BrokerControl:
-    """Answers control calls out of a store; `registration` and `retention` say what is wrong there, "" for nothing."""
+    """Answers control calls out of a store; `registration`, `retention` and `refusal` say what is wrong there, "" for nothing."""
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class BrokerControl:
         clock: Clock,
         registration: Callable[[], str],
         retention: Callable[[], str] = lambda: "",
+        refusal: Callable[[], str] = lambda: "",
     ) -> None:
         self._store = store
         self._broker_group = broker_group
@@ -57,6 +58,7 @@ class BrokerControl:
         self._clock = clock
         self._registration = registration
         self._retention = retention
+        self._refusal = refusal
         self._ids: list[int] = []
         """Of what is hosted, in order, as of the last listing."""
         self._ids_version = -1
@@ -154,8 +156,10 @@ class BrokerControl:
         return Done()
 
     async def health(self, _body: object, _params: Params) -> Health:
-        """Does it take writes, and is it known to the metaserver."""
-        reason = self._store.commit.reason
+        """Does it take writes, and will the metaserver have it: ready is a broker that clients can come to."""
+        read_only = self._store.commit.reason
+        refusal = self._refusal()
+        reason = read_only or (refusal and f"the metaserver refuses this broker: {refusal}")
         unsaved = self._store.snapshotter.problem
         return Health(
             program="broker",
@@ -164,7 +168,7 @@ class BrokerControl:
             details={
                 "broker_group": self._broker_group,
                 "broker_id": self._broker_id,
-                "writable": not reason,
+                "writable": not read_only,
                 "registration": self._registration() or "registered",
                 "partitions": len(self._store.state.partitions),
                 "first_position": self._store.log.first_position,

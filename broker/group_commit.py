@@ -24,6 +24,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
 from ..protocol.clock import Clock
@@ -35,6 +36,7 @@ from ..protocol.errors import (
     OverloadedError,
     StorageError,
 )
+from .line import WAITING_MAX, Line
 from .storage.append_file import Buffer
 from .storage.commit_log import CommitLog, WritePlan
 from .storage.consume_queue import ConsumeQueues, Unit
@@ -140,6 +142,7 @@ class GroupCommit:
         self._full_bytes = 0
         """What did not fit when the disk was full."""
         self._held = ""
+        self._line = Line(WAITING_MAX, self._has_room)
         self.commits = 0
         """Commits settled since the start."""
         self.failures = 0
@@ -177,9 +180,22 @@ class GroupCommit:
         """Take no messages for this reason from now on; "" to take them again.  What consumers do goes on."""
         self._held = reason
 
-    def check_room(self, length: int, *, own: bool = False) -> None:
+    def _has_room(self, length: int) -> bool:
+        taken = self._queued_bytes + self._line.promised_bytes
+        return taken + length <= self._queued_bytes_max or not taken
+
+    def turn(self, length: int) -> AbstractAsyncContextManager[None]:
+        """Wait for room for messages of `length` bytes; inside the block they are decided on, with `in_turn`."""
+        if self._line.passes(length) or self.reason:  # which `check_room` tells
+            return nullcontext()
+        return self._line.turn(length)
+
+    def check_room(self, length: int, *, own: bool = False, in_turn: bool = False) -> None:
         """
         Let a record of `length` bytes be decided on; the broker's `own` have room, and go on, where messages do not.
+
+        Args:
+            in_turn: its room was waited for.
 
         Raises:
             BrokerReadOnlyError: a write failed before, or the disk was full a moment ago.
@@ -189,8 +205,11 @@ class GroupCommit:
             reason = self.reason
             if reason and not (own and reason is self._held):
                 raise BrokerReadOnlyError(f"the broker takes no writes: {reason}")
+        if in_turn:
+            return
         most = self._queued_bytes_max + (OWN_QUEUED_BYTES_MAX if own else 0)
-        if self._queued_bytes + length > most and self._queued_bytes:
+        taken = self._queued_bytes + (0 if own else self._line.promised_bytes)
+        if taken + length > most and taken:
             raise OverloadedError(
                 f"{self._queued_bytes} bytes are waiting for the disk", retry_after_ms=10
             )
@@ -335,6 +354,7 @@ class GroupCommit:
                 entry.settled(entry)
             if not entry.future.done():
                 entry.future.set_result(None)
+        self._line.let_in()
         self.on_settled()
 
     def _full(self, plan: WritePlan) -> None:
@@ -363,6 +383,7 @@ class GroupCommit:
             _refuse(entry, type(error)(error.message, **error.details))
         for entry in waiting:
             _refuse(entry, BrokerReadOnlyError(f"the broker takes no writes: {error.message}"))
+        self._line.let_in(all_of_them=True)
 
     async def close(self) -> None:
         """Wait until everything submitted is durable or has failed."""

@@ -11,7 +11,13 @@ from typing import Protocol
 from ..protocol.backoff import Backoff
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat, BrokerWelcome
-from ..protocol.errors import KeylaneError, UnreachableError
+from ..protocol.errors import (
+    BrokerGroupTakenError,
+    KeylaneError,
+    RefusedError,
+    Retry,
+    UnreachableError,
+)
 
 log = logging.getLogger("keylane.broker")
 
@@ -49,6 +55,8 @@ class Registration:
         self._welcomed = False
         self._told = ("", logging.NOTSET)
         self.problem = "not reported yet"
+        self.refusal = ""
+        """Why the metaserver will not have this broker, so that no client comes; "" if it will, or is silent."""
 
     async def run(self) -> None:
         """Report at once and then for ever; cancel it to end it."""
@@ -60,6 +68,9 @@ class Registration:
             except KeylaneError as error:
                 failures += 1
                 self.problem = error.message
+                refused = isinstance(error, RefusedError | BrokerGroupTakenError)
+                if refused and error.retry is Retry.NEVER:
+                    self.refusal = error.message
                 self._tell(error)
                 wait_ms = WAITS.wait_ms(failures, self._dice)
             else:
@@ -69,7 +80,7 @@ class Registration:
                 failures = 0
                 self._welcomed = True
                 self._told = ("", logging.NOTSET)
-                self.problem = ""
+                self.problem = self.refusal = ""
                 wait_ms = welcome.heartbeat_ms
                 # Where all metaservers but one hang, that one hears this broker before its ttl is over.
                 within_ms = max(welcome.ttl_ms - 2 * wait_ms, welcome.ttl_ms // 4)

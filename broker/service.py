@@ -85,7 +85,10 @@ class BrokerService:
         return await self._handlers[kind](request, payload)
 
     async def _append(self, request: Append, payload: memoryview) -> Handled:
-        durable, base_offset, duplicate = self._store.append(request.partition_id, payload)
+        async with self._store.commit.turn(len(payload)):
+            durable, base_offset, duplicate = self._store.append(
+                request.partition_id, payload, in_turn=True
+            )
         await durable
         return Appended(request.correlation_id, base_offset, self._store.level, duplicate), b""
 

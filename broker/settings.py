@@ -15,7 +15,7 @@ from typing import Any
 
 from ..protocol.errors import ConfigError, InvalidNameError
 from ..protocol.ids import check_name
-from ..protocol.limits import BATCH_BYTES_MAX
+from ..protocol.limits import BATCH_BYTES_MAX, HTTP_CONNECTIONS_MAX
 
 MIB = 1 << 20
 INDEX_KINDS = ("file", "rocksdb")
@@ -56,6 +56,8 @@ class BrokerSettings:
     """Newest batches kept in memory for consumers that keep up."""
     reader_threads: int = 2
     """Threads that read old batches from the disk."""
+    http_connections_max: int = HTTP_CONNECTIONS_MAX
+    """Plain HTTP connections at once; those of the data plane are not among them."""
 
     def __post_init__(self) -> None:
         _refuse(_value_problems({name: getattr(self, name) for name in self.__slots__}))
@@ -72,6 +74,7 @@ _RANGES = {
     "commit_bytes_max": (BATCH_BYTES_MAX, 1 << 30),
     "cache_bytes": (0, 1 << 40),
     "reader_threads": (1, 64),
+    "http_connections_max": (1, 1_000_000),
 }
 
 

@@ -156,10 +156,13 @@ class Store:
 
     # ── appends ───────────────────────────────────────────────────────────────────────────────────────
     def append(
-        self, partition_id: int, record: memoryview
+        self, partition_id: int, record: memoryview, *, in_turn: bool = False
     ) -> tuple[asyncio.Future[None], int, bool]:
         """
         Decide on one batch.
+
+        Args:
+            in_turn: its room was waited for, with `commit.turn`.
 
         Returns:
             What to wait for, the base offset (-1: stored, no longer known where), whether it is a duplicate.
@@ -180,7 +183,7 @@ class Store:
                 partition_id=partition_id,
             )
         partition = self.state.partition(partition_id)
-        self.commit.check_room(header.length)
+        self.commit.check_room(header.length, in_turn=in_turn)
         self.state.touch(partition)
         found = partition.decide_append(header)
         if isinstance(found, Duplicate):

@@ -12,7 +12,7 @@ from .screen import make_table, show_json, show_table
 
 async def show_health(address: str, form: OutputFormat) -> None:
     """
-    Show a broker's health; exit status 1 if it takes no writes.
+    Show a broker's health; exit status 1 if it is not ready: it takes no writes, or is refused by the metaserver.
 
     Raises:
         ConfigError, NotSentError.
@@ -26,7 +26,7 @@ async def show_health(address: str, form: OutputFormat) -> None:
     if form is OutputFormat.JSON:
         show_json(health)
     else:
-        title = "takes writes" if health.ready else f"takes no writes: {health.reason}"
+        title = "takes writes" if health.ready else f"not ready: {health.reason}"
         rows = [(name.replace("_", " "), value) for name, value in sorted(health.details.items())]
         show_table(make_table(f"broker at {place}: {title}", ("", "now#"), rows))
     if not health.ready:

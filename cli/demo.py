@@ -30,7 +30,7 @@ def open_folder(data: Path | None) -> Path:
     try:
         if data is None:
             return Path(tempfile.mkdtemp(prefix="keylane-demo-"))
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(data.iterdir()):
             raise DataFolderError(
                 f"{data} is not empty: the demo counts what it finds, so it begins with an empty folder",

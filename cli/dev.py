@@ -64,7 +64,7 @@ def prepare_data(data: Path) -> None:
         DataFolderError: they cannot.
     """
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = data / ".writable"
         probe.touch()
         probe.unlink()

@@ -5,17 +5,18 @@
                      └◀── the same call again, or the attendant, goes on from here
 
 Every step may be done twice: hosting is idempotent at the broker, planning and opening are in SQL.
+What was planned on a broker that has gone silent is planned on another one, as long as the subject is not open.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from ..protocol.address import check_broker_address
 from ..protocol.control import (
     BrokerHeartbeat,
     BrokerView,
@@ -26,7 +27,7 @@ from ..protocol.control import (
     SubjectView,
 )
 from ..protocol.errors import (
-    DataFolderError,
+    BrokerGroupTakenError,
     InvalidRequestError,
     KeylaneError,
     NotEnoughBrokersError,
@@ -48,6 +49,7 @@ from .store_brokers import (
     renew_broker,
     report_broker,
 )
+from .store_creations import plan_creation_anew
 from .store_queues import read_queues
 from .store_subjects import (
     SubjectRow,
@@ -66,9 +68,10 @@ from .wakeups import Wakeups
 log = logging.getLogger("keylane.metaserver")
 
 PROBE_TIMEOUT_MS = 1_000
+PLANS_MAX = 4
+"""How often one call plans a creation anew."""
 HOSTED_AT_ONCE_MAX = 64
 """Calls to brokers at the same time; each waits for a disk, and the broker gathers them into one flush."""
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
 
 
 class Catalogue:
@@ -88,19 +91,20 @@ class Catalogue:
 
         Raises:
             InvalidNameError, InvalidRequestError
-            DataFolderError: its group is another data folder's, or its folder is a copy of one in use.
+            BrokerAddressError: it is not on loopback.
+            BrokerGroupTakenError: its group is another data folder's, or its folder is a copy of one in use.
         """
         check_name("broker group", report.broker_group)
         if not report.broker_id.isprintable() or not report.broker_id:
             raise InvalidRequestError("broker_id must be printable text")
-        check_address(report.address)
+        check_broker_address(report.address)
         settings = self._settings
         ttl_ms = settings.broker_ttl_ms
         if not await self._database.renew(renew_broker, report, ttl_ms=ttl_ms):
             try:
                 await self._check_no_copy(report)
                 changed = await self._database.write_first(report_broker, report, ttl_ms=ttl_ms)
-            except DataFolderError:
+            except BrokerGroupTakenError:
                 if not await self._is_past(report):
                     await self._database.write(note_refused, report, ttl_ms=ttl_ms)
                 raise
@@ -114,7 +118,7 @@ class Catalogue:
         A broker may move to another address; but a folder that is in use at the old one too has been copied.
 
         Raises:
-            DataFolderError: whoever is known at the old address answers with the same identity.
+            BrokerGroupTakenError: whoever is known at the old address answers with the same identity.
         """
         known = await self._database.read(broker_place, report.broker_group)
         if known is None or known[0] != report.broker_id or known[1] == report.address:
@@ -124,7 +128,7 @@ class Catalogue:
         except KeylaneError:
             return  # nobody there: the broker has moved
         if there == report.broker_id:
-            raise DataFolderError(
+            raise BrokerGroupTakenError(
                 f"the data folder of broker group {report.broker_group!r} is in use at {known[1]} "
                 f"too: the one at {report.address} is a copy",
                 broker_group=report.broker_group,
@@ -192,20 +196,41 @@ class Catalogue:
                 log.info("%s", error.message)
 
     async def _complete(self, row: SubjectRow) -> None:
-        name = row.name
-        planned = await self._database.read(planned_partitions, row.subject_id)
+        """
+        Have every planned partition hosted, elsewhere if its broker has gone, and open the subject.
+
+        Raises:
+            NotEnoughBrokersError: a broker did not take its part, and there is no other.
+        """
+        problem = ""
+        for _ in range(PLANS_MAX):
+            planned = await self._database.read(planned_partitions, row.subject_id)
+            if not planned:
+                return  # another metaserver has opened it
+            problem = await self._host_all(row, planned)
+            if not problem:
+                hosted = [one.partition_id for one in planned]
+                if await self._database.write(open_subject, row.name, hosted):
+                    self._wakeups.wake([row.name])
+                    return
+            elif not await self._database.write(plan_creation_anew, row.subject_id):
+                break
+        raise NotEnoughBrokersError(
+            f"{problem or 'its plan has changed meanwhile'}; the creation goes on by itself when its "
+            "broker takes it, or on another one once that is silent",
+            subject=row.name,
+        )
+
+    async def _host_all(self, row: SubjectRow, planned: Sequence[Partition]) -> str:
+        """Have brokers host partitions; why some are not hosted, "" if all are."""
         room = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._host(row, one, room)) for one in planned]
         refused = [task.result() for task in tasks if task.result()]
-        if refused:
-            raise NotEnoughBrokersError(
-                f"{len(refused)} of {len(planned)} partitions of {name!r} have no broker yet: "
-                f"{refused[0]}; the creation goes on by itself when its broker takes it",
-                subject=name,
-            )
-        if await self._database.write(open_subject, name):
-            self._wakeups.wake([name])
+        if not refused:
+            return ""
+        count = f"{len(refused)} of {len(planned)} partitions of {row.name!r}"
+        return f"{count} have no broker yet: {refused[0]}"
 
     async def _host(
         self, row: SubjectRow, partition: Partition, room: asyncio.Semaphore
@@ -287,11 +312,3 @@ class Catalogue:
     def close(self) -> None:
         """Answer everybody who waits."""
         self._wakeups.wake_all()
-
-
-def check_address(address: str) -> str:
-    """Let `host:port` through.  Raises InvalidRequestError."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match[2]) <= 65_535:
-        raise InvalidRequestError(f"an address is host:port, not {address!r:.80}")
-    return address

@@ -12,6 +12,8 @@ Losing a renewal with the machine is harmless: after a new boot every session ge
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
@@ -35,7 +37,10 @@ from .transactions import UnderWay
 
 P = ParamSpec("P")
 T = TypeVar("T")
+log = logging.getLogger("keylane.metaserver")
 FILE = "meta.db"
+OWN_SUFFIXES = ("", "-wal", "-shm", "-journal")
+PRIVATE_MODE, PRIVATE_FOLDER_MODE = 0o600, 0o700
 READERS = 2
 LOCKED_PAUSE_MS = 50
 
@@ -149,6 +154,7 @@ async def open_database(
         raise ConfigError(f"cannot use database_url: {error}") from error
     try:
         if database.name == "sqlite":
+            _keep_private(Path(where.database or ""))
             await _keep_write_ahead(where.database or "")
         await database.write(migrate)
         if database.name == "sqlite":
@@ -168,6 +174,26 @@ def _embedded(folder: Path) -> URL:
             operation="open",
         ) from error
     return URL.create("sqlite+aiosqlite", database=str(folder / FILE))
+
+
+def _keep_private(path: Path) -> None:
+    """
+    Have nobody but its user read the database; SQLite gives its other files the rights of the first.
+
+    The folder is narrowed too if nothing else is in it.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_MODE))
+        files = [
+            one for suffix in OWN_SUFFIXES if (one := path.with_name(path.name + suffix)).exists()
+        ]
+        for one in files:
+            one.chmod(PRIVATE_MODE)
+        if {one.name for one in path.parent.iterdir()} <= {one.name for one in files}:
+            path.parent.chmod(PRIVATE_FOLDER_MODE)
+    except OSError as error:
+        # Whether the database can be used SQLite says; that others may read it is worth a word, and no more.
+        log.warning("the rights of %s could not be narrowed: %s", path, error.strerror or error)
 
 
 async def _keep_write_ahead(path: str) -> None:

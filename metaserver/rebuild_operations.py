@@ -22,6 +22,8 @@ from ..protocol.routing import Partition, PartitionState
 from .rebuild_rows import RebuiltOperation, RebuiltPartition
 
 SEALED = PartitionState.SEALED
+NO_PARENT = 0
+"""Stands for the parent of those without any; ids begin at 1."""
 
 
 def forget_canceled(found: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]) -> None:
@@ -30,23 +32,25 @@ def forget_canceled(found: Sequence[PartitionStatus], rows: dict[int, RebuiltPar
 
     Such a child is sealed, empty, and nothing continues it: for whatever is sealed to be continued has children,
     hosted before.  Or it is unused, and a younger one continues the same parent in its range: one operation runs at a
-    time, and none begins on a parent whose children were opened.
+    time, and none begins on a parent whose children were opened.  So it is with partitions of a creation that have no
+    parents: where two share a range, the older one was left on a broker that had gone silent.
     """
     continued = {one for row in rows.values() for one in row.partition.parents}
     used = {one.partition_id for one in found if one.next_offset or one.groups}
     by_parent: dict[int, list[Partition]] = defaultdict(list)
     for partition_id, row in sorted(rows.items(), reverse=True):
         one = row.partition
-        younger = (other for parent in one.parents for other in by_parent[parent])
+        parents = one.parents or (NO_PARENT,)
+        younger = (other for parent in parents for other in by_parent[parent])
         replaced = any(
             other.range_start < one.range_end and one.range_start < other.range_end
             for other in younger
         )
-        for parent in one.parents:
+        for parent in parents:
             by_parent[parent].append(one)
-        if not one.parents or partition_id in continued or partition_id in used:
+        if partition_id in continued or partition_id in used:
             continue
-        if row.end_offset == 0 or replaced:
+        if replaced or (one.parents and row.end_offset == 0):
             set_state(rows, partition_id, PartitionState.EXPIRED)
 
 

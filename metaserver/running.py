@@ -14,14 +14,15 @@ from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import Health
 from ..protocol.errors import StorageError
 from ..rpc.http_network import HttpNetwork
+from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, Server
 from .announcer import Announcer
 from .attendant import Attendant
-from .calls import control_calls, control_routes
+from .calls import Call, control_calls, control_routes
 from .catalogue import Catalogue
-from .database import SqlDatabase, open_database
+from .database import open_database
 from .expirer import Expirer
 from .members import Members
 from .openapi import openapi_document
@@ -29,6 +30,7 @@ from .resetter import Resetter
 from .reshaper import Reshaper
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .verifier import Verifier
+from .write_watch import WatchedDatabase
 
 API_VERSION = "1"
 
@@ -81,13 +83,15 @@ async def running_metaserver(
     if network is None:
         network = own = HttpNetwork()
     try:
+        clock = clock or SystemClock()
         async with open_database(
             folder=folder,
             url=settings.database_url,
-            clock=clock or SystemClock(),
+            clock=clock,
             boot=machine_boot(),
             broker_ttl_ms=settings.broker_ttl_ms,
-        ) as database:
+        ) as opened:
+            database = WatchedDatabase(opened, clock)
             catalogue = Catalogue(database, network, settings)
             members = Members(database, settings)
             dice = random.SystemRandom()
@@ -106,16 +110,10 @@ async def running_metaserver(
             verifier = Verifier(database, network)
             health = partial(_health, database, catalogue)
             calls = control_calls(catalogue, members, health, reshaper, verifier, resetter)
-            document = openapi_document(calls, version=API_VERSION)
-
-            async def openapi(_body: object, _params: Params) -> object:
-                return document
-
-            routes = [
-                *control_routes(calls),
-                ControlRoute("GET", "/v1/openapi.json", None, openapi),
-            ]
-            server = Server(routes)
+            routes = [*control_routes(calls), _document_route(calls)]
+            server = Server(
+                routes, limits=HttpLimits(connections_max=settings.http_connections_max)
+            )
             await server.start(settings.host, settings.port)
             expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
             announcer = Announcer(database, network, settings, holder=driver)
@@ -131,15 +129,27 @@ async def running_metaserver(
                 attending.cancel()
                 await asyncio.wait([attending])
                 await reshaper.stop()
+                await database.close()
     finally:
         if own is not None:
             await own.close()
 
 
-async def _health(database: SqlDatabase, catalogue: Catalogue) -> Health:
+def _document_route(calls: list[Call]) -> ControlRoute:
+    document = openapi_document(calls, version=API_VERSION)
+
+    async def openapi(_body: object, _params: Params) -> object:
+        return document
+
+    return ControlRoute("GET", "/v1/openapi.json", None, openapi)
+
+
+async def _health(database: WatchedDatabase, catalogue: Catalogue) -> Health:
+    problem = await database.problem()
     try:
         brokers = await catalogue.brokers()
     except StorageError as error:
         return Health(program="metaserver", ready=False, reason=error.message)
     details = {"database": database.name, "brokers": to_builtins(brokers)}
-    return Health(program="metaserver", ready=True, details=details)
+    reason = f"the database cannot be written: {problem}" if problem else ""
+    return Health(program="metaserver", ready=not problem, reason=reason, details=details)

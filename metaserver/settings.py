@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import ConfigError, DataFolderError
+from ..protocol.limits import CONNECTIONS_MAX
 
 DATABASE_SCHEMES = ("sqlite+aiosqlite:", "postgresql+asyncpg:")
 NO_FILE = ("", "//", "///", "///:memory:")
@@ -59,6 +60,10 @@ class MetaserverSettings:
     )
     sessions_max: int = field(default=10_000, metadata={"doc": "consumers of one group"})
     subjects_max: int = field(default=10_000, metadata={"doc": "subjects"})
+    http_connections_max: int = field(
+        default=CONNECTIONS_MAX,
+        metadata={"doc": "HTTP connections at once: each consumer and producer has one or two"},
+    )
 
     def __post_init__(self) -> None:
         problems = [
@@ -90,6 +95,7 @@ _RANGES = {
     "expire_ms": (100, 600_000),
     "sessions_max": (1, 100_000),
     "subjects_max": (1, 1_000_000),
+    "http_connections_max": (1, 1_000_000),
 }
 
 
@@ -132,7 +138,7 @@ def prepare_folder(data: Path) -> Path:
         DataFolderError: it cannot be made.
     """
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise DataFolderError(f"cannot use {data} as data folder: {error}", path=data) from error
     return data

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol.control import BrokerHeartbeat, BrokerView
-from ..protocol.errors import BrokerGroupUnknownError, DataFolderError
+from ..protocol.errors import BrokerGroupTakenError, BrokerGroupUnknownError
 from ..protocol.ids import BrokerGroup, check_name
 from ..protocol.routing import PartitionState
 from .dialect import insert_new, insert_or_replace, now_ms
@@ -72,7 +72,7 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
         The ids of the subjects whose route changed by it.
 
     Raises:
-        DataFolderError: the group is another data folder's.
+        BrokerGroupTakenError: the group is another data folder's.
     """
     here = {"of_group": report.broker_group, "for_ms": ttl_ms}
     who = {"broker_id": report.broker_id, "address": report.address}
@@ -85,7 +85,7 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
         hosted = _hosted(connection, report.broker_group)
         if row.alive or hosted:
             state = f"alive at {row.address}" if row.alive else f"silent, with {hosted} partitions"
-            raise DataFolderError(
+            raise BrokerGroupTakenError(
                 f"broker group {report.broker_group!r} belongs to another data folder, which is {state}",
                 broker_group=report.broker_group,
             )

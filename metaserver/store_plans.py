@@ -49,6 +49,8 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         OperationRunningError: another operation on a subject has not come to its new route yet.
         StaticSubjectError: it would change the number of queues of a static subject.
     """
+    if ask.kind is OperationKind.CREATE:
+        raise InvalidRequestError("a subject is created by POST /v1/subjects")
     if ask.kind is OperationKind.EVACUATE:
         return plan_evacuations(connection, ask)
     hosts: Mapping[BrokerGroup, int] = writable_groups(connection)

@@ -7,7 +7,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -163,11 +163,22 @@ def planned_subjects(connection: Connection) -> list[SubjectRow]:
     return [row for row in found if row is not None]
 
 
-def open_subject(connection: Connection, name: str) -> bool:
-    """Every broker hosts its part: open the partitions and serve the route; False if that was done before."""
+def open_subject(connection: Connection, name: str, hosted: Collection[int] | None = None) -> bool:
+    """
+    Every broker hosts its part: open the partitions and serve the route.
+
+    Args:
+        hosted: the ids that brokers host; None: all.
+
+    Returns:
+        False if it was opened before, or has been planned anew meanwhile: then more has to be hosted.
+    """
     row = find_subject(connection, name, lock=True)
     assert row is not None
     if row.route_version > 0:
+        return False
+    wanted = {one.partition_id for one in planned_partitions(connection, row.subject_id)}
+    if hosted is not None and not wanted <= set(hosted):
         return False
     here = subjects.c.subject_id == row.subject_id
     planned = sa.and_(

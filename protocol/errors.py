@@ -6,7 +6,9 @@
     ├── WorkerCancelledError           a handler cancelled the task that runs it
     ├── RefusedError                   the answer was no; nothing was done
     │   ├── InvalidNameError, OffsetInvalidError, MessageTooLargeError, InvalidRequestError
-    │   ├── OriginError                                    a web page of another site
+    │   ├── OriginError, ForeignHostError                  a web page of another site
+    │   ├── RequestTooSlowError                            the request did not come whole in time
+    │   ├── BrokerAddressError                             a broker names an address that is not loopback
     │   ├── SubjectUnknownError, SubjectExistsError, GroupUnknownError, PartitionUnknownError
     │   ├── StaleRouteError, WrongBrokerError              ask for a new route
     │   ├── FencedError, SessionUnknownError, TokenUnknownError   stop: somebody else owns it
@@ -119,6 +121,31 @@ class OriginError(RefusedError):
     code = 1105
     summary = "a web page of another site may not call this server"
     hint = "Call it from a program, without an Origin header, or through a server of your own."
+
+
+class ForeignHostError(RefusedError):
+    """A request for a host name that is not this server's, as after DNS rebinding.  details: `host`."""
+
+    code = 1106
+    summary = "the request is for another host"
+    hint = "Call the server as localhost, by its loopback address, or by the name it listens on."
+
+
+class RequestTooSlowError(RefusedError):
+    """The body of a request did not arrive whole in time.  details: `limit_ms`."""
+
+    code = 1107
+    retry = Retry.LATER
+    summary = "the request did not arrive whole in time"
+    hint = "Nothing was done.  Send the request in one go."
+
+
+class BrokerAddressError(RefusedError):
+    """A broker reports an address that is not loopback.  details: `address`."""
+
+    code = 1108
+    summary = "a broker's address must be a loopback address"
+    hint = "Start the broker with --host 127.0.0.1, ::1 or localhost."
 
 
 class SubjectUnknownError(RefusedError):

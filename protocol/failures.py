@@ -82,6 +82,14 @@ class DataFolderError(StorageError):
     hint = "Give a folder this user may write, used by one broker only."
 
 
+class BrokerGroupTakenError(DataFolderError):
+    """A broker reports a group that is another data folder's, or its folder is a copy.  details: `broker_group`."""
+
+    code = 1109
+    summary = "the broker group belongs to another data folder"
+    hint = "Start the broker with the group's own data folder, or under another group name."
+
+
 class CorruptIndexError(CorruptLogError):
     """What finds batches in the log is damaged; the log is not.  details: `path`, if known."""
 

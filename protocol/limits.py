@@ -38,6 +38,8 @@ PULLS_PER_CONNECTION_MAX = 4_096
 PULLS_AT_ONCE_MAX = 2_048
 """Of one client at one broker; further ones take turns.  Twice the partitions of a subject."""
 CONNECTIONS_MAX = 10_000
+HTTP_CONNECTIONS_MAX = 1_000
+"""Plain HTTP connections of a broker; a metaserver has one for each consumer, and so more."""
 PRODUCERS_PER_PARTITION_MAX = 10_000
 BATCHES_IN_FLIGHT_MAX = 8
 """Batches that a producer may have sent to a partition without an answer; the broker knows so many of them again."""

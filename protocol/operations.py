@@ -32,6 +32,8 @@ class OperationKind(enum.StrEnum):
     MERGE = "merge"
     MOVE = "move"
     EVACUATE = "evacuate"
+    CREATE = "create"
+    """Not to be asked for: what a creation left on a silent broker is canceled under this name."""
 
 
 class OperationState(enum.StrEnum):

@@ -121,7 +121,7 @@ class DataPlane:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """A new connection, until it ends."""
         if len(self._connections) >= CONNECTIONS_MAX:
-            raise web.HTTPServiceUnavailable(reason="too many connections")
+            raise OverloadedError("too many connections of the data plane", limit=CONNECTIONS_MAX)
         socket = web.WebSocketResponse(
             max_msg_size=FRAME_BYTES_MAX, compress=False, heartbeat=HEARTBEAT_SECONDS, timeout=1.0
         )

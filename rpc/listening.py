@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 
+from ..protocol.address import is_loopback
 from ..protocol.errors import AddressError, HostError
 from .reasons import reason
 
@@ -19,14 +19,8 @@ def check_loopback(host: str) -> None:
     Raises:
         HostError: any other.
     """
-    if host == "localhost":
-        return
-    try:
-        if ipaddress.ip_address(host).is_loopback:
-            return
-    except ValueError:
-        pass
-    raise HostError(f"{host!r} is not a loopback address", host=host)
+    if not is_loopback(host):
+        raise HostError(f"{host!r} is not a loopback address", host=host)
 
 
 def check_port(port: int) -> None:

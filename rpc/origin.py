@@ -1,19 +1,61 @@
-"""Which web pages may call a server: those of its own address, so none of another site in a user's browser.  Pure.
+"""Which callers a server answers: programs, and web pages of its own address; no page of another site.  Pure.
 
-A browser says in `Origin` where the page comes from, with every WebSocket and every POST, and lets no page lie.
-Other programs, our own clients among them, say nothing.  `Host` is not asked: a name of the other site may lead here.
+    Origin            sent with every WebSocket and POST of a page          must be the server's own address
+    Sec-Fetch-Site    sent with every request, a plain GET too              must be same-origin, or none (typed by a user)
+    Host              the name that the caller looked up                    must be a loopback name, or the one listened on
+
+A browser lets no page set these headers.  Other programs, our own clients among them, send the last one alone.
+`Host` is for DNS rebinding: a page of `http://evil.example:7000` is of the same origin as a server that this name leads
+to.  The port in `Host` may be any: what comes through a forwarded port is still for this machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
-from ..protocol.errors import OriginError
+from ..protocol.address import is_loopback
+from ..protocol.errors import ForeignHostError, OriginError
 
 HTTP_PORT = 80
 SHOWN_CHARS_MAX = 100
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_OWN_SITES = frozenset({"same-origin", "none"})
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(:[0-9]{0,5})?")
+
+
+def check_host(hosts: Sequence[str], host: str) -> None:
+    """
+    Let the `Host` header of a request through.
+
+    Args:
+        hosts: the values of the header: one is right, none or several are not.
+        host: where the server listens.
+
+    Raises:
+        ForeignHostError: it is no loopback name or address, and not where the server listens.
+    """
+    match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    name = match[1].strip("[]").lower() if match is not None else ""
+    if not name or not (name == host.lower() or is_loopback(name)):
+        shown = ", ".join(hosts)[:SHOWN_CHARS_MAX]
+        raise ForeignHostError(f"{shown!r} is not a name of this server", host=shown)
+
+
+def check_fetch_site(sites: Iterable[str]) -> None:
+    """
+    Let the `Sec-Fetch-Site` headers of a request through, most often none.
+
+    Raises:
+        OriginError: a browser asks for a page of another origin.
+    """
+    for site in sites:
+        if site not in _OWN_SITES:
+            shown = site[:SHOWN_CHARS_MAX]
+            raise OriginError(
+                f"a web page of another origin ({shown!r}) may not call this server", origin=shown
+            )
 
 
 def check_origins(origins: Iterable[str], host: str, port: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import resource
 import signal
 import sys
@@ -16,6 +17,8 @@ import uvloop
 from ..protocol.errors import KeylaneError
 
 OPEN_FILES = 65_536
+OTHERS_UMASK = 0o077
+"""What a server makes is for its own user: also what libraries make, as RocksDB and SQLite."""
 
 
 def run_program(
@@ -28,6 +31,7 @@ def run_program(
         The exit status: 0, or 1 after a KeylaneError, whose text goes to standard error.
     """
     allow_open_files()
+    os.umask(OTHERS_UMASK)
     logging.basicConfig(
         level=log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )

@@ -4,11 +4,12 @@
     WebSocket   ─▶ the data plane (`data_plane`)
 
 Only loopback addresses are served: there is no access control yet.  A user's browser is on loopback too: what it asks
-for a page of another site is refused (`origin`).
+for a page of another site is refused (`origin`).  Callers have limits of time and number (`intake`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from aiohttp import web
 
 from ..protocol.control import ErrorBody, encode_json
 from ..protocol.errors import (
+    BrokerGroupTakenError,
     BrokerGroupUnknownError,
     FencedError,
+    ForeignHostError,
     GroupBusyError,
     GroupUnknownError,
     InternalError,
@@ -31,6 +34,7 @@ from ..protocol.errors import (
     PartitionUnknownError,
     QueueUnknownError,
     RefusedError,
+    RequestTooSlowError,
     Retry,
     SessionUnknownError,
     StaticSubjectError,
@@ -44,8 +48,9 @@ from ..protocol.limits import CONTROL_BYTES_MAX
 from .answer_room import AnswerRoom
 from .data_plane import STUCK_S, DataHandler, DataPlane
 from .http_network import DATA_PATH
+from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
 from .listening import cannot_listen, check_loopback, check_port
-from .origin import check_origins
+from .origin import check_fetch_site, check_host, check_origins
 
 log = logging.getLogger("keylane.rpc")
 
@@ -54,6 +59,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _STATUS: dict[type[KeylaneError], int] = {
     OriginError: 403,
+    ForeignHostError: 421,
+    RequestTooSlowError: 408,
+    BrokerGroupTakenError: 409,
     SubjectUnknownError: 404,
     GroupUnknownError: 404,
     PartitionUnknownError: 404,
@@ -99,12 +107,42 @@ def _error_response(error: KeylaneError, status: int | None = None) -> web.Respo
     )
 
 
-def _control_handler(route: ControlRoute) -> Callable[[web.Request], Awaitable[web.Response]]:
+async def _read_body(request: web.Request, body_s: float) -> bytes:
+    """
+    The decoded body; over `CONTROL_BYTES_MAX` decoded bytes are refused while they are read.
+
+    Raises:
+        RequestTooSlowError: it was not there in time.
+        InvalidRequestError: what came is not what the headers say.
+        HTTPRequestEntityTooLarge, HTTPUnsupportedMediaType
+    """
+    encoding = ", ".join(request.headers.getall("Content-Encoding", ("identity",))).lower()
+    if encoding not in ENCODINGS:
+        raise web.HTTPUnsupportedMediaType(reason=f"the encoding {encoding!r:.40} is unknown")
+    try:
+        async with asyncio.timeout(body_s):
+            data = await request.read()
+    except TimeoutError:
+        raise RequestTooSlowError(
+            f"{request.method} {request.path[:200]!r}: the body was not there in {body_s:g} s",
+            limit_ms=int(body_s * 1000),
+        ) from None
+    except web.RequestPayloadError as error:
+        raise InvalidRequestError(
+            f"{request.method} {request.path[:200]!r}: the body cannot be read: {error}"
+        ) from None
+    return decoded_body(data, encoding)
+
+
+def _control_handler(
+    route: ControlRoute, body_s: float
+) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
         try:
             body: object = None
             if route.body is not None:
-                body = msgspec.json.decode(await request.read(), type=route.body)
+                data = await _read_body(request, body_s)
+                body = msgspec.json.decode(data, type=route.body)
             params = dict(request.query) | dict(request.match_info)
             answer = await route.handler(body, params)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -147,18 +185,26 @@ class Server:
         data_handler: DataHandler | None = None,
         room: AnswerRoom | None = None,
         stuck_s: float = STUCK_S,
+        limits: HttpLimits | None = None,
     ) -> None:
         self._plane: DataPlane | None = None
+        self._limits = limits or HttpLimits()
         app = web.Application(
-            middlewares=[_typed_errors, self._own_pages], client_max_size=CONTROL_BYTES_MAX
+            middlewares=[self._answers_in_time, _typed_errors, self._own_callers],
+            client_max_size=CONTROL_BYTES_MAX,
         )
         for route in routes:
-            app.router.add_route(route.method, route.path, _control_handler(route))
+            handler = _control_handler(route, self._limits.body_s)
+            app.router.add_route(route.method, route.path, handler)
         if data_handler is not None:
             self._plane = DataPlane(data_handler, room=room, stuck_s=stuck_s)
             app.router.add_get(DATA_PATH, self._plane.serve)
             app.on_shutdown.append(self._plane.close)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=1.0,
+        )
         self.host = ""
         self.port = 0
 
@@ -173,7 +219,24 @@ class Server:
         return self._plane.connections if self._plane is not None else 0
 
     @web.middleware
-    async def _own_pages(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _answers_in_time(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Write the answer here, where there is an end to a client's patience to take it."""
+        response = await handler(request)
+        if not response.prepared:
+            try:
+                async with asyncio.timeout(self._limits.answer_s):
+                    await response.prepare(request)
+                    await response.write_eof()
+            except TimeoutError:
+                log.warning("a client is let go: it does not take its answer")
+                if request.transport is not None:
+                    request.transport.abort()
+        return response
+
+    @web.middleware
+    async def _own_callers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        check_host(request.headers.getall("Host", ()), self.host)
+        check_fetch_site(request.headers.getall("Sec-Fetch-Site", ()))
         check_origins(request.headers.getall("Origin", ()), self.host, self.port)
         return await handler(request)
 
@@ -188,7 +251,14 @@ class Server:
         check_loopback(host)
         check_port(port)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, backlog=1024, reuse_address=True)
+        site = LimitedSite(
+            self._runner,
+            host,
+            port,
+            backlog=1024,
+            limits=self._limits,
+            exempt=lambda: self.connections,
+        )
         try:
             await site.start()
         except OSError as error:

@@ -11,7 +11,9 @@ Invariants
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +24,10 @@ from typing import Protocol
 from ...protocol.errors import DataFolderError, FlushFailedError, StorageError
 from .append_file import Buffer, RealAppendFile, disk_error
 
+log = logging.getLogger("keylane.broker")
+FOLDER_MODE, FILE_MODE, PROTECTED_MODE = 0o700, 0o600, 0o400
+"""Messages are for the user who runs the broker, and for nobody else on the machine."""
+OTHERS_MODE = 0o077
 READ_FILES_MAX = 256
 """Descriptors kept open for reading; the others are opened again when needed."""
 
@@ -160,12 +166,26 @@ def _make_folders(path: Path) -> None:
     if path.is_dir():
         return
     _make_folders(path.parent)
-    path.mkdir(exist_ok=True)
+    path.mkdir(mode=FOLDER_MODE, exist_ok=True)
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def narrow_rights(root: str) -> None:
+    """Take the rights of other users from a data folder and all in it, as an older version left them, or warn."""
+    for folder, _names, files in os.walk(root):
+        for path in (folder, *(f"{folder}/{name}" for name in files)):
+            try:
+                mode = os.stat(path, follow_symlinks=False).st_mode
+                if mode & OTHERS_MODE and not stat.S_ISLNK(mode):
+                    os.chmod(path, stat.S_IMODE(mode) & ~OTHERS_MODE)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                log.warning("other users may read %s: %s", path, error.strerror)
 
 
 class RealFiles:
@@ -189,7 +209,7 @@ class RealFiles:
         """See `Files.lock`; makes the folder if it is missing."""
         try:
             _make_folders(Path(self._root))
-            self._lock_descriptor = os.open(self._path("lock"), os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock_descriptor = os.open(self._path("lock"), os.O_RDWR | os.O_CREAT, FILE_MODE)
         except OSError as error:
             raise DataFolderError(
                 f"cannot write in the data folder {self._root}: {error.strerror}", path=self._root
@@ -206,7 +226,7 @@ class RealFiles:
     def make_folder(self, path: str) -> None:
         """See `Files.make_folder`."""
         try:
-            Path(self._path(path)).mkdir()
+            Path(self._path(path)).mkdir(mode=FOLDER_MODE)
         except FileExistsError:
             if not Path(self._path(path)).is_dir():
                 raise self._no_folder(path) from None
@@ -246,7 +266,9 @@ class RealFiles:
     def open_append(self, path: str) -> RealAppendFile:
         """See `Files.open_append`."""
         try:
-            return RealAppendFile(path, os.open(self._path(path), os.O_RDWR | os.O_CREAT, 0o644))
+            return RealAppendFile(
+                path, os.open(self._path(path), os.O_RDWR | os.O_CREAT, FILE_MODE)
+            )
         except OSError as error:
             raise disk_error("open", path, error) from error
 
@@ -310,11 +332,11 @@ class RealFiles:
 
     def protect(self, path: str) -> None:
         """See `Files.protect`."""
-        self._set_mode(path, 0o444)
+        self._set_mode(path, PROTECTED_MODE)
 
     def unprotect(self, path: str) -> None:
         """See `Files.unprotect`."""
-        self._set_mode(path, 0o644)
+        self._set_mode(path, FILE_MODE)
 
     def _set_mode(self, path: str, mode: int) -> None:
         try:

@@ -139,6 +139,21 @@ def test_the_original_is_refused_when_its_copy_took_over(copied: Copied) -> None
     assert asyncio.run(address_of_first(copied.cluster.meta)) == second
 
 
+async def test_broker_is_not_ready_while_the_metaserver_refuses_it(copied: Copied) -> None:
+    """A copy whose original is alive says that it serves nobody, and why; the original is ready."""
+    copy = copied.start_copy()
+    copied.registration_once(copy, "is a copy")
+    network = HttpNetwork()
+    try:
+        health = await BrokerClient(network, copy).health()
+        assert not health.ready
+        assert "the metaserver refuses this broker" in health.reason
+        original = await address_of_first(copied.cluster.meta)
+        assert (await BrokerClient(network, original).health()).ready
+    finally:
+        await network.close()
+
+
 async def test_a_late_report_of_where_a_broker_was_is_no_second_broker(copied: Copied) -> None:
     """A folder that moved is not called a copy when a report from its old place comes late; the route stays."""
     original = copied.cluster.brokers[0]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,19 +15,26 @@ import pytest
 from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.protocol.control import CreateSubject
-from keylane.protocol.errors import InvalidNameError, NotEnoughBrokersError
+from keylane.protocol.errors import InvalidNameError, NotEnoughBrokersError, OutcomeUnknownError
 from keylane.protocol.ids import NAME_CHARS_MAX
 from keylane.protocol.operations import OperationKind, Reshape
-from keylane.rpc.client import MetaClient
+from keylane.protocol.routing import PartitionState, Route
+from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 
 REPAIR_MS = 100
 
 
+TTL_MS = 1_500
+
+
 @asynccontextmanager
-async def small_cluster(folder: Path) -> AsyncIterator[tuple[Cluster, MetaClient]]:
-    """One broker, and a metaserver that often goes on with creations."""
-    cluster = Cluster(folder, 1, meta_settings=f"repair_ms = {REPAIR_MS}\n")
+async def small_cluster(
+    folder: Path, *, brokers: int = 1
+) -> AsyncIterator[tuple[Cluster, MetaClient]]:
+    """A metaserver that often goes on with creations, and soon finds a broker silent."""
+    settings = f"repair_ms = {REPAIR_MS}\nbroker_ttl_ms = {TTL_MS}\nbroker_heartbeat_ms = 200\n"
+    cluster = Cluster(folder, brokers, meta_settings=settings)
     network = HttpNetwork()
     try:
         yield cluster, MetaClient(network, [cluster.meta])
@@ -83,3 +92,85 @@ async def test_a_creation_over_a_lost_database(tmp_path: Path) -> None:
         await assert_goes_on(cluster, meta)
         await cluster.create("next", partitions=1)
         assert [one.subject for one in (await meta.subjects()).subjects] == ["next"]
+
+
+async def opened(meta: MetaClient, ask: CreateSubject) -> Route:
+    """Ask again and again for the same creation, until it is done."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return (await meta.create_subject(ask)).route
+            except (NotEnoughBrokersError, OutcomeUnknownError):
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("asked_again", [True, False])
+async def test_creation_goes_elsewhere_when_its_broker_dies_before_it_hosts(
+    tmp_path: Path, asked_again: bool
+) -> None:
+    """The broker is killed between plan and host: the subject opens on the other one, by itself or asked by name."""
+    async with small_cluster(tmp_path, brokers=2) as (cluster, meta):
+        await cluster.create("warm", partitions=2)
+        cluster.brokers[1].kill()
+        ask = CreateSubject(subject="s", partitions=4)
+        with pytest.raises(NotEnoughBrokersError, match="'g2'"):
+            await meta.create_subject(ask)
+        if asked_again:
+            route = await opened(meta, ask)
+        else:
+            async with asyncio.timeout(30):
+                while "s" not in [one.subject for one in (await meta.subjects()).subjects]:
+                    await asyncio.sleep(0.1)
+            route = (await meta.create_subject(ask)).route
+        assert {one.broker_group for one in route.partitions} == {"g1"}
+        assert [one.queue for one in route.partitions] == [0, 1, 2, 3]
+        handled: list[Message] = []
+        async with Consumer(cluster.meta, subject="s", group="g", handler=handled.append):
+            async with Producer(cluster.meta) as producer:
+                for number in range(40):
+                    await producer.send("s", b"value", key=b"%d" % number)
+            await eventually(lambda: len(handled) == 40)
+        cluster.brokers[1].restart()
+        await verified(meta)
+
+
+async def verified(meta: MetaClient) -> None:
+    """Wait until the metaserver and the brokers agree."""
+    async with asyncio.timeout(30):
+        while not (last := await meta.verify()).ok:
+            await asyncio.sleep(0.2)
+    assert last.ok
+
+
+async def test_number_given_to_a_broker_that_died_is_never_used_again(tmp_path: Path) -> None:
+    """A stopped broker hosts its part when it goes on: that was given up, is sealed there, and has another number."""
+    async with small_cluster(tmp_path, brokers=2) as (cluster, meta):
+        warm = await cluster.create("warm", partitions=2)
+        stopped = cluster.brokers[1]
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        ask = CreateSubject(subject="s", partitions=2)
+        creating = asyncio.create_task(opened(meta, ask))
+        route = await creating
+        assert {one.broker_group for one in route.partitions} == {"g1"}
+        os.kill(stopped.process.pid, signal.SIGCONT)
+        network = HttpNetwork()
+        broker = BrokerClient(network, stopped.address)
+        known = {one.partition_id for one in (*warm.partitions, *route.partitions)}
+        async with asyncio.timeout(30):
+            while (
+                not (
+                    left := [
+                        one
+                        for one in (await broker.partitions()).partitions
+                        if one.partition_id not in known
+                    ]
+                )
+                or left[0].state is not PartitionState.SEALED
+            ):
+                await asyncio.sleep(0.1)
+        assert [(one.subject, one.next_offset) for one in left] == [("s", 0)]
+        await verified(meta)
+        await cluster.reshape(Reshape(kind=OperationKind.RESIZE, subject="s", partitions=4))
+        await verified(meta)
+        await broker.close()
+        await network.close()

@@ -27,11 +27,13 @@ from keylane.protocol.control import (
     ReleaseGrant,
     Retention,
     SwitchGroup,
+    encode_json,
 )
 from keylane.protocol.errors import (
+    BrokerAddressError,
     BrokerCordonedError,
+    BrokerGroupTakenError,
     BrokerGroupUnknownError,
-    DataFolderError,
     FlushFailedError,
     GroupStrategyError,
     GroupUnknownError,
@@ -376,8 +378,12 @@ async def test_without_a_broker(tmp_path: Path, database: dict[str, str]) -> Non
 async def test_another_folder_is_refused(house: House) -> None:
     """A second data folder under the name of a live broker group is refused, and the first stays."""
     ask = BrokerHeartbeat(broker_group="left", broker_id="copy", address="127.0.0.1:9")
-    with pytest.raises(DataFolderError, match="another data folder"):
+    with pytest.raises(BrokerGroupTakenError, match="another data folder"):
         await house.meta.broker_heartbeat(ask)
+    url = f"http://{house.address}/v1/brokers/heartbeat"
+    async with aiohttp.ClientSession() as session:
+        async with session.post(url, data=encode_json(ask)) as response:
+            assert response.status == 409
     health = await house.meta.health()
     assert [one["address"] for one in health.details["brokers"]] == [house.broker.address]
 
@@ -496,6 +502,25 @@ async def test_bad_addresses(house: House, address: str) -> None:
         await house.meta.broker_heartbeat(
             BrokerHeartbeat(broker_group="right", broker_id="x", address=address)
         )
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["10.0.0.1:7101", "[::]:7101", "0.0.0.0:7101", "evil.example:7101", "127.0.0.1.evil.example:1", "metadata:80"],
+)  # fmt: skip
+async def test_broker_heartbeat_is_refused_when_its_address_is_not_loopback(
+    house: House, address: str
+) -> None:
+    """Nobody is made to connect elsewhere: the known address stays, under a new name or a known broker's own."""
+    known = (await house.meta.health()).details["brokers"]
+    for group, broker_id in (("right", "x"), ("left", house.broker.broker_id)):
+        report = BrokerHeartbeat(broker_group=group, broker_id=broker_id, address=address)
+        with pytest.raises(BrokerAddressError):
+            await house.meta.broker_heartbeat(report)
+    after = (await house.meta.health()).details["brokers"]
+    assert [(one["broker_group"], one["address"]) for one in after] == [
+        (one["broker_group"], one["address"]) for one in known
+    ]
 
 
 async def test_restart_keeps_everything(tmp_path: Path, database: dict[str, str]) -> None:

@@ -15,9 +15,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from keylane.metaserver.database import SqlDatabase, open_database
 from keylane.metaserver.schema import operations, subjects
 from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_creations import plan_creation_anew
 from keylane.metaserver.store_operations import cancel_operation, claim_operation, note_steps
 from keylane.metaserver.store_plans import begin_operations
-from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.store_subjects import (
+    find_subject,
+    open_subject,
+    plan_subject,
+    read_route,
+)
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.errors import (
@@ -127,6 +133,22 @@ async def test_a_plan_sees_a_cordon_that_was_not_committed_when_it_began(meeting
     with pytest.raises(BrokerCordonedError):
         await moving
     await creation
+    await meeting.write(open_subject, "new")
+    route = await meeting.write(read_route, "new")
+    assert {one.broker_group for one in route.partitions} == {"g1", "g2"}
+
+
+async def test_creation_is_planned_anew_once_by_two_metaservers(meeting: Meeting):
+    """The second waits for the first, and finds nothing to do; what is open afterwards covers everything once."""
+    await meeting.write(plan_subject, CreateSubject(subject="new", partitions=3), subjects_max=9)
+    subject = await meeting.write(find_subject, "new")
+    report = BrokerHeartbeat(broker_group="g3", broker_id="g3", address="g3:1")
+    await meeting.write(report_broker, report, ttl_ms=1)
+    assert await meeting.first(plan_creation_anew, subject.subject_id)
+    second = await meeting.second(plan_creation_anew, subject.subject_id)
+    assert not second.done()
+    await meeting.commit()
+    assert not await second
     await meeting.write(open_subject, "new")
     route = await meeting.write(read_route, "new")
     assert {one.broker_group for one in route.partitions} == {"g1", "g2"}

@@ -33,6 +33,7 @@ MACHINE = [
     "*/settings.py",  # a program reads its settings and names its data folder
     "*/__main__.py",
     "cli/*",
+    "rpc/program.py",  # a program sets its umask
     "consumer/client.py",  # a session says its host and process id to whoever looks for it
     "metaserver/database.py",  # where the SQLite file lies
     "metaserver/migrate.py",  # where the migrations lie
@@ -73,6 +74,7 @@ PROTOCOL_MAY_IMPORT = {
     *("types", "typing", "unicodedata"),
     "random",  # for the type of the dice that are passed in
     "zlib",  # a checksum and a codec, no file
+    "ipaddress",  # reads addresses, and asks nobody about them
     *("msgspec", "xxhash", "crc32c"),
 }
 

@@ -46,6 +46,7 @@ CATCHES: dict[str, int] = {
     "key_hashed_anew": 0,
     "lanes_ignore_keys": 1,
     "lanes_run_backwards": 1,
+    "large_appends_get_no_turn": 5_000_846,
     "lease_by_the_calendar": 55,
     "lost_session_goes_on": 4,
     "margin_on_the_wrong_side": 6,

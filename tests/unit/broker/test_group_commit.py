@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from keylane.broker import line
 from keylane.broker.group_commit import RETRY_FULL_MS
 from keylane.broker.storage.commit_log import segment_bases, segment_path
 from keylane.broker.store import Store
@@ -77,8 +78,9 @@ async def test_acks_between_two_commits_are_one_record(desk, disk):
     assert desk.store.state.partition(1).groups["audit"].acked.cursor == 100
 
 
-async def test_too_much_waiting_is_refused():
-    """Beyond the limit of queued bytes an append is refused with NOT_DONE and nothing of it is decided."""
+async def test_too_much_waiting_is_refused(monkeypatch):
+    """Beyond the limit of queued bytes an append waits, and then is refused: nothing of it is decided."""
+    monkeypatch.setattr(line, "WAIT_MS", 50)
     disk, clock = SimDisk(), ManualClock()
     gate = asyncio.Event()
 
@@ -99,7 +101,7 @@ async def test_too_much_waiting_is_refused():
 
     gate.set()
     assert [answer.base_offset for answer in await asyncio.gather(*first)] == [0, 1]
-    assert (await owner).next_offset == 2
+    assert (await owner).cursor == 0
     assert (await desk.append(large[2])).base_offset == 2
 
 

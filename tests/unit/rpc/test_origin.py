@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from keylane.protocol.control import Done, ErrorBody, Leave
-from keylane.protocol.errors import OriginError
+from keylane.protocol.errors import ForeignHostError, OriginError
 from keylane.protocol.frames import Append, decode_answer, encode_frame
 from keylane.rpc.http_network import DATA_PATH
-from keylane.rpc.origin import check_origins
+from keylane.rpc.origin import check_host, check_origins
 from keylane.rpc.server import ControlRoute
 
 FOREIGN = [
@@ -95,3 +95,78 @@ async def test_no_foreign_page_makes_a_control_call(serve):
         async with session.post(place, data=body) as response:
             assert response.status == 200
     assert len(asked) == 1
+
+
+FOREIGN_HOSTS = [
+    [],
+    [""],
+    ["evil.example"],
+    ["evil.example:7000"],
+    ["127.0.0.1.evil.example:7000"],
+    ["localhost.evil.example"],
+    ["10.0.0.1:7000"],
+    ["0.0.0.0:7000"],
+    ["[::]:7000"],
+    ["[::1"],
+    ["localhost@evil.example"],
+    ["localhost:70000000"],
+    ["localhost", "localhost"],
+]
+
+
+@pytest.mark.parametrize("hosts", FOREIGN_HOSTS)
+def test_check_host_refuses_a_name_that_is_not_ours(hosts: list[str]):
+    """Another name or address, several, or none: a page that had a name lead here is refused."""
+    with pytest.raises(ForeignHostError):
+        check_host(hosts, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["localhost", "localhost:7000", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:9", "[::1]:7000", "127.8.8.8:1", "here:7000"],
+)  # fmt: skip
+def test_check_host_takes_loopback_and_the_name_listened_on(named: str):
+    """With a port or without; a forwarded port is another than ours."""
+    check_host([named], "here")
+
+
+async def test_request_for_a_foreign_host_is_refused_everywhere(server):
+    """Each method and path, those that do not exist and the data plane too, answers 421 with a typed error."""
+    async with aiohttp.ClientSession() as session:
+        for method in ("GET", "POST", "OPTIONS", "HEAD"):
+            for path in ("/v1/health", "/nothing", "/", DATA_PATH):
+                async with session.request(
+                    method, f"http://{server.address}{path}", headers={"Host": "evil.example"}
+                ) as response:
+                    assert response.status == 421
+                    if method != "HEAD":
+                        body = msgspec.json.decode(await response.read(), type=ErrorBody)
+                        assert type(body.error()) is ForeignHostError
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await session.ws_connect(
+                f"http://{server.address}{DATA_PATH}", headers={"Host": "evil.example"}
+            )
+        assert caught.value.status == 421
+        assert not server.connections
+
+
+@pytest.mark.parametrize(("site", "passes"), [
+    ("cross-site", False), ("same-site", False), ("x", False), ("", False), ("same-origin", True), ("none", True),
+])  # fmt: skip
+async def test_request_of_a_foreign_page_is_refused_everywhere(server, site: str, passes: bool):
+    """A plain GET has no Origin; its Sec-Fetch-Site says whose page asks."""
+    headers = {"Sec-Fetch-Site": site}
+    async with aiohttp.ClientSession() as session:
+        for method in ("GET", "POST", "HEAD"):
+            async with session.request(
+                method, f"http://{server.address}/nothing", headers=headers
+            ) as response:
+                assert response.status == (404 if passes else 403)
+        if passes:
+            await (
+                await session.ws_connect(f"http://{server.address}{DATA_PATH}", headers=headers)
+            ).close()
+        else:
+            with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+                await session.ws_connect(f"http://{server.address}{DATA_PATH}", headers=headers)
+            assert caught.value.status == 403

@@ -112,9 +112,9 @@ async def test_the_word_of_a_server_that_hangs_up_reaches_the_caller(network, se
     "raw",
     [
         b"\x00" * 100,
-        b"POST /v1/partitions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n",
-        b"GET " + DATA_PATH.encode() + b" HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /v1/partitions HTTP/1.1\r\nHost: localhost\r\ncontent-length: 99999999999\r\n\r\n",
+        b"GET " + DATA_PATH.encode() + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"",
     ],
     ids=["zeros", "lying length", "no upgrade", "long path", "silence"],
@@ -154,7 +154,7 @@ async def test_a_frame_is_the_same_in_one_piece_and_in_many(server):
     """A WebSocket message that arrives byte by byte is one frame."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(
-        f"GET {DATA_PATH} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"GET {DATA_PATH} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
     )
     await reader.readuntil(b"\r\n\r\n")

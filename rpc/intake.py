@@ -1,0 +1,200 @@
+"""What plain HTTP callers may take of a server: time for each part of a request, and a number of connections.
+
+    accepted ─▶ room? ─no─▶ 503, closed
+                  │yes
+                  ▼
+    head, in `head_s` ─▶ body, in `body_s` ─▶ handler ─▶ answer taken, in `answer_s` ─▶ next head, in `head_s`
+
+Invariants
+    A connection that sends no whole request head in time is closed; so is one that keeps nothing but its place.
+    A connection of the data plane counts until its handshake, and no longer: it has limits of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError, RawRequestMessage
+
+from ..protocol.control import ErrorBody, encode_json
+from ..protocol.errors import InvalidRequestError, MessageTooLargeError, OverloadedError
+from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
+
+REFUSED_S = 0.5
+"""How long a refused caller has to take the answer."""
+LINGERING_S = 2.0
+"""How long the rest of a body is read that no handler wanted, so that its sender reads the answer."""
+FILES_SHARE = 2
+"""Connections take at most one in so many of the files that the process may open: the others are for its data."""
+ENCODINGS = frozenset({"identity", "gzip", "deflate"})
+"""Of a body."""
+
+
+def is_ours(record: logging.LogRecord) -> bool:
+    """Whether aiohttp logs a fault of ours.  Bytes that are no HTTP are the caller's fault, and fill no log."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+
+
+http_log = logging.getLogger("keylane.rpc.http")
+"""aiohttp's log."""
+http_log.addFilter(is_ours)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """Limits of plain HTTP; times in seconds."""
+
+    connections_max: int = HTTP_CONNECTIONS_MAX
+    head_s: float = 20.0
+    """Longer than clients keep an idle connection (aiohttp's keep it 15 s), so that none sends into a closing one."""
+    body_s: float = 30.0
+    answer_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY:
+            most = max(1, min(self.connections_max, soft // FILES_SHARE))
+            object.__setattr__(self, "connections_max", most)
+
+
+class _Handler(web.RequestHandler):
+    """aiohttp's end of a connection; what is no HTTP is answered with a typed error."""
+
+    __slots__ = ()
+
+    def data_received(self, data: bytes) -> None:
+        """A body that breaks off is told to whoever reads it: aiohttp's parser tells only the next request."""
+        super().data_received(data)
+        if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage):
+            request = self._current_request
+            if request is not None:
+                request.content.set_exception(web.RequestPayloadError("the body breaks off"))
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """See aiohttp; its text becomes the message of an InvalidRequestError."""
+        response = super().handle_error(request, status, exc, message)
+        if status == 500 or not isinstance(response, web.Response):
+            return response
+        error = InvalidRequestError(f"the request is no HTTP: {message}")
+        response = web.Response(
+            body=encode_json(ErrorBody.of(error)), status=status, content_type="application/json"
+        )
+        response.force_close()
+        return response
+
+
+class LimitedSite(web.BaseSite):
+    """
+    A listening socket whose new connections are refused while there are too many.
+
+    Args:
+        limits: of each connection, and of their number.
+        exempt: how many open connections do not count.
+    """
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        host: str,
+        port: int,
+        *,
+        backlog: int,
+        limits: HttpLimits,
+        exempt: Callable[[], int],
+    ) -> None:
+        super().__init__(runner, backlog=backlog)
+        self._host = host
+        self._port = port
+        self._limits = limits
+        self._exempt = exempt
+
+    @property
+    def name(self) -> str:
+        """Where it listens."""
+        return f"http://{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen.  Raises OSError."""
+        await super().start()
+        self._server = await asyncio.get_running_loop().create_server(
+            self._accept, self._host, self._port, backlog=self._backlog, reuse_address=True
+        )
+
+    def _accept(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None
+        most = self._limits.connections_max
+        if len(server.connections) - self._exempt() >= most:
+            return _Refusal(most)
+        return _Handler(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=self._limits.head_s,  # aiohttp's time for the first head, and for the next
+            lingering_time=LINGERING_S,
+            auto_decompress=False,
+            access_log=None,  # type: ignore[arg-type]  # which aiohttp itself passes
+            logger=http_log,
+        )
+
+
+def decoded_body(data: bytes, encoding: str) -> bytes:
+    """
+    A body as it was before it was packed.
+
+    Args:
+        encoding: one of `ENCODINGS`.
+
+    Raises:
+        InvalidRequestError: the bytes are damaged, cut, or followed by others.
+        MessageTooLargeError: it is over `CONTROL_BYTES_MAX` bytes; it is not unpacked further.
+    """
+    if encoding == "identity":
+        return data
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # a gzip header or a zlib header
+    try:
+        body = unpacker.decompress(data, CONTROL_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise InvalidRequestError(f"the body is no {encoding}: {error}") from None
+    if len(body) > CONTROL_BYTES_MAX:
+        raise MessageTooLargeError(
+            f"the body is over {CONTROL_BYTES_MAX} bytes when it is unpacked",
+            limit_bytes=CONTROL_BYTES_MAX,
+        )
+    if not unpacker.eof or unpacker.unused_data:
+        raise InvalidRequestError(f"the body is no {encoding}: its end is missing or not its end")
+    return body
+
+
+class _Refusal(asyncio.Protocol):
+    """Answers whatever comes with one error, and closes."""
+
+    def __init__(self, limit: int) -> None:
+        error = OverloadedError("too many HTTP connections", limit=limit)
+        body = encode_json(ErrorBody.of(error))
+        self._answer = (
+            f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        ).encode() + body
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The answer first: a caller that sends nothing hears it too."""
+        peer = cast(asyncio.Transport, transport)
+        peer.write(self._answer)
+        if peer.can_write_eof():
+            peer.write_eof()
+        # What the caller sends is read until then: closed before, the socket would be reset and the answer lost.
+        asyncio.get_running_loop().call_later(REFUSED_S, peer.abort)

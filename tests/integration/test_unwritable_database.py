@@ -1,0 +1,93 @@
+"""A database that can be read and not written: the metaserver says so, and is ready again by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster import Program
+from keylane.metaserver.running import running_metaserver
+from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol.control import CreateSubject
+from keylane.protocol.errors import NotEnoughBrokersError, StorageError
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+from postgres import Postgres
+
+
+@asynccontextmanager
+async def client_of(address: str) -> AsyncIterator[MetaClient]:
+    network = HttpNetwork()
+    try:
+        yield MetaClient(network, [address])
+    finally:
+        await network.close()
+
+
+async def becomes(meta: MetaClient, *, ready: bool) -> str:
+    """Wait until the metaserver says that it is ready, or is not; its reason."""
+    async with asyncio.timeout(30):
+        while (health := await meta.health()).ready is not ready:
+            await asyncio.sleep(0.1)
+    return health.reason
+
+
+@pytest.mark.parametrize("used", [True, False])
+async def test_metaserver_is_not_ready_while_its_disk_takes_nothing(
+    tmp_path: Path, used: bool
+) -> None:
+    """The process may not lengthen a file: it says why, whether somebody writes or only asks, and recovers."""
+    program = Program("keylane.metaserver", "--data", str(tmp_path / "meta")).ready()
+    pid = program.process.pid
+    try:
+        async with client_of(program.address) as meta:
+            assert await becomes(meta, ready=True) == ""
+            limits = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+            if used:
+                with pytest.raises((StorageError, NotEnoughBrokersError)):
+                    await meta.create_subject(CreateSubject(subject="s"))
+            reason = await becomes(meta, ready=False)
+            assert "cannot be written" in reason
+            assert (await meta.subjects()).subjects == []
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+            assert await becomes(meta, ready=True) == ""
+    finally:
+        program.stop()
+
+
+async def test_metaserver_is_not_ready_while_its_database_is_locked(tmp_path: Path) -> None:
+    """Another program keeps the write lock: health answers in time, and says that it is not ready."""
+    settings = MetaserverSettings(data=tmp_path / "meta", port=0)
+    async with running_metaserver(settings) as running, client_of(running.address) as meta:
+        other = sqlite3.connect(tmp_path / "meta" / "meta.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        reason = await becomes(meta, ready=False)
+        assert "written" in reason
+        other.execute("ROLLBACK")
+        other.close()
+        await becomes(meta, ready=True)
+
+
+async def test_metaserver_is_not_ready_while_its_postgresql_only_reads(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    """As a standby does, it refuses every write: told, and over when it takes them again."""
+    url = postgres.url()
+    settings = MetaserverSettings(data=tmp_path / "meta", port=0, database_url=url)
+    async with running_metaserver(settings) as running, client_of(running.address) as meta:
+        await becomes(meta, ready=True)
+        postgres.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+        postgres.execute("SELECT pg_reload_conf()")
+        try:
+            reason = await becomes(meta, ready=False)
+            assert "read-only" in reason
+        finally:
+            postgres.execute("ALTER SYSTEM RESET default_transaction_read_only")
+            postgres.execute("SELECT pg_reload_conf()")
+        await becomes(meta, ready=True)

@@ -1,0 +1,115 @@
+"""Creations that are planned anew: ids and names stay used, what is there stays, nothing of an open subject changes."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from keylane.metaserver.schema import operations, partitions
+from keylane.metaserver.store_brokers import report_broker
+from keylane.metaserver.store_creations import plan_creation_anew
+from keylane.metaserver.store_subjects import (
+    find_subject,
+    open_subject,
+    plan_subject,
+    planned_partitions,
+    read_route,
+)
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject
+from keylane.protocol.errors import InvalidRequestError
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.protocol.routing import PartitionState
+from sql_rows import Rows
+
+DAY_MS = 86_400_000
+
+
+def planned(rows: Rows, count: int = 6) -> int:
+    """The id of a subject that is planned over three broker groups."""
+    rows.run(plan_subject, CreateSubject(subject="s", partitions=count), subjects_max=9)
+    return int(rows.run(find_subject, "s").subject_id)
+
+
+def test_partitions_of_a_silent_broker_are_planned_elsewhere(rows: Rows):
+    """Under new ids and names, in the same queues and ranges, spread over what is there; the others stay."""
+    subject_id = planned(rows)
+    before = rows.run(planned_partitions, subject_id)
+    rows.silence("g2")
+    assert rows.run(plan_creation_anew, subject_id)
+    after = rows.run(planned_partitions, subject_id)
+    assert [(one.queue, one.range_start, one.range_end) for one in after] == [
+        (one.queue, one.range_start, one.range_end) for one in before
+    ]
+    kept = {one.partition_id for one in before if one.broker_group != "g2"}
+    new = [one for one in after if one.partition_id not in kept]
+    assert kept < {one.partition_id for one in after}
+    assert sorted(one.broker_group for one in new) == ["g1", "g3"]
+    assert min(one.partition_id for one in new) > max(one.partition_id for one in before)
+    assert {one.name for one in new} == {"s.p6", "s.p7"}
+    assert not rows.run(plan_creation_anew, subject_id)
+    assert rows.run(open_subject, "s")
+    assert len(rows.run(read_route, "s").partitions) == 6
+
+
+def test_what_was_left_on_a_silent_broker_is_sealed_there_when_it_is_back(rows: Rows):
+    """It is never opened; a canceled operation has it sealed, and is done with that."""
+    subject_id = planned(rows, 3)
+    (left,) = (one for one in rows.run(planned_partitions, subject_id) if one.broker_group == "g2")
+    rows.silence("g2")
+    rows.run(plan_creation_anew, subject_id)
+    row = rows.run(lambda c: c.execute(sa.select(operations)).one())
+    assert (row.kind, row.state) == (OperationKind.CREATE, OperationState.CANCELED)
+    assert rows.drive(row.operation_id) is OperationState.CANCELED
+    rows.report("g2")
+    rows.drive(row.operation_id)
+    stored = rows.run(
+        lambda c: c.execute(
+            sa.select(partitions).where(partitions.c.partition_id == left.partition_id)
+        ).one()
+    )
+    assert stored.state == PartitionState.EXPIRED
+
+
+def test_creation_stays_as_planned_when_no_other_broker_is_there(rows: Rows):
+    """With nobody to take it, it waits for those it was planned on."""
+    subject_id = planned(rows)
+    before = rows.run(planned_partitions, subject_id)
+    rows.silence("g1", "g2", "g3")
+    assert not rows.run(plan_creation_anew, subject_id)
+    after = rows.run(planned_partitions, subject_id)
+    assert [one.partition_id for one in after] == [one.partition_id for one in before]
+
+
+def test_creation_leaves_a_broker_that_takes_no_writes(rows: Rows):
+    """A full disk keeps a new subject from opening no longer than a dead broker does."""
+    subject_id = planned(rows, 3)
+    full = BrokerHeartbeat(broker_group="g3", broker_id="g3", address="g3:1", writable=False)
+    rows.run(report_broker, full, ttl_ms=DAY_MS)
+    assert rows.run(plan_creation_anew, subject_id)
+    homes = {one.broker_group for one in rows.run(planned_partitions, subject_id)}
+    assert homes == {"g1", "g2"}
+
+
+def test_open_subject_is_not_planned_anew(rows: Rows):
+    """Its partitions stay with their brokers, silent or not."""
+    rows.create("s", 3)
+    subject_id = rows.run(find_subject, "s").subject_id
+    rows.silence("g2")
+    assert not rows.run(plan_creation_anew, subject_id)
+
+
+def test_subject_is_not_opened_when_another_plan_was_hosted(rows: Rows):
+    """A metaserver that had the first plan hosted opens nothing after another has planned anew."""
+    subject_id = planned(rows)
+    hosted = [one.partition_id for one in rows.run(planned_partitions, subject_id)]
+    rows.silence("g2")
+    rows.run(plan_creation_anew, subject_id)
+    assert not rows.run(open_subject, "s", hosted)
+    assert rows.run(find_subject, "s").route_version == 0
+
+
+def test_operation_of_kind_create_cannot_be_asked_for(rows: Rows):
+    """It is only a name for what a creation left."""
+    rows.create("s", 3)
+    with pytest.raises(InvalidRequestError):
+        rows.begin(Reshape(kind=OperationKind.CREATE, subject="s", partitions=2))
