@@ -64,7 +64,9 @@ class HandlerTypeError(ConfigError, TypeError):
 
     code = 1010
     summary = "not a handler"
-    hint = "Give a function that does its work when it is called or awaited: no generator, no yield."
+    hint = (
+        "Give a function that does its work when it is called or awaited: no generator, no yield."
+    )
 
 
 class WorkerCancelledError(KeylaneError):
@@ -261,7 +263,9 @@ class OtherLoopError(RefusedError):
 
     code = 1144
     summary = "used outside of the event loop that it was opened in"
-    hint = "Open one in each event loop, or come back to its loop: asyncio.run_coroutine_threadsafe."
+    hint = (
+        "Open one in each event loop, or come back to its loop: asyncio.run_coroutine_threadsafe."
+    )
 
 
 class AlreadyOpenError(RefusedError):

@@ -391,6 +391,8 @@ class ConsumerHost(Host):
         self._in_hand: Message | None = None
         """What the body of an iteration is in."""
         self._iterating = self._stopped = False
+        self._lives = 0
+        """How often it was opened."""
 
     def start(self) -> None:
         process = self.new_process()
@@ -519,8 +521,12 @@ class ConsumerHost(Host):
         self.consumer = consumer
         if self._by_hand:
             self.spawn(self._iterate(consumer), self.process.context.copy())
+        self._lives += 1
+        life = self._lives
         while "cancel" in self._habits and self._rng.random() < 0.7:
             await cancelled(consumer.wait, self._rng, within_s=10.0)
+        if life != self._lives or self.consumer is None:  # it was closed meanwhile
+            return
         if "run" not in self._habits:
             await consumer.wait()
             return

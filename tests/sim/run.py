@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import gc
 import json
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 PROCESSOR_SECONDS_MAX = 60
@@ -43,12 +45,20 @@ def _too_slow(_number: int, _frame: object) -> None:
     raise TooSlow(f"a seed took more than {PROCESSOR_SECONDS_MAX} s of the processor")
 
 
+@cache
+def _freeze() -> None:
+    """What is imported by now stays: collecting garbage after each seed need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
 def run_one(seed: int) -> dict[str, Any]:
     """One seed in this process, as plain values."""
     from keylane.cli.history.findings import Findings
     from sim.database import forget_database
     from sim.world import Outcome, run_seed
 
+    _freeze()
     signal.signal(signal.SIGPROF, _too_slow)
     signal.setitimer(signal.ITIMER_PROF, PROCESSOR_SECONDS_MAX)
     try:
