@@ -28,6 +28,7 @@ from ..rpc.network import Network
 from ..rpc.stop_signals import StopSignals
 from .composite import CompositePullClient, PullRegister
 from .handlers import Handler, check_handler
+from .losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
 from .membership import Membership
 from .pull_client import PullClient
 from .settings import ConsumerSettings
@@ -36,6 +37,9 @@ from .stream import Stream
 from .workers import Workers
 
 log = logging.getLogger("keylane.consumer")
+
+LOOK_MS = 1_000
+"""So often it looks for what is worth telling: a handler that runs for long, an event loop that stood still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class Consumer(Resident):
     Args:
         meta: `host:port` of a metaserver, or several.
         handler: `async def`, called for many keys at once; or `def`, called on the event loop, so it must be quick.
+            Whatever it returns and can be awaited is awaited before the message is acked; other values are ignored.
         concurrency: handlers at once, each on another key.
         ttl_ms: a consumer silent for so long loses its partitions; at least 1000.
         name: for people, shown with its partitions.
@@ -82,6 +87,7 @@ class Consumer(Resident):
 
     Raises:
         ConfigError, InvalidNameError: an argument that cannot work.
+        HandlerTypeError: the handler is a generator function, async or not; also a TypeError.
     """
 
     def __init__(
@@ -139,6 +145,8 @@ class Consumer(Resident):
         self._dispatch: Workers | Stream | None = None
         self._watch: asyncio.Task[None] | None = None
         self._deadline_ms = 0
+        self._stalls = Stalls()
+        self._losses = Losses()
         self._leaving = False
         self._ending: asyncio.Task[None] | None = None
         """Hands everything over, after an error that ended the consumer too."""
@@ -242,6 +250,7 @@ class Consumer(Resident):
         await asyncio.gather(self._watch, *ending, *self._reports, return_exceptions=True)
         await self._membership.stop()
         await self._dispatch.close()
+        self._tell_losses()
         await self._connections.close()
         self._membership = self._parting = None
         if self._ended is not None and not self._ended.done():
@@ -398,6 +407,7 @@ class Consumer(Resident):
         """Stop pulling (done) → finish or cancel handlers → flush acks → release → report."""
         assert self._dispatch is not None
         assert self._membership is not None
+        self._note_loss(client, self._membership.session)
         await self._dispatch.quiesce(client)
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
         if self._parting is not None:
@@ -420,7 +430,8 @@ class Consumer(Resident):
         task.add_done_callback(self._reports.discard)
 
     async def _watch_deadline(self) -> None:
-        """End what lapsed, so that running handlers are cancelled when their lease ends."""
+        """End what lapsed, so that running handlers are cancelled when their lease ends; tell what is worth telling."""
+        assert self._dispatch is not None
         while True:
             left_ms = self._deadline_ms - self._clock.boot_ms()
             if left_ms <= 0:
@@ -428,4 +439,35 @@ class Consumer(Resident):
                     if client.lapsed:
                         self._composite.end(client)
                 left_ms = self._settings.margin_ms
-            await asyncio.sleep(left_ms / 1000)
+            sleep_ms = min(left_ms, LOOK_MS)
+            self._stalls.sleeps(self._clock.boot_ms(), sleep_ms)
+            await asyncio.sleep(sleep_ms / 1000)
+            self._tell_stall()
+            self._tell_losses()
+            self._dispatch.look()
+
+    # ── leases that were lost ────────────────────────────────────────────────────────────────────────
+    def _note_loss(self, client: PullClient, session: str) -> None:
+        """Keep why `client` ends, if it was not asked to."""
+        now_ms = self._clock.boot_ms()
+        if client.fenced:
+            why = FENCED
+        elif client.lapsed:
+            silent_ms = now_ms - client.renewed_ms
+            stalled_ms = self._stalls.longest_ms(client.renewed_ms, now_ms)
+            why = why_lapsed(silent_ms=silent_ms, stalled_ms=stalled_ms)
+        elif client.session != session and not self._leaving:
+            why = SESSION_ENDED
+        else:
+            return
+        self._losses.note(client.partition_id, client.token, why, fence=client.fence)
+
+    def _tell_stall(self) -> None:
+        now_ms = self._clock.boot_ms()
+        text = self._stalls.told(self._stalls.woke(now_ms), now_ms, ttl_ms=self._settings.ttl_ms)
+        if text:
+            log.warning("consumer of %s in group %s: %s", self._subject, self._group, text)
+
+    def _tell_losses(self) -> None:
+        for text in self._losses.take():
+            log.warning("consumer of %s in group %s %s", self._subject, self._group, text)

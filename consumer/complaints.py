@@ -72,9 +72,15 @@ class _Allowance:
 
 
 class Complaints:
-    """The failing and hanging messages of one consumer; every time is milliseconds of the boot clock."""
+    """
+    The failing and hanging messages of one consumer; every time is milliseconds of the boot clock.
 
-    def __init__(self) -> None:
+    `runner` and `done` are the words for what works at messages, and for a message that it is through with.
+    """
+
+    def __init__(self, *, runner: str = "handler", done: str = "is handled") -> None:
+        self._runner = runner
+        self._done = done
         self._troubles: dict[tuple[int, int], _Trouble] = {}
         self._tracebacks: dict[str, int] = {}
         """Kind of error → when its traceback was told."""
@@ -100,7 +106,7 @@ class Complaints:
             self._note_traceback(kind, now_ms)
         self._told(trouble, now_ms)
         return Telling(
-            f"handler failed with {kind} on {name_of(message)}: attempt {message.attempt}, "
+            f"{self._runner} failed with {kind} on {name_of(message)}: attempt {message.attempt}, "
             f"{_seconds(now_ms - trouble.since_ms)} since the first; it is tried again in "
             f"{_seconds(wait_ms)}, later messages of its key wait",
             traceback,
@@ -116,7 +122,7 @@ class Complaints:
             return None
         self._told(trouble, now_ms)
         return Telling(
-            f"handler has been running for {_seconds(now_ms - since_ms)} on {name_of(message)}: "
+            f"{self._runner} has been running for {_seconds(now_ms - since_ms)} on {name_of(message)}: "
             f"attempt {message.attempt}, {_seconds(now_ms - trouble.since_ms)} since the first; "
             "later messages of its key wait"
         )
@@ -199,7 +205,7 @@ class Complaints:
             self._given_up += not handled
             return None
         how = (
-            "is handled"
+            self._done
             if handled
             else "is given up here, as its lease ended or its partition is handed over; the next owner tries it again"
         )

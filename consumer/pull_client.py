@@ -139,6 +139,11 @@ class PullClient:
         """What is left of the lease."""
         return 0 if self.fenced else max(0, self._lease_until_ms - self._clock.boot_ms())
 
+    @property
+    def renewed_ms(self) -> int:
+        """When the heartbeat was sent that renewed the lease last, on the boot clock."""
+        return self._lease_until_ms - self._settings.ttl_ms + self._settings.margin_ms
+
     def stop_starting(self) -> None:
         """From now on no handler starts and nothing more is pulled."""
         self.deadline_ns = 0

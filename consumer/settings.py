@@ -36,7 +36,8 @@ class ConsumerSettings:
     """Per partition, pulled and not yet handled; above it pulling pauses.  It pauses as well while what is handled
     has more gaps than a cursor keeps (`ACK_RANGES_MAX`)."""
     in_flight_messages: int = 200
-    """SHARED: per partition, handed out to this consumer and not yet handled.  The others do not see these meanwhile."""
+    """SHARED: per partition, handed out to this consumer and not yet handled.  The others do not see these meanwhile.
+    Messages that failed and wait for their next try do not count, up to `buffer_messages` of them."""
     in_flight_ms: int = 60_000
     """SHARED: a message not acked for so long goes to another consumer too.  Longer than waiting and handling take.
     Those of a consumer that its broker has not heard for `ttl_ms` do so at once."""
@@ -49,7 +50,7 @@ class ConsumerSettings:
     call_timeout_ms: int = 5_000
     backoff: Backoff = field(default_factory=Backoff)
     handler_backoff: Backoff = field(default_factory=lambda: Backoff(first_ms=100, max_ms=30_000))
-    """A failing message is tried again in place, ever more slowly; later ones of its key wait."""
+    """A failing message is tried again in place, ever more slowly; later ones of its key wait, and it holds no worker."""
 
     def __post_init__(self) -> None:
         problems = [

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..protocol.clock import Clock
 from ..protocol.message import Message
+from .complaints import Complaints
 from .pull_client import PullClient
 
 log = logging.getLogger("keylane.consumer")
@@ -43,6 +44,12 @@ class Stream:
         self._left = MESSAGES_PER_TURN
         self._error: BaseException | None = None
         self._closed = False
+        self._in_hand: Message | None = None
+        """What the body of the loop was given last, while it runs."""
+        self._seen: Message | None = None
+        """What it was in when it was last looked at, and since when."""
+        self._seen_ms = 0
+        self._complaints = Complaints(runner="body of the loop", done="is left by the loop")
         self._leaving = asyncio.Event()
 
     def put(self, messages: list[Message]) -> None:
@@ -55,8 +62,10 @@ class Stream:
         if not self._waiting:
             self._check()
         self._asked.set()
+        self._in_hand = None
         try:
-            return await self._next()
+            self._in_hand = await self._next()
+            return self._in_hand
         finally:
             self._asked.clear()
 
@@ -130,6 +139,17 @@ class Stream:
             await _one_of([asked], self._handover_ms)
         finally:
             asked.cancel()
+
+    def look(self) -> None:
+        """Call it every second or so: tells of a body that runs for long."""
+        now_ms = self._boot_ns() // 1_000_000
+        if self._in_hand is not None and self._in_hand is self._seen:
+            telling = self._complaints.running(self._seen, self._seen_ms, now_ms)
+        else:
+            telling = None if self._seen is None else self._complaints.stopped(self._seen, now_ms)
+            self._seen, self._seen_ms = self._in_hand, now_ms
+        if telling is not None:
+            log.warning("%s", telling.text)
 
     def leave(self) -> None:
         """The consumer closes, so nobody is left to ack: no hand-over waits for what was taken any more."""

@@ -53,6 +53,12 @@ class WatchedDatabase:
         """See `Database.write`."""
         return await self._watched(self._database.write(work, *args, **kwargs))
 
+    async def write_first(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.write_first`."""
+        return await self._watched(self._database.write_first(work, *args, **kwargs))
+
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
@@ -94,7 +100,7 @@ class WatchedDatabase:
 
     async def _write_something(self) -> None:
         try:
-            await self._database.write(_write_fact, str(self._boot_ms()))
+            await self._database.write_first(_write_fact, str(self._boot_ms()))
         except StorageError as error:
             self._failed(error.message)
         else:

@@ -14,6 +14,7 @@ from history.observation import Telling, dropped, ended, started
 from keylane.cli.history.events import Event, Routed, Sent, Settled
 from keylane.consumer.client import Consumer
 from keylane.consumer.settings import ConsumerSettings
+from keylane.consumer.workers import Workers
 from keylane.producer.client import Producer
 from keylane.producer.sender import SubjectSender
 from keylane.producer.settings import ProducerSettings
@@ -388,6 +389,10 @@ class ConsumerHost(Host):
         self.consumer: Consumer | None = None
         self._bodies = copy.copy(self.dice)
         """How long the bodies of an iteration take."""
+        self._bad_keys = copy.copy(self.dice).random() < manners["bad_keys"]
+        """Every second key fails, in handlers that wait, until all is calm."""
+        self.inside = 0
+        """Handlers that run."""
         self._in_hand: Message | None = None
         """What the body of an iteration is in."""
         self._iterating = self._stopped = False
@@ -462,16 +467,17 @@ class ConsumerHost(Host):
     def end(self, *, machine_down: bool) -> None:
         super().end(machine_down=machine_down)
         self.leaving = False
+        self.inside = 0
         self.consumer = self._in_hand = None
 
     async def _run(self) -> None:
         by_hand = self._manners["by_hand"] > self.dice.random()
         quick = not by_hand and self._manners["quick"] > self.dice.random()
         self._by_hand = by_hand
-        handler: Any = None if by_hand else self._handle_at_once if quick else self._handle
+        handler: Any = None if by_hand else self._handle_at_once if quick else self._any_handler()
         if handler is not None and "wrap" in self._habits:
             handler = WRAPPED[self._rng.choice(sorted(WRAPPED))]
-        elif handler == self._handle and "forked" in self._habits:
+        elif not by_hand and not quick and "forked" in self._habits:
             handler = plain
         network = _Listening(self.internet, self.process, self._record)
         parts = (network, self.machine, self._identities, self)
@@ -547,6 +553,15 @@ class ConsumerHost(Host):
         self._drop_in_hand()  # the body of an iteration has a moment to end, and no promise
         send_stop(self.process)
 
+    def _any_handler(self) -> Any:
+        """The handler as users write it: itself, or behind something that gives its coroutine, or a task of it, back."""
+        as_given = (
+            self._handle,
+            lambda message: self._handle(message),  # noqa: PLW0108 - what users write
+            lambda message: asyncio.ensure_future(self._handle(message)),
+        )
+        return as_given[int(len(as_given) * self._bodies.random())]
+
     def _started(self, message: Message, *, ours: bool = False) -> None:
         if self._shared:  # no order, no owner: it counts what was handled
             return
@@ -582,7 +597,11 @@ class ConsumerHost(Host):
     async def _handle(self, message: Message) -> None:
         self._started(message, ours=True)
         dice = self.dice
+        self.inside += 1
         try:
+            if self._bad_keys and not self.calm and sum(message.order_key) % 2:
+                await asyncio.sleep(0.001)
+                raise RuntimeError("this key fails")
             if not self.calm and dice.random() < self._manners["slow"]:
                 await asyncio.sleep(2 * dice.random() * self._settings.ttl_ms / 1000)
             elif dice.random() < 0.5:
@@ -596,6 +615,8 @@ class ConsumerHost(Host):
         except BaseException:
             self._dropped(message)
             raise
+        finally:
+            self.inside -= 1
         self._ended(message)
 
     async def _goes_on(self) -> bool:
@@ -605,6 +626,16 @@ class ConsumerHost(Host):
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(max(0.001, until_s - self.loop.now))
         return self._rng.random() < 0.5
+
+    def is_idle_beside_work(self) -> bool:
+        """Messages have come that no worker has looked at, and not every worker is in a handler."""
+        consumer = self.consumer
+        if consumer is None or not self.running or self.process.paused:
+            return False
+        workers = consumer._dispatch
+        if not isinstance(workers, Workers) or not workers._lanes.arrived:
+            return False
+        return self.inside < self._settings.concurrency
 
     async def _iterate(self, consumer: Consumer) -> None:
         self._iterating = True

@@ -5,10 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from keylane.broker.partition import HostedPartition
+from sim.clients import ConsumerHost
 from sim.hosts import META_SETTINGS, BrokerHost
 
 PATIENCE_S = 10.0
 """For calls that were under way to silent programs, and the pauses of whoever asks again: some seconds each."""
+
+
+IDLE_LOOKS = 4
+"""So often in a row a consumer may have been seen with messages that no worker looks at: between two looks it turns."""
+
+
+class Idleness:
+    """Whether consumers leave messages lie while their workers are in no handler; seen now and then, at all times."""
+
+    def __init__(self) -> None:
+        self._looks: dict[str, int] = {}
+        self.problems: dict[str, str] = {}
+
+    def look(self, consumers: Sequence[ConsumerHost]) -> None:
+        """See who is idle beside work."""
+        for host in consumers:
+            looks = self._looks.get(host.name, 0) + 1 if host.is_idle_beside_work() else 0
+            self._looks[host.name] = looks
+            if looks >= IDLE_LOOKS:
+                self.problems[host.name] = (
+                    f"{host.name} has messages and idle workers, and no handler starts"
+                )
 
 
 class Service:

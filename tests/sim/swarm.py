@@ -16,6 +16,10 @@ FAULTS = (
 )  # fmt: skip
 
 
+BAD_KEYS = 0.3
+"""So many consumers fail at every second key until all is healed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Swarm:
     """One seed's plan."""
@@ -82,6 +86,7 @@ def draw(dice: random.Random) -> Swarm:
             "fails": dice.choice((0.0, 0.0, 0.05)),
             "by_hand": dice.choice((0.0, 0.0, 0.5)),
             "quick": dice.choice((0.0, 0.3)),
+            "bad_keys": BAD_KEYS,
         },
         producer={
             "batch_count": dice.choice((1, 2, 5, 100)),

@@ -33,7 +33,7 @@ from sim.machine import Machine
 from sim.network import Internet, SimNetwork
 from sim.operators import Operator, for_operators, is_operated
 from sim.poison import owed, unhandled
-from sim.service import Service
+from sim.service import Idleness, Service
 from sim.signals import simulated_signals
 from sim.swarm import Swarm, draw
 from sim.users import SHARED, Preloaded, Users, for_users
@@ -41,6 +41,7 @@ from sim.users import SHARED, Preloaded, Users, for_users
 DRAIN_S = 90.0
 """After everything is healed, so much virtual time is enough to settle and handle all there is."""
 LOOK_S = 0.25
+IDLE_LOOK_S = 0.05
 QUIET_S = 4.0
 """After the healing a broker has reported itself within this, wherever it is now, unless a report was lost just before."""
 T = TypeVar("T")
@@ -104,6 +105,7 @@ class World:
         if "share" in self.swarm.habits:
             groups.append(SHARED)
         self.service = Service(self.brokers, groups, ttl_ms=self.swarm.ttl_ms)
+        self.idleness = Idleness()
 
     @property
     def hosts(self) -> list[Host]:
@@ -322,7 +324,7 @@ class World:
             self._operator_does(self.users.work())
         until = self.loop.now + swarm.fault_s
         while self.loop.now < until:
-            await asyncio.sleep(swarm.gap_s * 2 * self.dice.random())
+            await self._look_for(swarm.gap_s * 2 * self.dice.random())
             self.faults.strike()
         await asyncio.sleep(1.0)
         self.faults.heal()
@@ -366,6 +368,13 @@ class World:
             self.loop.faults += unhandled(debts, self.history)
         self.poison.clear()
 
+    async def _look_for(self, seconds: float) -> None:
+        """Watch the consumers for so long."""
+        until = self.loop.now + seconds
+        while (left := until - self.loop.now) > 0:
+            await asyncio.sleep(min(left, IDLE_LOOK_S))
+            self.idleness.look(self.consumers)
+
     async def _in_operator(self, work: Coroutine[Any, Any, T]) -> T:
         return await self.loop.create_task(work, context=self._operator.context.copy())
 
@@ -404,6 +413,7 @@ class World:
             if not isinstance(one, Crashed)
         ]
         problems += self.service.problems.values()
+        problems += self.idleness.problems.values()
         findings = check_history(self.history)
         if drained_s < 0 and not findings.total:
             findings.note("starvation", f"not drained after {DRAIN_S} s")

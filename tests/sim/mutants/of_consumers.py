@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from keylane.consumer import acks as acks_module
+from keylane.consumer import workers as workers_module
 from keylane.consumer.acks import AckQueue
 from keylane.consumer.client import Consumer
 from keylane.consumer.composite import CompositePullClient
@@ -226,6 +227,50 @@ def pulls_do_not_wait(patches: Patches) -> None:
     real = patches.set(PullClient, "__init__", init)
 
 
+def retries_hold_their_workers(patches: Patches) -> None:
+    """A message that failed waits in its worker, which takes no other meanwhile."""
+
+    def init(self: Any, handler: Any, **kwargs: Any) -> None:
+        async def holding(message: Any) -> None:
+            try:
+                result = handler(message)
+                if result is not None:
+                    await result
+            except RuntimeError:
+                await asyncio.sleep(
+                    kwargs["backoff"].wait_ms(message.attempt, kwargs["dice"]) / 1000
+                )
+                raise
+
+        real(self, holding, **kwargs)
+
+    real = patches.set(Workers, "__init__", init)
+
+
+def retries_hold_no_lane(patches: Patches) -> None:
+    """While a message waits for its next try, the next one of its key runs."""
+
+    def failed(self: Any, worker: Any, message: Any, error: BaseException) -> bool:
+        waits = real(self, worker, message, error)
+        if waits:
+            self._lanes.release(message)
+        return waits
+
+    real = patches.set(Workers, "_failed", failed)
+    patches.set(Lanes, "finish", lambda self, key: self._lanes.pop(key, None) and None)
+
+
+def awaitables_are_not_awaited(patches: Patches) -> None:
+    """What a handler returns is left to itself, and its message is acked."""
+
+    left: list[Any] = []
+
+    async def settle(result: Any) -> None:
+        left.append(asyncio.ensure_future(result))
+
+    patches.set(workers_module, "settle", settle)
+
+
 BREAKS: tuple[Breaks, ...] = (
     deadline_not_checked,
     deadline_from_the_answer,
@@ -247,4 +292,7 @@ BREAKS: tuple[Breaks, ...] = (
     lost_session_goes_on,
     heartbeats_do_not_wait,
     pulls_do_not_wait,
+    retries_hold_their_workers,
+    retries_hold_no_lane,
+    awaitables_are_not_awaited,
 )

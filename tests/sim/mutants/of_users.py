@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from typing import Any
 
 from keylane.broker import partition as partition_module
 from keylane.broker.appends import Duplicate
 from keylane.consumer import shared_client
-from keylane.consumer import workers as workers_module
 from keylane.consumer.client import Consumer
 from keylane.consumer.membership import Membership
-from keylane.consumer.workers import Workers
 from keylane.producer.account import Account
 from keylane.producer.client import Producer
 from keylane.protocol.errors import SequenceReusedError
@@ -79,32 +75,6 @@ def reopened_with_what_was_closed(patches: Patches) -> None:
     real = patches.set(Consumer, "_clear", clear)
 
 
-def returned_awaitables_not_awaited(patches: Patches) -> None:
-    async def settle(result: Any) -> None:
-        if inspect.iscoroutine(result):
-            result.close()
-
-    patches.set(workers_module, "settle", settle)
-
-
-def failing_handlers_hold_workers(patches: Patches) -> None:
-    """A handler's failure is heard of half a minute later."""
-
-    def init(self: Any, handler: Any, **kwargs: Any) -> None:
-        async def held(message: Any) -> None:
-            try:
-                result = handler(message)
-                if inspect.isawaitable(result):
-                    await result
-            except Exception:
-                await asyncio.sleep(30)
-                raise
-
-        real(self, held, **kwargs)
-
-    real = patches.set(Workers, "__init__", init)
-
-
 def cancelled_close_is_broken_off(patches: Patches) -> None:
     """Hand-overs end where whoever waits for the close is cancelled, and the next close lets go of everything."""
 
@@ -134,8 +104,6 @@ BREAKS: tuple[Breaks, ...] = (
     id_drawn_when_made,
     sessions_of_the_users_generator,
     reopened_with_what_was_closed,
-    returned_awaitables_not_awaited,
-    failing_handlers_hold_workers,
     cancelled_close_is_broken_off,
     flush_tells_no_failure,
     shared_messages_held_for_an_hour,

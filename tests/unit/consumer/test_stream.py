@@ -7,7 +7,9 @@ import logging
 
 import pytest
 
+import handling
 from cluster import eventually
+from handling import virtual_loop
 from keylane.consumer import stream as stream_module
 from keylane.consumer.room import Room
 from keylane.consumer.stream import Stream
@@ -124,3 +126,26 @@ async def test_leaving_waits_for_no_body():
     quiesced = await waiting(stream, client)
     stream.leave()
     await asyncio.wait_for(quiesced, 30)
+
+
+def test_a_body_that_runs_for_long_is_told(caplog: pytest.LogCaptureFixture):
+    """After ten and twenty seconds, and once when the next message is asked for; a quick one never."""
+    loop, machine = virtual_loop()
+    client = handling.Client()
+    client.taken = lambda message: None  # type: ignore[attr-defined]
+
+    async def story() -> None:
+        stream = Stream(clock=machine, handover_ms=0)
+        stream.put(client.messages(b"k", b"k", b"k"))
+        for seconds in (1, 25, 1):
+            await stream.next()
+            for _ in range(seconds):
+                await asyncio.sleep(1)
+                stream.look()
+        await stream.close()
+
+    with caplog.at_level(logging.WARNING, "keylane.consumer"):
+        handling.in_virtual_time(story(), loop)
+    assert len(caplog.messages) == 3
+    assert "body of the loop has been running for 10 s on s partition 1 offset 1" in caplog.text
+    assert "offset 1, key digest ac52cb5ff985d463 is left by the loop" in caplog.messages[2]

@@ -1,0 +1,99 @@
+"""Why leases were lost, for the people who look after the program.  Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+PARTITIONS_TOLD = 5
+STALLS_KEPT = 16
+TOLD_EVERY_MS = 60_000
+STALL_MIN_MS = 500
+"""A loop that is late by less is busy, not standing."""
+
+
+class Stalls:
+    """How late the event loop was: a task that sleeps and wakes again and again says so; every time is of the boot clock."""
+
+    def __init__(self) -> None:
+        self._due_ms = 0
+        self._stalls: deque[tuple[int, int]] = deque(maxlen=STALLS_KEPT)
+        """When each ended, and how long it was."""
+        self._told_ms = -TOLD_EVERY_MS
+
+    def sleeps(self, now_ms: int, sleep_ms: int) -> None:
+        """The task sleeps, and would wake in `sleep_ms`."""
+        self._due_ms = now_ms + sleep_ms
+
+    def woke(self, now_ms: int) -> int:
+        """It woke; how many milliseconds late, 0 for next to nothing."""
+        late_ms = self._late_ms(now_ms)
+        self._due_ms = 0
+        if late_ms:
+            self._stalls.append((now_ms, late_ms))
+        return late_ms
+
+    def told(self, late_ms: int, now_ms: int, *, ttl_ms: int) -> str:
+        """What to tell of a stall that ended just now: nothing of most, and something at most once a minute."""
+        if late_ms < ttl_ms // HEARTBEATS_PER_TTL or now_ms - self._told_ms < TOLD_EVERY_MS:
+            return ""
+        self._told_ms = now_ms
+        return (
+            f"the event loop stood still for {_seconds(late_ms)}: {STOOD_STILL}; "
+            f"leases are lost after {_seconds(ttl_ms)}"
+        )
+
+    def longest_ms(self, since_ms: int, now_ms: int) -> int:
+        """The longest stall that ended after `since_ms`, or that nobody woke from yet."""
+        ended = [stall_ms for ended_ms, stall_ms in self._stalls if ended_ms > since_ms]
+        return max([self._late_ms(now_ms), *ended])
+
+    def _late_ms(self, now_ms: int) -> int:
+        late_ms = now_ms - self._due_ms if self._due_ms else 0
+        return late_ms if late_ms >= STALL_MIN_MS else 0
+
+
+class Losses:
+    """Leases lost and not told yet, by reason: those lost together are told together."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, list[str]] = {}
+
+    def note(self, partition_id: int, token: int, why: str, *, fence: int = 0) -> None:
+        """A lease was lost because of `why`; `fence` is the newer token, if the broker told one."""
+        fenced = f", newer token {fence}" if fence else ""
+        self._lost.setdefault(why, []).append(f"{partition_id} (token {token}{fenced})")
+
+    def take(self) -> list[str]:
+        """What to tell, once."""
+        lost, self._lost = self._lost, {}
+        return [
+            f"lost the lease of {_listed(partitions)}: {why}" for why, partitions in lost.items()
+        ]
+
+
+def why_lapsed(*, silent_ms: int, stalled_ms: int) -> str:
+    """Why no heartbeat was answered for `silent_ms`, of which the event loop stood still for `stalled_ms`."""
+    if 2 * stalled_ms >= silent_ms:
+        return f"the event loop stood still for {_seconds(stalled_ms)}: {STOOD_STILL}"
+    stood = (
+        f", of which the event loop stood still for {_seconds(stalled_ms)}" if stalled_ms else ""
+    )
+    return f"the metaserver answered no heartbeat for {_seconds(silent_ms)}{stood}"
+
+
+HEARTBEATS_PER_TTL = 3
+STOOD_STILL = "code in this program blocked it, or the program or its machine was stopped"
+FENCED = "its broker has seen a newer fencing token, so another consumer owns it or an operator set the group's progress"
+SESSION_ENDED = "the metaserver does not know this session any more: it expired there, or the group was switched"
+
+
+def _listed(partitions: list[str]) -> str:
+    more = len(partitions) - PARTITIONS_TOLD
+    word = "partition" if len(partitions) == 1 else "partitions"
+    return f"{word} {', '.join(partitions[:PARTITIONS_TOLD])}" + (
+        f" and {more} more" if more > 0 else ""
+    )
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1000:.1f} s" if ms < 10_000 else f"{ms // 1000} s"

@@ -1,0 +1,51 @@
+"""Why a lease was lost: told in words that say what to look for."""
+
+from __future__ import annotations
+
+from keylane.consumer.losses import FENCED, TOLD_EVERY_MS, Losses, Stalls, why_lapsed
+
+
+def test_a_loop_that_stood_still_is_the_reason():
+    """Also while the task that measures it has not woken yet."""
+    stalls = Stalls()
+    stalls.sleeps(1_000, 1_000)
+    assert stalls.longest_ms(0, 60_000) == 58_000
+    assert stalls.woke(60_000) == 58_000
+    stalls.sleeps(60_000, 1_000)
+    assert stalls.woke(61_010) == 0, "some milliseconds are no stall"
+    assert stalls.longest_ms(1_500, 61_010) == 58_000
+    assert stalls.longest_ms(60_000, 61_010) == 0, "it ended before"
+    text = why_lapsed(silent_ms=59_000, stalled_ms=stalls.longest_ms(1_500, 61_010))
+    assert text.startswith("the event loop stood still for 58 s")
+
+
+def test_a_silent_metaserver_is_the_reason_otherwise():
+    """With what the loop was late in that time, if anything."""
+    assert why_lapsed(silent_ms=31_000, stalled_ms=0) == (
+        "the metaserver answered no heartbeat for 31 s"
+    )
+    text = why_lapsed(silent_ms=31_000, stalled_ms=2_500)
+    assert text.endswith("for 31 s, of which the event loop stood still for 2.5 s")
+
+
+def test_a_stall_is_told_before_it_costs_a_lease_and_once_a_minute():
+    """A third of the ttl is worth a word; a flood of them is not."""
+    stalls = Stalls()
+    assert stalls.told(9_000, 0, ttl_ms=30_000) == ""
+    assert "stood still for 12 s" in stalls.told(12_000, 0, ttl_ms=30_000)
+    assert stalls.told(12_000, TOLD_EVERY_MS - 1, ttl_ms=30_000) == ""
+    assert stalls.told(12_000, TOLD_EVERY_MS, ttl_ms=30_000)
+
+
+def test_leases_lost_together_are_told_together():
+    """A thousand partitions are one line for each reason."""
+    losses = Losses()
+    for partition_id in range(1_000):
+        losses.note(partition_id, 7, "the reason")
+    losses.note(5_000, 8, FENCED, fence=9)
+    five = ", ".join(f"{partition_id} (token 7)" for partition_id in range(5))
+    assert losses.take() == [
+        f"lost the lease of partitions {five} and 995 more: the reason",
+        f"lost the lease of partition 5000 (token 8, newer token 9): {FENCED}",
+    ]
+    assert losses.take() == []
