@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from keylane.broker.partition import HostedPartition
-from sim.clients import ConsumerHost
+from sim.consumers import ConsumerHost
 from sim.hosts import META_SETTINGS, BrokerHost
 
 PATIENCE_S = 10.0

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sim.swarm import Swarm
 
 if TYPE_CHECKING:
-    from sim.clients import ConsumerHost
+    from sim.consumers import ConsumerHost
     from sim.world import World
 
 T = TypeVar("T")

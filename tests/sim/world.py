@@ -22,7 +22,8 @@ from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.client import MetaClient
-from sim.clients import SUBJECT, ConsumerHost, ProducerHost
+from sim.clients import SUBJECT, ProducerHost
+from sim.consumers import ConsumerHost
 from sim.database import Shelf
 from sim.disk import Crashed
 from sim.faults import Faults
