@@ -135,7 +135,7 @@ def test_a_body_that_runs_for_long_is_told(caplog: pytest.LogCaptureFixture):
     client.taken = lambda message: None  # type: ignore[attr-defined]
 
     async def story() -> None:
-        stream = Stream(clock=machine, handover_ms=0)
+        stream = Stream(clock=machine, handover_ms=0, check=lambda: None)
         stream.put(client.messages(b"k", b"k", b"k"))
         for seconds in (1, 25, 1):
             await stream.next()
