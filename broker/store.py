@@ -165,11 +165,11 @@ class Store:
             in_turn: its room was waited for, with `commit.turn`.
 
         Returns:
-            What to wait for, the base offset (-1: stored, no longer known where), whether it is a duplicate.
+            What to wait for, the base offset, whether it is a duplicate.
 
         Raises:
             CorruptBatchError, InvalidRequestError, PartitionUnknownError, StaleRouteError, SequenceGapError,
-            ProducerFencedError, OverloadedError, BrokerReadOnlyError: nothing was stored.
+            SequenceReusedError, ProducerFencedError, OverloadedError, BrokerReadOnlyError: nothing was stored.
         """
         header = check_batch(record)
         if header.length != len(record):

@@ -21,6 +21,7 @@ from ..protocol.clock import Clock
 from ..protocol.errors import (
     Fate,
     KeylaneError,
+    ProducerFencedError,
     SequenceGapError,
     SequenceReusedError,
     StaleRouteError,
@@ -292,7 +293,7 @@ class Executor:
         if not self._in_flight and self._take(idle=True) is None:
             return False
         head = self._in_flight[0]
-        if isinstance(error, SequenceReusedError):
+        if isinstance(error, SequenceReusedError | ProducerFencedError):
             self._new_identity()
         if not called:
             head.tries += 1

@@ -11,6 +11,7 @@ from ..protocol.errors import (
     KeylaneError,
     OverloadedError,
     PartitionUnknownError,
+    ProducerFencedError,
     SequenceGapError,
     SequenceReusedError,
     StaleRouteError,
@@ -36,6 +37,7 @@ _TRY_AGAIN = (
     OverloadedError,
     SequenceGapError,
     SequenceReusedError,
+    ProducerFencedError,
     CorruptBatchError,
     InternalError,
     StorageError,
@@ -64,6 +66,8 @@ def decide_after_failure(
     that one knows it again; `gone`: there is none any more, as no route has this partition.  What is not doubtful
     need not wait for the broker of a partition that is `leaving`, sealed as the route says.
     """
+    if isinstance(error, ProducerFencedError) and doubtful:
+        return Step.GIVE_UP  # only under the old epoch, which is fenced, would it be known again
     may_be_stored = doubtful and isinstance(error, _NOT_HERE)
     if may_be_stored and gone and strategy is OrderStrategy.STRICT:
         return Step.GIVE_UP

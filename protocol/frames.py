@@ -120,7 +120,7 @@ class PullShared(Frame, frozen=True, array_like=True, tag=8):
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────
 class Appended(Frame, frozen=True, array_like=True, tag=65):
-    """The batch is stored from `base_offset` on (-1: stored earlier, offset no longer known)."""
+    """The batch is stored from `base_offset` on (-1 of an earlier broker: stored, offset no longer known)."""
 
     base_offset: int
     durable: str

@@ -15,6 +15,7 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
     OverloadedError,
     PartitionUnknownError,
+    SequenceReusedError,
     StaleRouteError,
 )
 from keylane.protocol.frames import Appended
@@ -56,6 +57,8 @@ class ScriptedNetwork:
         """Partitions whose batches are stored, and whose answers are lost."""
         self.producers: dict[tuple[int, int], ProducerState] = {}
         """What is known of (partition id, producer id), by which a batch sent again is stored once."""
+        self.clashed: set[tuple[int, int]] = set()
+        """Those of them that met a batch of another producer."""
         self.unreachable: set[str] = set()
         self.late: asyncio.Event | None = None
         """Refusals wait for it."""
@@ -126,7 +129,11 @@ class ScriptedChannel:
         header = check_batch(payload)
         whose = (request.partition_id, header.producer_id)
         producer = self.network.producers.get(whose)
-        duplicate = decide_append(producer, header)
+        try:
+            duplicate = decide_append(producer, header, clashed=whose in self.network.clashed)
+        except SequenceReusedError:
+            self.network.clashed.add(whose)
+            raise
         if isinstance(duplicate, Duplicate):
             return self._answer(request, duplicate.base_offset, duplicate=True)
         if request.partition_id in self.network.sealed:
@@ -137,6 +144,7 @@ class ScriptedChannel:
         cut = columns(payload, header)
         stored = self.network.stored.setdefault(request.partition_id, [])
         base = len(stored)
+        self.network.clashed.discard(whose)
         self.network.producers[whose] = after_append(producer, header, base_offset=base)
         edges = cut.value_edges
         stored += [cut.blob[low:high] for low, high in itertools.pairwise(edges)]

@@ -108,7 +108,8 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
             assert header.producer_epoch < epoch
             return
         except SequenceGapError as error:
-            assert header.sequence > expected == error.details["expected"]
+            told = error.details["expected"]
+            assert header.sequence > expected == told
             return
         except SequenceReusedError:
             assert data not in remembered

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from keylane.broker.appends import REMEMBERED_BATCHES
+from keylane.broker.partition import HostedPartition
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.errors import FencedError
 from sim.clock import ManualClock
@@ -38,6 +40,11 @@ class Known:
 
 def data_of(number: int) -> bytes:
     return batch(sequence=3 * number, count=3, value=b"x" * (50 * (number % 5)))
+
+
+def first_sent_again(partition: HostedPartition) -> int:
+    """A sender has fewer batches without an answer than the broker knows again."""
+    return max(0, partition.next_offset // 3 - REMEMBERED_BATCHES)
 
 
 async def workload(desk: Desk, known: Known) -> None:
@@ -103,12 +110,12 @@ async def check(disk: SimDisk, known: Known) -> None:
         if group.lock.fence == 2:
             with pytest.raises(FencedError):
                 await desk.ack(1)
-    for number in range(BATCHES):
+    assert all(sequence == offset for sequence, offset in known.acked.items())
+    for number in range(first_sent_again(partition), BATCHES):
         answer = await desk.append(data_of(number))
-        assert answer.base_offset in (3 * number, -1)
+        assert answer.base_offset == 3 * number
         if 3 * number in known.acked:
             assert answer.duplicate
-            assert known.acked[3 * number] == 3 * number
     offset = 0
     values = []
     while offset < 3 * BATCHES:
@@ -168,8 +175,8 @@ def test_what_a_restarted_process_answers_survives_the_machine():
         async def resend(disk: SimDisk, known: Known) -> None:
             clock = ManualClock()
             desk = Desk(open_store(disk, clock=clock, **SMALL), clock)
-            stored = desk.store.state.partition(1).next_offset
-            for number in range(stored // 3):
+            partition = desk.store.state.partition(1)
+            for number in range(first_sent_again(partition), partition.next_offset // 3):
                 answer = await desk.append(data_of(number))
                 assert answer.duplicate
                 known.acked[3 * number] = 3 * number

@@ -22,6 +22,7 @@ from sim.users import Identities, Preloaded, cancelled
 
 Record = Callable[[Event], None]
 SUBJECT = "orders"
+TWINS_ID = 1 << 60
 
 
 class ProducerHost(Host):
@@ -38,10 +39,12 @@ class ProducerHost(Host):
         brokers: list[BrokerHost],
         padding_bytes: int,
         pace: float,
+        twins: bool,
         habits: frozenset[str],
         preloaded: Preloaded,
     ) -> None:
         super().__init__(*args)
+        self._twins = twins
         self._pace = pace
         self._padding_bytes = padding_bytes
         self._record = record
@@ -54,7 +57,7 @@ class ProducerHost(Host):
         self._preloaded = preloaded
         self._rng = random.Random(f"{self.name} {self.dice.getstate()[1][:2]}")
         """For what users do, so that the rest is as it is without them."""
-        self._identities = Identities(random.Random(self._rng.getrandbits(64)))
+        self._ids = random.Random(self._rng.getrandbits(64))
         self.waiting: dict[bytes, None] = {}
         """Messages sent whose fate is not known yet."""
         self._untold: dict[bytes, Ticket] = {}
@@ -160,7 +163,9 @@ class ProducerHost(Host):
 
     async def _run(self, count: int) -> None:
         network = SimNetwork(self.internet, self.process)
-        parts = (network, self.machine, self._identities)
+        # Of twins the first id is the same, as after the copy of a whole machine.
+        identities = Identities(self._ids, [TWINS_ID] if self._twins else [])
+        parts = (network, self.machine, identities)
         if "forked" in self._habits:
             producer = self._preloaded.copy("producer", self._make, parts)
         else:

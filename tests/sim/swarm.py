@@ -59,6 +59,14 @@ class Swarm:
     """What its users do; see `users.HABITS`."""
 
 
+TWINS_EVERY = 6
+
+
+def has_twins(seed: int) -> bool:
+    """In some seeds the producers' first ids are the same: brokers have to tell them apart by what they send."""
+    return seed % TWINS_EVERY == 1
+
+
 def draw(dice: random.Random) -> Swarm:
     """A plan; a quarter of all seeds have few faults, so that quiet runs are seen as well."""
     share = dice.choice((0.1, 0.3, 0.5, 0.8))

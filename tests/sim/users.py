@@ -61,13 +61,14 @@ def for_users(seed: int, swarm: Swarm) -> Swarm:
 
 
 class Identities:
-    """The operating system's source of ids, for one process: no two processes are given the same."""
+    """The operating system's source of ids, for one process; no two are given the same, but for those in `first`."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, first: Sequence[int] = ()) -> None:
         self._rng = rng
+        self._first = list(first)
 
     def __call__(self, bits: int) -> int:
-        return self._rng.getrandbits(bits)
+        return self._first.pop() if self._first else self._rng.getrandbits(bits)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from sim.operators import Operator, for_operators, is_operated
 from sim.poison import owed, unhandled
 from sim.service import Idleness, Service
 from sim.signals import simulated_signals
-from sim.swarm import Swarm, draw
+from sim.swarm import Swarm, draw, has_twins
 from sim.users import SHARED, Preloaded, Users, for_users
 
 DRAIN_S = 90.0
@@ -184,6 +184,7 @@ class World:
                     brokers=self.brokers,
                     padding_bytes=swarm.padding_bytes,
                     pace=swarm.pace,
+                    twins=has_twins(self.seed),
                     habits=swarm.habits,
                     preloaded=self.preloaded,
                 )

@@ -35,6 +35,7 @@ MACHINE = [
     "cli/*",
     "rpc/program.py",  # a program sets its umask
     "consumer/client.py",  # a session says its host and process id to whoever looks for it
+    "rpc/home.py",  # hears of a fork
     "metaserver/database.py",  # where the SQLite file lies
     "metaserver/migrate.py",  # where the migrations lie
     "spark/java.py",  # looks for a JDK, keeps a wrapper

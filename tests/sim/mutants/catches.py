@@ -73,6 +73,7 @@ CATCHES: dict[str, int] = {
     "releases_ignored": 0,
     "reopened_with_what_was_closed": 1,
     "repeats_in_another_order": 0,
+    "repeats_known_by_their_sequence": 19,
     "repeats_under_a_new_sequence": 0,
     "reset_drains_empty_partitions": 789,
     "reset_forgets_the_last_one": 13,

@@ -8,6 +8,7 @@ from typing import Any
 
 from keylane.broker import partition as partition_module
 from keylane.broker import pull_lock, service
+from keylane.broker.appends import Duplicate
 from keylane.broker.group_commit import GroupCommit
 from keylane.broker.partition import Group, HostedPartition
 from keylane.broker.records import CursorBody
@@ -15,7 +16,7 @@ from keylane.broker.service import BrokerService
 from keylane.broker.storage import recovery
 from keylane.broker.store import Store
 from keylane.broker.tail_cache import TailCache
-from keylane.protocol.errors import ProducerFencedError, SequenceGapError
+from keylane.protocol.errors import ProducerFencedError, SequenceGapError, SequenceReusedError
 from keylane.protocol.frames import Ack, Acked, Appended, Pull
 from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.record import HEADER_BYTES, Header, Short, read_header, stamp
@@ -151,19 +152,31 @@ def cursor_falls(patches: Patches) -> None:
 
 
 def duplicates_stored(patches: Patches) -> None:
-    def decide(producer: Any, header: Header) -> Any:
-        found = real(producer, header)
+    def decide(producer: Any, header: Header, **kwargs: Any) -> Any:
+        found = real(producer, header, **kwargs)
         return None if found is not None else found
 
     real = patches.set(partition_module, "decide_append", decide)
 
 
 def sequence_gap_accepted(patches: Patches) -> None:
-    def decide(producer: Any, header: Header) -> Any:
+    def decide(producer: Any, header: Header, **kwargs: Any) -> Any:
         try:
-            return real(producer, header)
+            return real(producer, header, **kwargs)
         except SequenceGapError:
             return None
+
+    real = patches.set(partition_module, "decide_append", decide)
+
+
+def repeats_known_by_their_sequence(patches: Patches) -> None:
+    """Whatever comes under a sequence that is taken is told to be stored."""
+
+    def decide(producer: Any, header: Header, **kwargs: Any) -> Any:
+        try:
+            return real(producer, header, **kwargs)
+        except SequenceReusedError:
+            return Duplicate(-1)
 
     real = patches.set(partition_module, "decide_append", decide)
 
@@ -320,6 +333,7 @@ BREAKS: tuple[Breaks, ...] = (
     release_lowers_the_fence,
     ack_before_fsync,
     duplicate_told_before_durable,
+    repeats_known_by_their_sequence,
     progress_told_before_durable,
     cursor_never_saved,
     ranges_above_the_cursor_forgotten,

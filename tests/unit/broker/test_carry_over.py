@@ -46,7 +46,7 @@ def crowd(partition: HostedPartition, *, base: int = 5_000_000_000) -> None:
     for number in range(PRODUCERS_PER_PARTITION_MAX - len(partition.producers)):
         first = base + number
         latest = tuple(
-            StoredBatch(first + 300 * one, 300, first + 300 * one)
+            StoredBatch(first + 300 * one, 300, first + 300 * one, dice.getrandbits(32))
             for one in range(REMEMBERED_BATCHES)
         )
         partition.producers[dice.getrandbits(63)] = ProducerState(3, first + 2400, latest)

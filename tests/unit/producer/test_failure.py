@@ -14,6 +14,7 @@ from keylane.protocol.errors import (
     PartitionUnknownError,
     ProducerFencedError,
     SequenceGapError,
+    SequenceReusedError,
     StaleRouteError,
     WrongBrokerError,
 )
@@ -85,8 +86,16 @@ def test_a_wrong_broker_does_not_number_anew_what_may_be_stored(error):
     assert decide(StaleRouteError, STRICT, 1, doubtful=True) is Step.NEW_ROUTE
 
 
-@pytest.mark.parametrize("error", [InvalidRequestError, ProducerFencedError])
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
-def test_what_no_retry_mends_is_given_up(error, strategy):
+def test_what_no_retry_mends_is_given_up(strategy):
     """A refusal for good is told to the sender at once."""
-    assert decide(error, strategy, 1) is Step.GIVE_UP
+    assert decide(InvalidRequestError, strategy, 1) is Step.GIVE_UP
+
+
+@pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
+def test_a_shared_id_is_given_up_and_not_the_batch(strategy):
+    """A batch that is surely not stored is sent again, under another id; nobody would know again one that may be."""
+    for error in (SequenceReusedError, ProducerFencedError):
+        assert decide(error, strategy, 1) is Step.AGAIN
+    assert decide(ProducerFencedError, strategy, 1, doubtful=True) is Step.GIVE_UP
+    assert decide(SequenceReusedError, strategy, 1, doubtful=True) is Step.AGAIN

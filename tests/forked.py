@@ -1,0 +1,64 @@
+"""Runs a function in a forked child of the test's process, as gunicorn --preload and multiprocessing do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+LIFE_S = 90
+"""A child whose test has failed ends by itself."""
+
+
+class Child:
+    """A fork that runs `body()` and ends; what that returns, as JSON, is `result`."""
+
+    def __init__(self, body: Callable[[], Any]) -> None:
+        self._read, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(LIFE_S)
+                os.close(self._read)
+                told = {"result": body()}
+            except BaseException as error:  # noqa: BLE001 - it is told to the parent
+                told = {"error": f"{type(error).__name__}: {error}\n{traceback.format_exc()}"}
+            with os.fdopen(write, "w") as pipe:
+                json.dump(told, pipe)
+            os._exit(0)
+        os.close(write)
+
+    def result(self, *, seconds: float = 60.0) -> Any:
+        """What the body returned; what it raised fails the test."""
+        data = b""
+        try:
+            while select.select([self._read], [], [], seconds)[0]:
+                part = os.read(self._read, 1 << 16)
+                if not part:
+                    break
+                data += part
+            else:
+                raise AssertionError(f"the child did not end within {seconds} s")
+        finally:
+            os.close(self._read)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        told = json.loads(data)
+        assert "error" not in told, told["error"]
+        return told["result"]
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    """The name of the class of what `call` raises, "" if it returns."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - it is looked at
+        return type(error).__name__
+    return ""

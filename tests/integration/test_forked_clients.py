@@ -1,0 +1,338 @@
+"""Clients made before a fork, given equal generators or opened twice, against real brokers: each is one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import Cluster, eventually
+from forked import Child, error_of
+from keylane import Consumer, Message, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.protocol.errors import GroupUnknownError
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
+
+COUNT = 400
+TTL_MS = 1_500
+QUICK = ConsumerSettings(ttl_ms=TTL_MS)
+
+
+async def send(producer: Producer, subject: str, name: str) -> int:
+    """Open the producer and send `COUNT` messages of a key of its own; how many were told to be duplicates."""
+    async with producer:
+        tickets = [
+            producer.send(subject, b"%s %d" % (name.encode(), number), key=name.encode())
+            for number in range(COUNT)
+        ]
+        return sum([(await ticket).duplicate for ticket in tickets])
+
+
+def run_send(producer: Producer, subject: str, name: str) -> int:
+    return asyncio.run(send(producer, subject, name))
+
+
+async def assert_stored(cluster: Cluster, subject: str, names: list[str]) -> None:
+    """Every message of each, once, in its order."""
+    sent = {
+        name.encode(): [b"%s %d" % (name.encode(), number) for number in range(COUNT)]
+        for name in names
+    }
+    await cluster.check_history(subject, sent)
+
+
+def created(cluster: Cluster, subject: str, *, partitions: int = 2) -> None:
+    asyncio.run(cluster.create(subject, partitions=partitions))
+
+
+@pytest.mark.parametrize("dice", [None, random.Random(7)], ids=["system", "seeded"])
+def test_a_producer_made_before_a_fork_stores_what_each_process_sends(
+    shared_cluster: Cluster, dice: random.Random | None
+):
+    """As under gunicorn --preload: the object is copied into every worker, and each of them opens it."""
+    subject = f"preloaded-{'seeded' if dice else 'system'}"
+    created(shared_cluster, subject, partitions=1)
+    producer = Producer(shared_cluster.meta, dice=dice)
+    workers = [
+        Child(lambda name=name: run_send(producer, subject, name)) for name in ("one", "two")
+    ]
+    assert [worker.result() for worker in workers] == [0, 0]
+    assert run_send(producer, subject, "parent") == 0
+    asyncio.run(assert_stored(shared_cluster, subject, ["one", "two", "parent"]))
+
+
+def test_a_producer_that_a_process_of_multiprocessing_gets_stores_everything(
+    shared_cluster: Cluster,
+):
+    """With the context "fork" arguments are not pickled: the child has the parent's object."""
+    created(shared_cluster, "handed-on")
+    producer = Producer(shared_cluster.meta)
+    context = multiprocessing.get_context("fork")
+    names = ["one", "two", "three"]
+    processes = [
+        context.Process(target=run_send, args=(producer, "handed-on", name)) for name in names
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    asyncio.run(assert_stored(shared_cluster, "handed-on", names))
+
+
+async def test_producers_with_equal_generators_store_everything(shared_cluster: Cluster):
+    """A generator that is seeded says where messages without a key go, and not who sends them."""
+    await shared_cluster.create("seeded", partitions=2)
+    producers = {
+        name: Producer(shared_cluster.meta, dice=random.Random(7)) for name in ("one", "two")
+    }
+    found = await asyncio.gather(*(send(one, "seeded", name) for name, one in producers.items()))
+    assert found == [0, 0]
+    await assert_stored(shared_cluster, "seeded", ["one", "two"])
+
+
+async def test_a_producer_opened_again_stores_everything(shared_cluster: Cluster):
+    """Each opening is a producer of its own to the brokers."""
+    await shared_cluster.create("reopened", partitions=1)
+    producer = Producer(shared_cluster.meta)
+    names = ["first", "second", "third"]
+    for name in names:
+        assert await send(producer, "reopened", name) == 0
+        assert producer.stats.acked == COUNT
+    await assert_stored(shared_cluster, "reopened", names)
+
+
+def test_a_fork_of_an_open_producer_sends_nothing_and_harms_nobody(shared_cluster: Cluster):
+    """The child's calls are refused, and the parent's connections are as they were."""
+    created(shared_cluster, "open-fork", partitions=1)
+    loop = asyncio.new_event_loop()
+    producer = Producer(shared_cluster.meta)
+
+    async def send_some(start: int, end: int) -> None:
+        for number in range(start, end):
+            await producer.send("open-fork", b"%d" % number, key=b"k")
+
+    async def send_here() -> None:
+        producer.send("open-fork", b"child", key=b"k")
+
+    def child() -> list[str]:
+        calls = (send_here, producer.flush)
+        found = [error_of(lambda call=call: asyncio.run(call())) for call in calls]
+        asyncio.run(producer.close())
+        return found
+
+    try:
+        loop.run_until_complete(producer.__aenter__())
+        loop.run_until_complete(send_some(0, 20))
+        assert Child(child).result() == ["ForkedError", "ForkedError"]
+        loop.run_until_complete(send_some(20, 40))
+        loop.run_until_complete(producer.close())
+        sent = {b"k": [b"%d" % number for number in range(40)]}
+        loop.run_until_complete(shared_cluster.check_history("open-fork", sent))
+    finally:
+        loop.close()
+
+
+class Handled:
+    """What several processes have handled, each in a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._end = folder / "end"
+
+    def note(self, name: str, message: Message) -> None:
+        with (self._folder / f"{name}.txt").open("ab") as file:
+            file.write(message.value + b"\n")
+
+    def of(self, name: str) -> list[bytes]:
+        path = self._folder / f"{name}.txt"
+        return path.read_bytes().split() if path.exists() else []
+
+    async def until_end(self) -> None:
+        while not self._end.exists():
+            await asyncio.sleep(0.02)
+
+    def end(self) -> None:
+        self._end.touch()
+
+
+async def filled(cluster: Cluster, subject: str, count: int, *, partitions: int = 4) -> set[bytes]:
+    await cluster.create(subject, partitions=partitions)
+    values = [b"%d" % number for number in range(count)]
+    async with Producer(cluster.meta) as producer:
+        await producer.send_all(subject, ((b"k%s" % value[-2:], value) for value in values))
+    return set(values)
+
+
+async def holders(cluster: Cluster, subject: str, group: str) -> set[str]:
+    """The sessions that hold a partition."""
+    network = HttpNetwork()
+    try:
+        view = await MetaClient(network, [cluster.meta]).group(subject, group)
+        return {one.session for one in view.owners if one.session}
+    except GroupUnknownError:  # nobody has come yet
+        return set()
+    finally:
+        await network.close()
+
+
+def waited_for(condition: Callable[[], Any], *, seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_consumer_made_before_a_fork_has_a_session_in_each_process(
+    shared_cluster: Cluster, tmp_path: Path
+):
+    """Each process is a member of the group: partitions are shared out, and each message is handled by one of them."""
+    handled = Handled(tmp_path)
+    asyncio.run(shared_cluster.create("preloaded-consumer", partitions=4))
+    name = "parent"
+
+    def handle(message: Message) -> None:
+        handled.note(name, message)
+
+    consumer = Consumer(
+        shared_cluster.meta,
+        subject="preloaded-consumer",
+        group="g",
+        handler=handle,
+        settings=QUICK,
+        dice=random.Random(7),
+    )
+
+    async def consume() -> int:
+        async with consumer:
+            await handled.until_end()
+            return len(consumer.assignment)
+
+    def child(own: str) -> int:
+        nonlocal name
+        name = own
+        return asyncio.run(consume())
+
+    names = ("one", "two")
+    workers = [Child(lambda own=own: child(own)) for own in names]
+    waited_for(lambda: len(asyncio.run(holders(shared_cluster, "preloaded-consumer", "g"))) == 2)
+    values = asyncio.run(filled(shared_cluster, "preloaded-consumer", 600))
+    waited_for(lambda: sum(len(handled.of(own)) for own in names) >= len(values))
+    handled.end()
+    assert [worker.result() for worker in workers] == [2, 2]
+    one, two = (handled.of(own) for own in names)
+    assert sorted([*one, *two]) == sorted(values)
+    assert one
+    assert two
+
+
+def test_a_fork_of_an_open_consumer_handles_nothing_and_harms_nobody(shared_cluster: Cluster):
+    """The child's calls are refused, it has no partition, and the parent handles on under its lease."""
+    loop = asyncio.new_event_loop()
+    seen: list[bytes] = []
+    sent = loop.run_until_complete(filled(shared_cluster, "open-consumer", 100))
+    consumer = Consumer(
+        shared_cluster.meta,
+        subject="open-consumer",
+        group="g",
+        handler=lambda message: seen.append(message.value),
+        settings=QUICK,
+    )
+
+    def child() -> list[Any]:
+        calls = (consumer.wait, consumer.suspend, consumer.resume, consumer.__anext__)
+        found: list[Any] = [error_of(lambda call=call: asyncio.run(call())) for call in calls]
+        found.append(error_of(lambda: asyncio.run(consumer.__aenter__())))
+        asyncio.run(consumer.close())
+        return [*found, len(consumer.assignment)]
+
+    async def handle_on() -> None:
+        await eventually(lambda: len(seen) >= len(sent))
+        tokens = {one.fencing_token for one in consumer.assignment}
+        await asyncio.sleep(2 * TTL_MS / 1000)
+        assert {one.fencing_token for one in consumer.assignment} == tokens
+        async with Producer(shared_cluster.meta) as producer:
+            await producer.send("open-consumer", b"later", key=b"k")
+        await eventually(lambda: b"later" in seen)
+        await consumer.close()
+
+    try:
+        loop.run_until_complete(consumer.__aenter__())
+        assert Child(child).result() == [*["ForkedError"] * 5, 0]
+        loop.run_until_complete(handle_on())
+    finally:
+        loop.close()
+    assert sorted(seen) == sorted([*sent, b"later"])
+
+
+async def test_a_consumer_opened_again_goes_on(shared_cluster: Cluster):
+    """With a handler and without: the second opening gets what came since, under a session of its own."""
+    await shared_cluster.create("again", partitions=2)
+    seen: list[bytes] = []
+    handling = Consumer(
+        shared_cluster.meta,
+        subject="again",
+        group="handled",
+        handler=lambda message: seen.append(message.value),
+        settings=QUICK,
+    )
+    iterating = Consumer(shared_cluster.meta, subject="again", group="iterated", settings=QUICK)
+    sessions: list[set[str]] = []
+    async with Producer(shared_cluster.meta) as producer:
+        for number in range(3):
+            for key in range(10):
+                await producer.send("again", b"%d.%d" % (number, key), key=b"%d" % key)
+            async with handling:
+                await eventually(lambda upto=10 * (number + 1): len(seen) == upto)
+                sessions.append(await holders(shared_cluster, "again", "handled"))
+            async with iterating:
+                found = []
+                async for message in iterating:
+                    found.append(message.value)
+                    await message.ack()
+                    if len(found) == 10:
+                        break
+            assert sorted(found) == [b"%d.%d" % (number, key) for key in range(10)]
+            assert handling.assignment == iterating.assignment == []
+    assert len(set(seen)) == len(seen) == 30
+    assert all(len(one) == 1 for one in sessions)
+    assert len(set().union(*sessions)) == 3
+
+
+async def test_an_open_consumer_is_not_opened_again(shared_cluster: Cluster):
+    """It is told so, and goes on."""
+    sent = await filled(shared_cluster, "open-twice", 50)
+    seen: list[bytes] = []
+    consumer = Consumer(
+        shared_cluster.meta,
+        subject="open-twice",
+        group="g",
+        handler=lambda message: seen.append(message.value),
+    )
+    async with consumer:
+        opening = asyncio.gather(consumer.__aenter__(), return_exceptions=True)
+        assert [type(one).__name__ for one in await opening] == ["AlreadyOpenError"]
+        await eventually(lambda: set(seen) == sent)
+
+
+async def test_a_consumer_used_in_another_event_loop_is_refused(shared_cluster: Cluster):
+    """Waiting, iterating, acking and closing in a thread with a loop of its own are told at once."""
+    await filled(shared_cluster, "elsewhere", 4, partitions=1)
+    consumer = Consumer(shared_cluster.meta, subject="elsewhere", group="g", settings=QUICK)
+    async with consumer:
+        message = await anext(consumer)
+        calls = (consumer.wait, consumer.__anext__, message.ack, consumer.suspend, consumer.close)
+        found = [
+            await asyncio.to_thread(lambda call=call: error_of(lambda: asyncio.run(call())))
+            for call in calls
+        ]
+        assert found == ["OtherLoopError"] * 5
+        await message.ack()
+        assert (await anext(consumer)).offset == message.offset + 1

@@ -1,0 +1,203 @@
+"""A producer's id: the operating system's, of one opening, and another one where a broker knows it already."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+
+from forked import Child, error_of
+from keylane import Producer
+from keylane.protocol.errors import AlreadyOpenError, ClosedError, OtherLoopError
+from scripted_network import QUICK, ScriptedNetwork
+
+SINGLE = replace(QUICK, batch_count=1)
+"""Each message is a batch, several of which are under way at once."""
+
+
+def ids_at(network: ScriptedNetwork) -> set[int]:
+    return {producer_id for _, producer_id in network.producers}
+
+
+async def send_some(producer: Producer, *values: bytes) -> None:
+    for ticket in [producer.send("s", value, key=b"k") for value in values]:
+        assert not (await ticket).duplicate
+
+
+async def test_an_id_comes_of_no_generator_of_the_user():
+    """Two producers with equal generators store what each of them sends."""
+    network = ScriptedNetwork()
+    for value in (b"0", b"1"):
+        dice = random.Random(7)
+        async with Producer("meta", network=network, settings=QUICK, dice=dice) as producer:
+            await send_some(producer, value)
+    assert network.stored == {1: [b"0", b"1"]}
+    assert len(ids_at(network)) == 2
+    assert random.Random(7).getrandbits(63) | 1 not in ids_at(network)
+
+
+async def test_a_second_opening_begins_anew(caplog):
+    """Its id, its counts and its queue are its own; what was given up at the end of the first is not in it."""
+    network = ScriptedNetwork()
+    producer = Producer("meta", network=network, settings=QUICK)
+    for values in ((b"0", b"1"), (b"2",)):
+        async with producer:
+            await send_some(producer, *values)
+            assert producer.stats.sent == producer.stats.acked == len(values)
+            network.lost.add(1)
+            producer.send("s", b"lost", key=b"k")
+            await producer.close(flush=False)
+            network.lost.clear()
+        with pytest.raises(ClosedError):
+            producer.send("s", b"", key=b"k")
+    assert network.stored == {1: [b"0", b"1", b"2"]}
+    assert len(ids_at(network)) == 2
+    assert "used by another producer" not in caplog.text
+
+
+async def test_an_open_producer_is_not_opened_again():
+    """Not while it is open, and not while it closes; the first opening is none the worse for it."""
+    producer = Producer("meta", network=ScriptedNetwork(), settings=QUICK)
+    async with producer:
+        with pytest.raises(AlreadyOpenError):
+            await producer.__aenter__()
+        await send_some(producer, b"0")
+        closing = asyncio.create_task(producer.close())
+        await asyncio.sleep(0)
+        with pytest.raises(AlreadyOpenError):
+            await producer.__aenter__()
+        await closing
+
+
+def opened_in(loop: asyncio.AbstractEventLoop, network: ScriptedNetwork) -> Producer:
+    producer = Producer("meta", network=network, settings=QUICK)
+    loop.run_until_complete(producer.__aenter__())
+    loop.run_until_complete(send_some(producer, b"0"))
+    return producer
+
+
+async def flush(producer: Producer) -> None:
+    await producer.flush()
+
+
+async def ask_room(producer: Producer) -> None:
+    await producer.room()
+
+
+async def close(producer: Producer) -> None:
+    await producer.close()
+
+
+async def send_one(producer: Producer) -> None:
+    producer.send("s", b"elsewhere", key=b"k")
+
+
+def refusals(producer: Producer) -> list[str]:
+    """What each call says in a new event loop, and `send` without one."""
+    found = [
+        error_of(lambda call=call: asyncio.run(call(producer)))
+        for call in (send_one, flush, ask_room)
+    ]
+    return [*found, error_of(lambda: producer.send("s", b"elsewhere", key=b"k"))]
+
+
+def test_a_forked_producer_is_refused():
+    """In the child nothing is sent and closing is nothing; the parent sends on, what was queued too."""
+    network = ScriptedNetwork()
+    loop = asyncio.new_event_loop()
+    producer = opened_in(loop, network)
+
+    async def queue() -> None:
+        producer.send("s", b"1", key=b"k")
+
+    loop.run_until_complete(queue())  # the parcel that gathers is in both processes
+
+    def child() -> list[str]:
+        found = refusals(producer)
+        asyncio.run(close(producer))
+        return [*found, error_of(lambda: asyncio.run(producer.__aenter__()))]
+
+    assert Child(child).result() == ["ForkedError"] * 5
+    loop.run_until_complete(send_some(producer, b"2"))
+    loop.run_until_complete(producer.close())
+    loop.close()
+    assert network.stored == {1: [b"0", b"1", b"2"]}
+
+
+def test_another_loop_or_thread_is_refused():
+    """A send that would wait for a loop which does not know of it is told at once, and so is a ticket's wait."""
+    network = ScriptedNetwork()
+    loop = asyncio.new_event_loop()
+    producer = opened_in(loop, network)
+    found = [*refusals(producer), error_of(lambda: asyncio.run(close(producer)))]
+    thread = threading.Thread(target=lambda: found.extend(refusals(producer)))
+    thread.start()
+    thread.join()
+    assert found == ["OtherLoopError"] * 9
+
+    network.lost.add(1)
+
+    async def queue() -> None:
+        tickets.append(producer.send("s", b"1", key=b"k"))
+
+    async def wait() -> None:
+        await tickets[0]
+
+    tickets = []
+    loop.run_until_complete(queue())
+    with pytest.raises(OtherLoopError):
+        asyncio.run(wait())
+    network.lost.clear()
+    loop.run_until_complete(producer.close())
+    loop.close()
+    assert network.stored == {1: [b"0", b"1"]}
+
+
+def twins(network: ScriptedNetwork) -> list[Producer]:
+    """Two producers whose first id is the same, as after a copy of a whole machine."""
+    first = random.Random(5).getrandbits(63)
+    found = []
+    for number in (1, 2):
+        draws = iter((first, 100 + number))
+        identity = lambda _bits, draws=draws: next(draws)  # noqa: E731
+        found.append(Producer("meta", network=network, settings=SINGLE, _identity=identity))
+    return found
+
+
+async def test_producers_of_one_id_store_everything_in_order(caplog):
+    """A broker refuses the second one's batches; it goes on under another id, says so, and nothing is lost or doubled."""
+    network = ScriptedNetwork()
+    one, other = twins(network)
+    async with one, other:
+        await send_some(one, b"a0", b"a1", b"a2")
+        with caplog.at_level(logging.WARNING, logger="keylane.producer"):
+            tickets = []
+            for number in range(6):
+                tickets.append(other.send("s", b"b%d" % number, key=b"k"))
+                await asyncio.sleep(0)
+            receipts = [await ticket for ticket in tickets]
+        await send_some(one, b"a3")
+        assert other.stats.failed == one.stats.failed == 0
+    assert not any(receipt.duplicate for receipt in receipts)
+    found = network.stored[1]
+    assert sorted(found) == [b"a0", b"a1", b"a2", b"a3", *(b"b%d" % n for n in range(6))]
+    for name in (b"a", b"b"):
+        own = [value for value in found if value.startswith(name)]
+        assert own == sorted(own)
+    assert any("used by another producer" in one.getMessage() for one in caplog.records)
+
+
+async def test_nothing_behind_a_refused_batch_is_stored_under_a_shared_id():
+    """A batch whose sequence happens to be the next is not stored while an older one of its producer was refused."""
+    network = ScriptedNetwork()
+    one, other = twins(network)
+    async with one, other:
+        await send_some(one, b"a0")
+        tickets = [other.send("s", b"b%d" % number, key=b"k") for number in range(3)]
+        for ticket in tickets:
+            await ticket
+    assert network.stored == {1: [b"a0", b"b0", b"b1", b"b2"]}

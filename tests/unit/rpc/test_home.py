@@ -1,0 +1,149 @@
+"""A client is open in one event loop of one process, and is refused by name elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import threading
+
+import pytest
+
+from forked import Child, error_of
+from keylane import Consumer, Producer, QueueReader
+from keylane.protocol.errors import (
+    AlreadyOpenError,
+    ClosedError,
+    InvalidRequestError,
+    OtherLoopError,
+)
+from keylane.rpc.connections import Connections
+
+
+def connections() -> Connections:
+    return Connections(None, timeout_ms=1_000, what="thing")
+
+
+async def opened(one: Connections) -> None:
+    one.open()
+
+
+def test_a_home_is_entered_once():
+    """Whoever is open is not opened; whoever was closed is."""
+
+    async def twice() -> None:
+        one = connections()
+        for _ in range(2):
+            with pytest.raises(ClosedError):
+                one.home.check()
+            one.open()
+            one.home.check()
+            with pytest.raises(AlreadyOpenError):
+                one.open()
+            await one.close()
+        one.home.check_not_elsewhere()
+
+    asyncio.run(twice())
+
+
+def test_another_event_loop_is_refused_by_name():
+    """In another loop of the thread, and once the first loop has ended; then it may be opened again."""
+    one = connections()
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+
+    async def check() -> None:
+        one.home.check()
+
+    try:
+        first.run_until_complete(opened(one))
+        first.run_until_complete(check())
+        with pytest.raises(OtherLoopError, match="in another event loop"):
+            second.run_until_complete(check())
+        with pytest.raises(OtherLoopError):
+            one.home.check()
+        with pytest.raises(OtherLoopError):
+            second.run_until_complete(one.close())
+        first.run_until_complete(one.network.close())
+        first.close()
+        with pytest.raises(OtherLoopError, match="has ended"):
+            second.run_until_complete(check())
+        second.run_until_complete(opened(one))
+        second.run_until_complete(check())
+        second.run_until_complete(one.close())
+    finally:
+        first.close()
+        second.close()
+
+
+async def test_another_thread_is_refused_by_name():
+    """With a loop of its own there, or without."""
+    one = connections()
+    one.open()
+    found: list[str] = []
+
+    async def check() -> None:
+        one.home.check_thread()
+
+    def elsewhere() -> None:
+        found.append(error_of(one.home.check_thread))
+        found.append(error_of(lambda: asyncio.run(check())))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    await one.close()
+    assert found == ["OtherLoopError", "OtherLoopError"]
+
+
+def test_a_fork_is_refused_by_name():
+    """In the child nothing can be done with what was open, and closing it does nothing; the parent goes on."""
+    one, other = connections(), connections()
+    told: list[str] = []
+    loop = asyncio.new_event_loop()
+
+    async def open_one() -> None:
+        one.open(on_fork=lambda: told.append("child"))
+
+    def child() -> list[str]:
+        asyncio.run(one.close())
+        return [
+            *told,
+            error_of(one.home.check),
+            error_of(one.home.check_thread),
+            error_of(lambda: asyncio.run(opened(one))),
+            error_of(lambda: asyncio.run(opened(other))),
+        ]
+
+    loop.run_until_complete(open_one())
+    assert Child(child).result() == ["child", *["ForkedError"] * 3, ""]
+    assert not told
+    loop.run_until_complete(one.close())
+    loop.close()
+
+
+def test_a_fork_of_what_was_closed_may_be_opened():
+    """What was open once and is no more is as one that never was."""
+    one = connections()
+
+    async def once() -> None:
+        one.open()
+        await one.close()
+
+    asyncio.run(once())
+    assert Child(lambda: error_of(lambda: asyncio.run(once()))).result() == ""
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        Producer("127.0.0.1:1"),
+        Consumer("127.0.0.1:1", subject="s", group="g"),
+        QueueReader("127.0.0.1:1", subject="s"),
+    ],
+    ids=lambda client: type(client).__name__,
+)
+@pytest.mark.parametrize("work", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_clients_are_not_copied(client, work):
+    """There is one of each, with its state: a copy would share it."""
+    with pytest.raises(InvalidRequestError, match="neither copied nor pickled"):
+        work(client)
