@@ -95,14 +95,8 @@ async def running_broker(
             stack.push_async_callback(network.close)
 
         def report() -> BrokerHeartbeat:
-            return _report(
-                store,
-                identity,
-                opening,
-                server.address,
-                untold=cleaning.untold,
-                taken=not registration.problem,
-            )
+            taken, untold = not registration.problem, cleaning.untold
+            return _report(store, identity, opening, server.address, untold=untold, taken=taken)
 
         cleaning = Cleaning(
             store, files, settings, clock=clock, run_commit=run_commit, run_read=run_background

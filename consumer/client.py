@@ -148,9 +148,8 @@ class Consumer(Resident):
         self._stalls = Stalls()
         self._losses = Losses()
         self._leaving = False
-        self._closing = asyncio.Lock()
-        self._failing: asyncio.Task[None] | None = None
-        """Gives everything back after an error that ended the consumer."""
+        self._ending: asyncio.Task[None] | None = None
+        """Hands everything over, after an error that ended the consumer too."""
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
@@ -230,15 +229,16 @@ class Consumer(Resident):
             return
         self._home.check()
         self._leaving = True
-        if self._failing is not None:
-            await asyncio.wait([self._failing])
-        await self._close()
+        # Whoever is cancelled here only stops waiting: handlers end, and partitions are handed over, all the same.
+        await asyncio.shield(self._end())
+
+    def _end(self) -> asyncio.Task[None]:
+        """Begin to hand everything over, once: a signal, an error and the user may close it at the same time."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._close(), name="closing")
+        return self._ending
 
     async def _close(self) -> None:
-        async with self._closing:  # a signal, an error and the user may close it at the same time
-            await self._close_once()
-
-    async def _close_once(self) -> None:
         if self._membership is None or self._dispatch is None or self._watch is None:
             return
         if isinstance(self._dispatch, Stream):
@@ -265,8 +265,7 @@ class Consumer(Resident):
         self._ended.exception()
         if isinstance(self._dispatch, Stream):
             self._dispatch.fail(error)
-        if not self._leaving:
-            self._failing = asyncio.create_task(self._close(), name="ending after an error")
+        self._end()
 
     # ── what users call ──────────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:

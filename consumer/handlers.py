@@ -58,7 +58,7 @@ async def settle(result: object) -> None:
             result = asyncio.wrap_future(result)
         if not inspect.isawaitable(result):
             break
-        awaited = await result
+        awaited = await (_ended(result) if asyncio.isfuture(result) else result)
         if awaited is result:  # a connection or a pool that may be awaited any number of times
             return
         result = awaited
@@ -69,6 +69,21 @@ async def settle(result: object) -> None:
         raise HandlerTypeError(
             f"handler returned the {kind} {result!r:.80}, and nobody iterates it"
         )
+
+
+async def _ended(future: asyncio.Future[object]) -> object:
+    """
+    As `await future`, but a GeneratorExit that a task ended with is raised here.
+
+    Who awaits such a task is closed by the event loop instead, with all that awaits it in turn.
+    """
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            if not future.cancel():
+                raise
+    return future.result()
 
 
 def _makes_awaitables(function: object) -> bool:

@@ -112,6 +112,7 @@ class Producer(Resident):
         self._of_parent: dict[str, SubjectSender] = {}
         """After a fork: kept, so that the parent's tasks are not finalized here."""
         self._open = False
+        self._ending: asyncio.Task[None] | None = None
         self._meta: MetaClient | None = None
         self._account = Account(self._settings.queue_bytes)
 
@@ -134,6 +135,7 @@ class Producer(Resident):
         self._identity = Identity(self._draw_identity)
         self._senders = {}
         self._account = Account(self._settings.queue_bytes)
+        self._ending = None
 
     def _forked(self) -> None:
         """In a child of this process: what was sent is the parent's, and `send` finds no way any more."""
@@ -342,6 +344,8 @@ class Producer(Resident):
             return
         self._home.check()
         if not self._open:
+            if self._ending is not None:  # whoever began to close was cancelled
+                await asyncio.shield(self._ending)
             return
         error: GivenUpError | None = None
         try:
@@ -354,15 +358,21 @@ class Producer(Resident):
             pass
         finally:
             self._open = False
-            senders, self._senders = list(self._senders.values()), {}
-            for sender in senders:
-                await sender.close()
-            await self._connections.close()
+            if self._ending is None:
+                self._ending = asyncio.create_task(self._end(), name="closing")
+            await asyncio.shield(self._ending)
             error = self._account.untold()
             if error is not None and not flush:
                 log.warning("closed: %s", error.message)
         if error is not None and flush:
             raise error
+
+    async def _end(self) -> None:
+        """Give up what was not sent; nobody's cancellation breaks this off."""
+        senders, self._senders = list(self._senders.values()), {}
+        for sender in senders:
+            await sender.close()
+        await self._connections.close()
 
 
 def _order_strategy(text: str) -> OrderStrategy:

@@ -18,6 +18,7 @@
     two grants      a lease given away that was neither let go nor expired; a handler of an older grant that
                     began after a newer one; a lease let go while its handler still runs
     starvation      after everything is healed, something sent is not settled, or something stored not handled
+    silent loss     a flush, or a close, told no error, and a message sent before is stored nowhere
 
 Handling a message again under a higher token is no anomaly: delivery is at least once.  What an operator's reset
 sets a cursor back over is owed again, under tokens above the reset's; what it sets it past is owed to nobody.  What

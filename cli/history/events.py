@@ -24,7 +24,8 @@ class Sent(NamedTuple):
 class Settled(NamedTuple):
     """
     A producer heard what became of it: "stored", "not done", "unknown"; "gone" if it died before, or was closed and
-    could not tell; "withdrawn" if it was closed and said that it is stored nowhere.
+    could not tell; "withdrawn" if it was closed and said that it is stored nowhere; "flushed" if nobody asked about the
+    message, and a flush or a close after it told no error.
     """
 
     value: Value

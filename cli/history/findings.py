@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 ANOMALIES = (
     "lost", "phantom", "duplicate", "inversion", "skip", "nonmonotonic", "stale effect",
-    "late start", "duplicate token", "two grants", "starvation",
+    "late start", "duplicate token", "two grants", "starvation", "silent loss",
 )  # fmt: skip
 ORDER_ANOMALIES = ("inversion", "skip", "nonmonotonic", "duplicate token", "two grants")
 EXAMPLES_MAX = 5

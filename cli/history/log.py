@@ -158,9 +158,11 @@ class Log:
             one = self.sendings.get(value)
             if fate.outcome in {"not done", "unknown"} and one is not None and one.strict:
                 note("lost", f"{value!r} was given up, although its order is strict")
+            first = self._first_place.get(value)
+            if fate.outcome == "flushed" and first is None:
+                note("silent loss", f"{value!r} is nowhere, though a flush after it told nothing")
             if fate.outcome != "stored":
                 continue
-            first = self._first_place.get(value)
             told = (fate.partition_id, fate.offset)
             if first is None:
                 note("lost", f"{value!r} was acked and is nowhere")

@@ -27,7 +27,11 @@ class Leases:
 
     def granted(self, ask: Ask, *, now_ms: int) -> Iterator[Granted]:
         """What is held now, at the end of the transaction, and was not then."""
-        for group, partition, token, session in ask(_LEASES):
+        return self.given(Leases.read(ask), now_ms=now_ms)
+
+    def given(self, after: Leases, *, now_ms: int) -> Iterator[Granted]:
+        """What is held after the transaction, and was not before it."""
+        for (group, partition), (token, session) in after._held.items():
             held = self._held.get((group, partition))
             if held == (token, session):
                 continue

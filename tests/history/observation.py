@@ -47,8 +47,10 @@ def dropped(message: Message) -> Dropped:
 
 
 def _client(message: Message) -> PullClient:
-    assert isinstance(message.delivery, PullClient)
-    return message.delivery
+    delivery: Any = message.delivery
+    holder = delivery.holder  # of a shared group's message: whose hand-out it is of
+    assert isinstance(holder, PullClient)
+    return holder
 
 
 def served(request: Request, answer: Answer, began: int) -> Served | None:

@@ -10,17 +10,21 @@ DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = DOCS / "PROOF.md"
 SHARES = DOCS / "proof.jsonl"
 
-HEAD = """# What was proven, and how
+TITLE = "# What was proven, and how\n"
+HEAD = """
+## How to read it
 
 This page is written by `make proof` out of `docs/proof.jsonl`; nobody edits it.
 Each row is one share that was really run; a version with `+` had changes that were not committed yet.
 Of seeds that were run on several versions the latest rows stay; what a share found, and how it was mended, is in the log
 of commits.  Runs of real processes all stay.
 `make proof SEEDS=2000 FIRST=4000 LIMIT=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
+`make proof RANDOM=2000 LIMIT=0 CYCLES=0` draws the seeds at random from [10^6, 10^9); the row has the number of the drawing,
+with which `DRAWING=` gives the same seeds again, and the digest of their list.
 
 One checker (`cli/history/`) judges the simulation, the runs of real processes and the demo.
 It looks for: lost, phantom, duplicate, inversion, skip, nonmonotonic, stale effect, late start, duplicate token,
-two grants, starvation.
+two grants, starvation, silent loss.
 """
 SIMULATION = """
 ## Simulation
@@ -28,7 +32,9 @@ SIMULATION = """
 The programs' own code in virtual time: network (delay, loss, doubled and late calls, one-way cuts, resets, replies lost
 after their effect), clocks (offset, drift of 5 %, jumps of an hour), pauses, crashes and restarts of every program, power
 losses with torn and lost writes, stalled, failing and full disks; sends, resizes, splits, merges, moves, evacuations,
-joins and leaves; in one seed of eight, silent brokers given up, the progress of consumer groups set anew, old messages
+joins and leaves; in most seeds, users who open an object again, copy it with a fork, give it generators that repeat, send
+from two tasks, cancel whatever waits, flush instead of awaiting tickets, wrap handlers, raise odd errors, go on after a
+cancellation, run until a signal, redeploy, share a group, and have keys that fail for ever; in one seed of eight, silent brokers given up, the progress of consumer groups set anew, old messages
 removed.
 Then everything is healed and has to drain.  `make sim SEED=k` replays one seed.
 
@@ -73,7 +79,7 @@ The latest hunt:
 def document(shares: str) -> str:
     """The whole page."""
     read = [json.loads(line) for line in shares.splitlines()]
-    text = HEAD
+    text = TITLE + _summary(read) + HEAD
     machines = sorted({one["machine"] for one in read})
     text += f"\nMachine: {'; '.join(machines)}.\n"
     for title, name, row in (
@@ -101,6 +107,46 @@ def document(shares: str) -> str:
     return text
 
 
+def _summary(read: list[dict[str, Any]]) -> str:
+    """Five lines that anybody understands."""
+    sims = [one["simulation"] for one in read if "simulation" in one]
+    version = next((one["version"] for one in reversed(read) if "processes" in one), "")
+    runs = [one["processes"] for one in read if "processes" in one and one["version"] == version]
+    hunt = next((one["mutants"]["found"] for one in reversed(read) if "mutants" in one), [])
+    judged = [one["judge"] for one in runs if one.get("judge")]
+    faults = _sum(sims, "faults") + sum(sum(one["faults"].values()) for one in runs)
+    drawn = sum(one["seeds"] for one in sims if "drawing" in one)
+    bad = sum(len(one["bad_seeds"]) for one in sims)
+    wrong = sum(sum(one["counts"].values()) for one in runs)
+    lines = [
+        (
+            "**Promised**: a message that was acked is kept; messages of one key are handled in the order in which they "
+            "were sent; nobody handles what was given to another."
+        ),
+        (
+            f"**Done to break it**: {faults:,} faults (programs killed, power cut, disks and networks broken, clocks set "
+            f"wrong) in {_sum(sims, 'seeds'):,} simulated runs and in runs of real programs with "
+            f"{_sum(runs, 'messages'):,} messages; in {_sum(sims, 'with_users'):,} of the simulated ones users did what "
+            "manuals warn of."
+        ),
+        f"**Chosen by nobody**: {drawn:,} of the simulated runs were drawn at random, out of a thousand million.",
+        (
+            f"**Found**: {bad:,} of the simulated runs broke a promise; in the runs of real programs one judge counted "
+            f"{wrong:,} violations, and another, which shares no code with the product and reads the disks, "
+            f"{sum(sum(one['findings'].values()) for one in judged):,} among {_sum(judged, 'acked'):,} acked messages."
+        ),
+        (
+            f"**The judge, judged**: of {len(hunt):,} faults built into the programs on purpose, one at a time, "
+            f"{sum(one['caught'] for one in hunt):,} were caught."
+        ),
+    ]
+    return "".join(f"\n{number}. {line}" for number, line in enumerate(lines, 1)) + "\n"
+
+
+def _sum(parts: list[dict[str, Any]], name: str) -> int:
+    return sum(int(part.get(name, 0)) for part in parts)
+
+
 def _row(*cells: object) -> str:
     shown = (f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells)
     return f"| {' | '.join(shown)} |\n"
@@ -111,8 +157,13 @@ def _seed(one: dict[str, Any]) -> str:
 
 
 def _simulated(part: dict[str, Any]) -> tuple[object, ...]:
-    end = part["first"] + part["seeds"]
-    which = f"[{part['first']}, {end}): {part['seeds']:,}"
+    if "drawing" in part:
+        which = f"drawing {part['drawing']}, digest {part['digest']}: {part['seeds']:,}"
+        if part["seeds"] < part["drawn"]:
+            which += f" of {part['drawn']:,}"
+    else:
+        end = part["first"] + part["seeds"]
+        which = f"[{part['first']}, {end}): {part['seeds']:,}"
     return which, part["faults"], part["events"], part["violations"]
 
 

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import os
 import platform
 import random
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -28,7 +31,7 @@ from proof.second_opinion import second_opinion
 from proof.stage import Stage
 from proof.story import Story, Told
 from sim.mutants.bank import MUTANTS
-from sim.run import MUTANT_SEEDS_MAX, hunts, outcomes
+from sim.run import MUTANT_SEEDS_MAX, draw_seeds, hunts, outcomes_of
 
 CYCLE = (4, 8, 3, 2)
 KEYS = 10_000
@@ -38,23 +41,42 @@ CALENDAR_HOURS_MIN = 0.9
 SEEDS_AT_ONCE = 1_000
 
 
-def simulate(first: int, count: int, workers: int, *, seconds: float) -> dict[str, Any]:
-    """Seeds without mutants, from `first` on; no more are begun after so many seconds."""
-    total = {"seeds": 0, "faults": 0, "events": 0, "violations": 0}
+def simulate(seeds: Sequence[int], workers: int, *, seconds: float) -> dict[str, Any]:
+    """Seeds without mutants; no more are begun after so many seconds."""
+    total = {"seeds": 0, "faults": 0, "events": 0, "violations": 0, "with_users": 0}
+    habits: Counter[str] = Counter()
     bad = []
     began = time.monotonic()
-    for start in range(first, first + count, SEEDS_AT_ONCE):
+    for start in range(0, len(seeds), SEEDS_AT_ONCE):
         if time.monotonic() - began > seconds:
             break
-        for outcome in outcomes(start, min(SEEDS_AT_ONCE, first + count - start), workers):
+        for outcome in outcomes_of(seeds[start : start + SEEDS_AT_ONCE], workers):
             total["seeds"] += 1
             for name in ("faults", "events", "violations"):
                 total[name] += outcome[name]
+            total["with_users"] += bool(outcome["habits"])
+            habits.update(outcome["habits"])
             if outcome["violations"]:
                 bad.append(outcome["seed"])
                 said = f"{outcome['findings']} {outcome['problems']}"
                 print(f"seed {outcome['seed']}: {said}", flush=True)
-    return total | {"first": first, "bad_seeds": sorted(bad)}
+    return total | {"bad_seeds": sorted(bad), "habits": dict(sorted(habits.items()))}
+
+
+def simulate_drawn(count: int, drawing: int, workers: int, *, seconds: float) -> dict[str, Any]:
+    """
+    Seeds drawn at random.  The drawing's number is written down, from which `draw_seeds` gives them again, and the
+    digest of their list.
+    """
+    seeds = draw_seeds(drawing, count)
+    drawn = {"drawing": drawing, "drawn": count, "digest": digest(seeds)}
+    print(f"{count} seeds of drawing {drawing}, digest {drawn['digest']}", flush=True)
+    return simulate(seeds, workers, seconds=seconds) | drawn
+
+
+def digest(seeds: Sequence[int]) -> str:
+    """Of a list of seeds."""
+    return hashlib.blake2b(",".join(map(str, seeds)).encode(), digest_size=8).hexdigest()
 
 
 def hunt_mutants(limit: int, workers: int) -> dict[str, Any]:
@@ -122,6 +144,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make proof", description=__doc__)
     parser.add_argument("--seeds", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--random", type=int, default=0, help="seeds drawn at random, instead")
+    parser.add_argument("--drawing", type=int, help="the number of an earlier drawing")
     parser.add_argument("--limit", type=int, default=MUTANT_SEEDS_MAX, help="seeds for a mutant")
     parser.add_argument("--cycles", type=int, default=20, help="of resizes of real processes")
     parser.add_argument("--story", type=int, default=1, help="the story's seed")
@@ -135,10 +159,7 @@ def main() -> int:
         f"Python {platform.python_version()}",
     }
     parts: dict[str, tuple[bool, Callable[[], dict[str, Any]]]] = {
-        "simulation": (
-            bool(args.seeds),
-            partial(simulate, args.first, args.seeds, args.workers, seconds=args.seconds),
-        ),
+        "simulation": (bool(args.seeds or args.random), _simulation(args)),
         "mutants": (bool(args.limit), lambda: hunt_mutants(args.limit, args.workers)),
         "processes": (bool(args.cycles), lambda: run_processes(args.cycles, args.story)),
     }
@@ -150,6 +171,16 @@ def main() -> int:
         file.write(json.dumps(share) + "\n")
     DOCUMENT.write_text(document(SHARES.read_text(encoding="utf-8")), encoding="utf-8")
     return _tell(share)
+
+
+def _simulation(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
+    """What is asked for: seeds side by side, or drawn ones."""
+    if args.random:
+        drawing = secrets.randbits(48) if args.drawing is None else args.drawing
+        return partial(simulate_drawn, args.random, drawing, args.workers, seconds=args.seconds)
+    seeds = range(args.first, args.first + args.seeds)
+    run = partial(simulate, seeds, args.workers, seconds=args.seconds)
+    return lambda: run() | {"first": args.first}
 
 
 def _tell(share: dict[str, Any]) -> int:

@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 from sqlalchemy.pool import StaticPool
 
 from history.grants import Leases
@@ -24,6 +23,10 @@ from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
 from sim.machine import Machine
 from sim.promises import Claims
+from sim.statements import QuickConnection
+
+STATEMENTS_MAX = 5_000
+"""Prepared statements that SQLite keeps; more than the metaserver has."""
 
 
 class _ClockOfNow:
@@ -41,16 +44,16 @@ class _ClockOfNow:
 
 
 @cache
-def _connected() -> tuple[Connection, sqlite3.Connection, _ClockOfNow, bytes]:
+def _connected() -> tuple[QuickConnection, sqlite3.Connection, _ClockOfNow, bytes]:
     """One connection a process, so that SQLAlchemy compiles each statement once; and an empty, migrated database."""
-    raw = sqlite3.connect(":memory:", check_same_thread=False)
+    raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=STATEMENTS_MAX)
     engine = sa.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
     clock = _ClockOfNow()
     prepare_sqlite(engine, clock)  # type: ignore[arg-type]
     connection = engine.connect()
     with connection.begin():
         migrate(connection)
-    return connection, raw, clock, raw.serialize()
+    return QuickConnection(connection, raw), raw, clock, raw.serialize()
 
 
 def forget_database() -> None:
@@ -75,18 +78,24 @@ class Shelf:
         """The boot that the times in it belong to."""
         self._durable: bytes | None = None
         """The last durable image while there are renewals after it."""
+        self._leases: Leases | None = None
+        """As the last transaction left them; None if nobody has looked."""
 
     def run(self, work: Callable[..., Any], args: Any, kwargs: Any, *, durable: bool) -> Any:
         if not durable and self._durable is None:
             self._durable = self._raw.serialize()
-        before = Leases.read(self._raw.execute)
+        raw = self._raw
+        before = self._leases or Leases.read(raw.execute)
+        changes = raw.total_changes
         result = self.look(work, args, kwargs)
         if durable:
             self._durable = None
-        for event in before.granted(self._raw.execute, now_ms=self._clock.boot_ms()):
-            self._record(event)
+        if raw.total_changes != changes:
+            self._leases = Leases.read(raw.execute)
+            for event in before.given(self._leases, now_ms=self._clock.boot_ms()):
+                self._record(event)
         if self.watched:
-            self.claims.note(self._raw.execute)
+            self.claims.note(raw.execute)
         return result
 
     def renew(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -101,8 +110,7 @@ class Shelf:
         return result
 
     def look(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        with self._connection.begin():
-            return work(self._connection, *args, **kwargs)
+        return self._connection.transact(work, args, kwargs)
 
     def left_ms(self, session: str) -> int | None:
         """What a session has left; 0 if it is gone, None while the database's time has no meaning."""
@@ -116,7 +124,7 @@ class Shelf:
         """Back to what was synced."""
         if self._durable is not None:
             self._raw.deserialize(self._durable)
-            self._durable = None
+            self._durable = self._leases = None
 
 
 class SimDatabase:

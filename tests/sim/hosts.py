@@ -84,6 +84,7 @@ class Host:
         self.machine.up = True
         self.starts += 1
         self.process = Process(self.name, self.machine.rate)
+        self.process.owner = self
         return self.process
 
     def spawn(self, work: Coroutine[Any, Any, None], context: contextvars.Context) -> None:

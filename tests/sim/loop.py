@@ -35,6 +35,10 @@ class Process:
     def __init__(self, name: str, rate: float = 1.0) -> None:
         self.name = name
         self.rate = rate
+        self.owner: Any = None
+        """The host whose program it is, if it is one."""
+        self.on_stop: dict[Callable[[], None], None] = {}
+        """What it does when it is told to stop."""
         self.alive = True
         self.paused = False
         self.ready: deque[events.Handle] = deque()

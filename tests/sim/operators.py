@@ -17,7 +17,8 @@ from keylane.protocol.errors import Fate, KeylaneError, Retry
 from keylane.protocol.operations import Cordon, OperationKind, Reshape
 from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo
 from keylane.rpc.client import MetaClient
-from sim.clients import SUBJECT, ConsumerHost
+from sim.clients import SUBJECT
+from sim.consumers import ConsumerHost
 from sim.hosts import BrokerHost
 from sim.swarm import Swarm
 

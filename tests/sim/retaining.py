@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.errors import KeylaneError
 from keylane.rpc.client import MetaClient
-from sim.clients import SUBJECT, ConsumerHost
+from sim.clients import SUBJECT
+from sim.consumers import ConsumerHost
 from sim.network import SimNetwork
 from sim.swarm import Swarm
 

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import gc
 import json
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 PROCESSOR_SECONDS_MAX = 60
 """For one seed, which takes about one: more is a loop that never ends."""
 MUTANT_SEEDS_MAX = 2_000
+RANDOM_SEEDS = range(10**6, 10**9)
+"""What seeds are drawn from that nobody has looked at before."""
 OUT_OF_DATE = ("TypeError", "AttributeError", "NameError", "ImportError")
 """What a mutant raises when what it replaces has changed: it has to be mended, it was not caught."""
 NO_CATCH = tuple(
@@ -40,19 +45,27 @@ def _too_slow(_number: int, _frame: object) -> None:
     raise TooSlow(f"a seed took more than {PROCESSOR_SECONDS_MAX} s of the processor")
 
 
+@cache
+def _freeze() -> None:
+    """What is imported by now stays: collecting garbage after each seed need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
 def run_one(seed: int) -> dict[str, Any]:
     """One seed in this process, as plain values."""
     from keylane.cli.history.findings import Findings
     from sim.database import forget_database
     from sim.world import Outcome, run_seed
 
+    _freeze()
     signal.signal(signal.SIGPROF, _too_slow)
     signal.setitimer(signal.ITIMER_PROF, PROCESSOR_SECONDS_MAX)
     try:
         outcome = run_seed(seed)
     except TooSlow as error:
         forget_database()
-        outcome = Outcome(seed, Findings(), 0, 0, "", 0.0, [str(error)])
+        outcome = Outcome(seed, Findings(), 0, 0, "", 0.0, problems=[str(error)])
     except BaseException:
         forget_database()
         raise
@@ -116,15 +129,22 @@ def pool(workers: int) -> ProcessPoolExecutor:
 
 
 def outcomes(first: int, count: int, workers: int) -> Iterator[dict[str, Any]]:
+    """The outcomes of the seeds `[first, first + count)`, as they come."""
+    return outcomes_of(range(first, first + count), workers)
+
+
+def outcomes_of(seeds: Sequence[int], workers: int) -> Iterator[dict[str, Any]]:
     """The outcomes of seeds, as they come."""
-    share = max(1, min(20, count // (4 * workers)))
-    parts = [
-        list(range(start, min(start + share, first + count)))
-        for start in range(first, first + count, share)
-    ]
+    share = max(1, min(20, len(seeds) // (4 * workers)))
+    parts = [list(seeds[start : start + share]) for start in range(0, len(seeds), share)]
     with pool(workers) as executor:
         for done in as_completed([executor.submit(run_many, part) for part in parts]):
             yield from done.result()
+
+
+def draw_seeds(drawing: int, count: int) -> list[int]:
+    """So many seeds out of `RANDOM_SEEDS`, rising; the drawing's number decides which."""
+    return sorted(random.Random(drawing).sample(RANDOM_SEEDS, count))
 
 
 def hunts(names: list[str], limit: int, workers: int) -> Iterator[dict[str, Any]]:

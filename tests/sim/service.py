@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from keylane.broker.partition import HostedPartition
-from sim.clients import ConsumerHost
+from sim.consumers import ConsumerHost
 from sim.hosts import META_SETTINGS, BrokerHost
 
 PATIENCE_S = 10.0
@@ -43,17 +43,17 @@ class Service:
     takes to expire and a silent broker to be found, each by a clock that drifts, and `PATIENCE_S`.
     """
 
-    def __init__(self, brokers: Sequence[BrokerHost], groups: int, *, ttl_ms: int) -> None:
+    def __init__(self, brokers: Sequence[BrokerHost], groups: list[str], *, ttl_ms: int) -> None:
         self._brokers = brokers
-        self._groups = [f"group{index}" for index in range(groups)]
-        self._limit_s = 1.1 * (ttl_ms + META_SETTINGS.broker_ttl_ms) / 1000 + PATIENCE_S
+        self.groups = groups
+        self.limit_s = 1.1 * (ttl_ms + META_SETTINGS.broker_ttl_ms) / 1000 + PATIENCE_S
         self._since: dict[tuple[str, int], tuple[int, float]] = {}
         """Where a group stands in a partition that it may read, and since when."""
         self.problems: dict[tuple[str, int], str] = {}
 
     def expect(self, group: str) -> None:
         """One more group has to be served."""
-        self._groups.append(group)
+        self.groups.append(group)
 
     def _hosted(self) -> Iterator[HostedPartition]:
         for broker in self._brokers:
@@ -67,23 +67,29 @@ class Service:
             return False
         return all(
             one.next_offset == one.readable_offset
-            and all(_cursor(one, group) >= one.readable_offset for group in self._groups)
+            and all(cursor_of(one, group) >= one.readable_offset for group in self.groups)
             for one in self._hosted()
         )
+
+    def may_read(self, group: str, name: int) -> bool:
+        """Whether a group is through with all that a partition continues."""
+        partitions = {int(one.facts.partition.partition_id): one for one in self._hosted()}
+        before = [partitions[one] for one in _before(name, partitions) if one in partitions]
+        return all(cursor_of(one, group) >= one.readable_offset for one in before)
 
     def look(self, now_s: float) -> None:
         """See how long partitions wait."""
         partitions = {int(one.facts.partition.partition_id): one for one in self._hosted()}
         before = {name: _before(name, partitions) for name in partitions}
-        for group in self._groups:
+        for group in self.groups:
             unread = {
                 name
                 for name, one in partitions.items()
-                if _cursor(one, group) < one.readable_offset
+                if cursor_of(one, group) < one.readable_offset
             }
             for name, one in partitions.items():
                 if name in unread and unread.isdisjoint(before[name]):
-                    self._waits((group, name), _cursor(one, group), now_s)
+                    self._waits((group, name), cursor_of(one, group), now_s)
                 else:
                     self._since.pop((group, name), None)
 
@@ -91,14 +97,14 @@ class Service:
         seen, since_s = self._since.setdefault(who, (cursor, now_s))
         if seen != cursor:
             self._since[who] = (cursor, now_s)
-        elif now_s - since_s > self._limit_s:
+        elif now_s - since_s > self.limit_s:
             self.problems[who] = (
                 f"{who[0]} is not served on partition {who[1]} from {cursor} on for "
-                f"{now_s - since_s:.1f} s; {self._limit_s:.1f} s are allowed"
+                f"{now_s - since_s:.1f} s; {self.limit_s:.1f} s are allowed"
             )
 
 
-def _cursor(partition: HostedPartition, group: str) -> int:
+def cursor_of(partition: HostedPartition, group: str) -> int:
     found = partition.groups.get(group)
     return partition.first_offset if found is None else found.acked.cursor
 

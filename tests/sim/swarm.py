@@ -55,6 +55,8 @@ class Swarm:
     producer: dict[str, Any] = field(hash=False)
     consumer: dict[str, Any] = field(hash=False)
     broker: dict[str, Any] = field(hash=False)
+    habits: frozenset[str] = frozenset()
+    """What its users do; see `users.HABITS`."""
 
 
 TWINS_EVERY = 6

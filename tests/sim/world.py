@@ -22,8 +22,8 @@ from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.client import MetaClient
-from keylane.rpc.identity import DrawBits
-from sim.clients import SUBJECT, ConsumerHost, ProducerHost
+from sim.clients import SUBJECT, ProducerHost
+from sim.consumers import ConsumerHost
 from sim.copies import Copier, for_copies, is_copied
 from sim.database import Shelf
 from sim.disk import Crashed
@@ -34,9 +34,12 @@ from sim.loop import Process, SimLoop, StuckError
 from sim.machine import Machine
 from sim.network import Internet, SimNetwork
 from sim.operators import Operator, for_operators, is_operated
+from sim.poison import owed, unhandled
 from sim.retaining import DeadGroupHost, for_retention, is_retaining, verify_on_the_way
 from sim.service import Idleness, Service
+from sim.signals import simulated_signals
 from sim.swarm import Swarm, draw, has_twins
+from sim.users import SHARED, Preloaded, Users, for_users
 
 DRAIN_S = 90.0
 """After everything is healed, so much virtual time is enough to settle and handle all there is."""
@@ -57,6 +60,8 @@ class Outcome:
     events: int
     trace: str
     virtual_s: float
+    habits: list[str] = field(default_factory=list)
+    """What its users did; see `users.HABITS`."""
     problems: list[str] = field(default_factory=list)
     """Exceptions that nobody caught, and loops that never end."""
 
@@ -78,13 +83,17 @@ class World:
             self.swarm = for_retention(seed, self.swarm)
         if is_copied(seed):
             self.swarm = for_copies(self.swarm)
+        self.swarm = for_users(seed, self.swarm)
+        self.preloaded = Preloaded()
+        self.poison: set[bytes] = set()
+        """Keys whose handlers fail."""
+        if "poison" in self.swarm.habits:
+            self.poison |= {b"k%d" % number for number in range((self.swarm.keys + 1) // 2)}
         self.loop = SimLoop(random.Random(self.dice.getrandbits(64)))
         self.internet = Internet(self.loop, self._new_dice())
         self.internet.weather.delay_s = self.swarm.delay_s
         self.internet.weather.ghost_chance = 0.5 if "ghosts" in self.swarm.faults else 0.0
         self.internet.weather.twice_chance = 0.2 if "twice" in self.swarm.faults else 0.0
-        self.identity: DrawBits = random.Random(f"identities of {seed}").getrandbits
-        """What clients take for the operating system's: no two draws are the same."""
         self.history: list[Event] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self.machines: list[Machine] = []
@@ -99,8 +108,12 @@ class World:
         self.faults = Faults(self)
         self.operator = Operator(self, self._operator_meta)
         self.copier = Copier(self)
+        self.users = Users(self)
+        groups = [f"group{index}" for index in range(self.swarm.groups)]
+        if "share" in self.swarm.habits:
+            groups.append(SHARED)
+        self.service = Service(self.brokers, groups, ttl_ms=self.swarm.ttl_ms)
         self.idleness = Idleness()
-        self.service = Service(self.brokers, self.swarm.groups, ttl_ms=self.swarm.ttl_ms)
 
     @property
     def hosts(self) -> list[Host]:
@@ -180,12 +193,16 @@ class World:
                     brokers=self.brokers,
                     padding_bytes=swarm.padding_bytes,
                     pace=swarm.pace,
-                    identity=self.identity,
                     twins=has_twins(self.seed),
+                    habits=swarm.habits,
+                    preloaded=self.preloaded,
                 )
             )
         for _ in range(swarm.consumers * swarm.groups):
             self.add_consumer()
+        if "share" in swarm.habits:
+            for _ in range(2):
+                self.add_consumer(group=SHARED)
 
     def add_dead_group(self) -> None:
         """A consumer of a group of its own: it is killed when it is first granted something."""
@@ -198,6 +215,7 @@ class World:
     def add_consumer(
         self, kind: type[ConsumerHost] = ConsumerHost, *, group: str = ""
     ) -> ConsumerHost:
+        """One more, of a group; of one with an order, if none is named."""
         index = len(self.consumers)
         host = kind(
             self.internet,
@@ -211,7 +229,9 @@ class World:
             manners=self.swarm.manners,
             settings=self.swarm.consumer,
             left_ms=self.shelf.left_ms,
-            identity=self.identity,
+            habits=self.swarm.habits,
+            preloaded=self.preloaded,
+            poison=set() if group == SHARED else self.poison,
         )
         self.consumers.append(host)
         return host
@@ -325,14 +345,18 @@ class World:
             self._operator_does(self.copier.work())
         if self.shelf.watched:
             self._operator_does(verify_on_the_way(self, self._operator_meta))
+        if self.users.deeds:
+            self._operator_does(self.users.work())
         until = self.loop.now + swarm.fault_s
         while self.loop.now < until:
             await self._look_for(swarm.gap_s * 2 * self.dice.random())
             self.faults.strike()
         await asyncio.sleep(1.0)
         self.faults.heal()
-        healed_at = self.loop.now
         await asyncio.sleep(QUIET_S)
+        if self.poison:
+            await self._outlive_poison()
+        healed_at = self.loop.now - QUIET_S
         verified = False
         while not (
             verified and self._drained() and self.operator.idle
@@ -359,6 +383,15 @@ class World:
                 work = broker.close_store()
                 await self.loop.create_task(work, context=broker.process.context.copy())
         return drained_s
+
+    async def _outlive_poison(self) -> None:
+        """Nothing else is at fault any more: all that other keys have is handled, and then those of these keys too."""
+        stores = [one.store for one in self.brokers if one.running and one.store is not None]
+        debts = owed(self.service, stores, self.poison)
+        await asyncio.sleep(self.service.limit_s)
+        if self.operator.idle:  # else a group may have been stopped
+            self.loop.faults += unhandled(debts, self.history)
+        self.poison.clear()
 
     async def _look_for(self, seconds: float) -> None:
         """Watch the consumers for so long."""
@@ -416,6 +449,7 @@ class World:
             events=len(self.history),
             trace=self._digest.hexdigest(),
             virtual_s=self.loop.now,
+            habits=sorted(self.swarm.habits),
             problems=problems,
         )
 
@@ -428,7 +462,8 @@ def run_seed(seed: int) -> Outcome:
     try:
         drained_s = -1.0
         try:
-            drained_s = world.loop.run_until_complete(world.live())
+            with simulated_signals():
+                drained_s = world.loop.run_until_complete(world.live())
         except StuckError as error:
             world.loop.faults.append(error)
         return world.judge(drained_s)

@@ -9,11 +9,20 @@ from sim.mutants import (
     of_operators,
     of_producers,
     of_retention,
+    of_users,
 )
 from sim.mutants.mutant import Mutant
 
 MUTANTS = {
     breaks.__name__: Mutant(breaks)
-    for room in (of_brokers, of_metaservers, of_consumers, of_producers, of_operators, of_retention)
+    for room in (
+        of_brokers,
+        of_metaservers,
+        of_consumers,
+        of_producers,
+        of_operators,
+        of_retention,
+        of_users,
+    )
     for breaks in room.BREAKS
 }

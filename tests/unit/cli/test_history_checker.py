@@ -101,6 +101,7 @@ def good(count=4):
 
 
 BAD = {
+    "silent loss": [sent(0), settled(0, outcome="flushed")],
     "lost": [sent(0), settled(0)],
     "phantom": [sent(0), settled(0, outcome="not done"), stored(0), *handled(0)],
     "duplicate": [sent(0), settled(0), *handled(0), ended(0, offset=1), stored(0), stored(0, 1)],

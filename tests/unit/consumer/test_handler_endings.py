@@ -110,6 +110,45 @@ async def test_a_handler_that_lets_generator_exit_out_fails_and_keeps_its_worker
     assert not crashed
 
 
+async def test_a_task_that_ends_with_generator_exit_fails_and_keeps_its_worker():
+    """A handler may return a task: awaited as such, it would close whoever awaits it."""
+    crashed: list[BaseException] = []
+    client = Client()
+
+    async def work(message: Message) -> None:
+        await asyncio.sleep(0)
+        if message.attempt < 3:
+            raise GeneratorExit
+
+    workers = workers_of(lambda message: asyncio.create_task(work(message)), crashed=crashed)
+    client.give(workers, b"k", b"k", b"other")
+    await eventually(lambda: sorted(client.handled) == [0, 1, 2])
+    await workers.close()
+    assert not crashed
+
+
+async def test_a_task_that_a_handler_returned_is_cancelled_with_its_worker():
+    """A hand-over that cancels the handler cancels the task that it returned, and waits for its end."""
+    client = Client()
+    ends: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)
+            ends.append("cancelled")
+            raise
+
+    workers = workers_of(lambda message: asyncio.create_task(work()), crashed=[])
+    client.give(workers, b"k")
+    await asyncio.sleep(0.01)
+    await workers.quiesce(client)
+    assert ends == ["cancelled"]
+    assert client.handled == []
+    await workers.close()
+
+
 async def test_a_worker_that_is_closed_from_outside_ends():
     """A GeneratorExit that comes because the worker's own coroutine is closed is no failure of the handler."""
     client = Client()

@@ -90,6 +90,7 @@ class Session:
             settings=ConsumerSettings(ttl_ms=network.ttl_ms),
             clock=network.clock,
             dice=random.Random(1),
+            identity=random.Random(2).getrandbits,
             on_grants=self._granted,
             on_lost=lambda: None,
             drained=tuple,

@@ -1,0 +1,110 @@
+"""Bugs that only show when users do more than open once, send, handle and wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keylane.broker import partition as partition_module
+from keylane.broker.appends import Duplicate
+from keylane.consumer import shared_client
+from keylane.consumer.client import Consumer
+from keylane.consumer.membership import Membership
+from keylane.producer.account import Account
+from keylane.producer.client import Producer
+from keylane.protocol.errors import SequenceReusedError
+from keylane.protocol.frames import PullShared
+from sim.mutants.mutant import Breaks, Patches
+
+
+def _trust_sequences(patches: Patches) -> None:
+    """A broker takes an id, an epoch and a sequence for the batch that they name."""
+
+    def decide(producer: Any, header: Any, **kwargs: Any) -> Any:
+        try:
+            return real(producer, header, **kwargs)
+        except SequenceReusedError:
+            return Duplicate(0)
+
+    real = patches.set(partition_module, "decide_append", decide)
+
+
+def ids_of_the_users_generator(patches: Patches) -> None:
+    """Two generators of one seed give two producers one id."""
+    _trust_sequences(patches)
+
+    def begin(self: Any, meta: Any) -> None:
+        real(self, meta)
+        self._identity.producer_id = self._dice.getrandbits(63) | 1
+
+    real = patches.set(Producer, "_begin", begin)
+
+
+def id_drawn_when_made(patches: Patches) -> None:
+    """Each process that opens a copy has the id of the original, and each opening has that of the first."""
+    _trust_sequences(patches)
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        real_init(self, *args, **kwargs)
+        self._drawn = self._draw_identity(63) | 1
+
+    def begin(self: Any, meta: Any) -> None:
+        real_begin(self, meta)
+        self._identity.producer_id = self._drawn
+
+    real_init = patches.set(Producer, "__init__", init)
+    real_begin = patches.set(Producer, "_begin", begin)
+
+
+def sessions_of_the_users_generator(patches: Patches) -> None:
+    """Two consumers join under one session."""
+
+    def init(self: Any, **kwargs: Any) -> None:
+        real(self, **kwargs)
+        self._draw_identity = self._dice.getrandbits
+
+    real = patches.set(Membership, "__init__", init)
+
+
+def reopened_with_what_was_closed(patches: Patches) -> None:
+    """A consumer that was closed begins with what it had then."""
+
+    def clear(self: Any) -> None:
+        if "_register" not in vars(self):
+            real(self)
+
+    real = patches.set(Consumer, "_clear", clear)
+
+
+def cancelled_close_is_broken_off(patches: Patches) -> None:
+    """Hand-overs end where whoever waits for the close is cancelled, and the next close lets go of everything."""
+
+    async def close(self: Any) -> None:
+        if self._home.here:
+            self._leaving = True
+            await self._close()
+
+    patches.set(Consumer, "close", close)
+
+
+def flush_tells_no_failure(patches: Patches) -> None:
+    patches.set(Account, "untold", lambda self: None)
+
+
+def shared_messages_held_for_an_hour(patches: Patches) -> None:
+    """What was lost on its way to a consumer of a shared group is kept from the others."""
+
+    def pull(*fields: Any) -> PullShared:
+        return PullShared(*fields[:-1], 3_600_000)
+
+    patches.set(shared_client, "PullShared", pull)
+
+
+BREAKS: tuple[Breaks, ...] = (
+    ids_of_the_users_generator,
+    id_drawn_when_made,
+    sessions_of_the_users_generator,
+    reopened_with_what_was_closed,
+    cancelled_close_is_broken_off,
+    flush_tells_no_failure,
+    shared_messages_held_for_an_hour,
+)

@@ -1,0 +1,95 @@
+"""The quick connection of simulations answers as SQLAlchemy's does, the first time and later."""
+
+import sqlite3
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from sim.statements import QuickConnection
+
+things = sa.Table(
+    "things",
+    sa.MetaData(),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("name", sa.String, nullable=False),
+    sa.Column("ready", sa.Boolean, nullable=False),
+)
+_some = sa.select(things).where(things.c.id.in_(sa.bindparam("ids"))).order_by(things.c.id)
+_renamed = (
+    sa.update(things).where(things.c.id == sa.bindparam("of")).values(name=sa.bindparam("to"))
+)
+_ready = sa.update(things).where(things.c.id > 1).values(ready=True).returning(things.c.id)
+
+
+def _connected() -> tuple[QuickConnection, sqlite3.Connection]:
+    raw = sqlite3.connect(":memory:", isolation_level=None)
+    engine = sa.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
+    connection = engine.connect()
+    things.create(connection)
+    connection.commit()
+    return QuickConnection(connection, raw), raw
+
+
+def _fill(connection, count: int) -> None:
+    rows = [{"id": number, "name": f"n{number}", "ready": False} for number in range(count)]
+    connection.execute(sa.insert(things), rows)
+
+
+def test_statements_answer_the_same_each_time():
+    connection, _ = _connected()
+    connection.transact(_fill, (4,), {})
+
+    def look(connection, count: int):
+        rows = connection.execute(_some, {"ids": list(range(count))}).all()
+        return [(row.id, row.name, row.ready) for row in rows]
+
+    for _ in range(2):
+        for count in (0, 1, 3, 2):
+            expected = [(number, f"n{number}", False) for number in range(count)]
+            assert connection.transact(look, (count,), {}) == expected
+
+
+def test_changes_are_counted_and_returned_each_time():
+    connection, _ = _connected()
+    connection.transact(_fill, (4,), {})
+
+    def change(connection, name: str):
+        counts = [
+            connection.execute(_renamed, {"of": number, "to": name}).rowcount for number in (2, 9)
+        ]
+        return counts, sorted(connection.execute(_ready).scalars())
+
+    for name in ("a", "b", "c"):
+        assert connection.transact(change, (name,), {}) == ([1, 0], [2, 3])
+    found = connection.transact(lambda it: it.execute(_some, {"ids": [1, 2]}).all(), (), {})
+    assert [(row.name, row.ready) for row in found] == [("n1", False), ("c", True)]
+
+
+def test_errors_are_those_of_sqlalchemy_and_undo_the_transaction():
+    connection, raw = _connected()
+    insert = sa.insert(things)
+    row = {"id": 1, "name": "a", "ready": False}
+
+    def twice(connection):
+        connection.execute(insert, row)
+        connection.execute(insert, row)
+
+    for _ in range(3):
+        with pytest.raises(sa.exc.IntegrityError):
+            connection.transact(twice, (), {})
+        assert raw.execute("SELECT count(*) FROM things").fetchone() == (0,)
+
+
+def test_clones_of_a_known_statement_are_statements_of_their_own():
+    connection, _ = _connected()
+    connection.transact(_fill, (4,), {})
+    known = sa.select(things.c.id).order_by(things.c.id)
+
+    def look(connection):
+        every = connection.execute(known).scalars().all()
+        few = [connection.execute(known.where(things.c.id > n)).scalars().all() for n in (1, 2)]
+        return every, few
+
+    for _ in range(3):
+        assert connection.transact(look, (), {}) == ([0, 1, 2, 3], [[2, 3], [3]])
