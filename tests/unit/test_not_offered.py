@@ -21,7 +21,7 @@ def fields(frame) -> set[str]:
 
 def test_no_outbox_no_delay_no_filter():
     """Neither a send nor an append says when or from where a message comes, neither a consumer nor a pull which it wants."""
-    assert arguments(Producer.send) == {"subject", "value", "key", "properties"}
+    assert arguments(Producer.send) == {"subject", "value", "key", "properties", "timeout"}
     assert not {one for one in fields(Append) if "delay" in one or "at_ms" in one}
     for ask in (arguments(Consumer.__init__), fields(Pull)):
         assert not {one for one in ask if "filter" in one or "tag" in one or "where" in one}
