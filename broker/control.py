@@ -145,9 +145,16 @@ class BrokerControl:
         )
 
     async def seal(self, _body: object, params: Params) -> PartitionStatus:
-        """Take no more messages for a partition, durably; again changes nothing."""
+        """
+        Take no more messages for a partition, durably; again changes nothing.
+
+        With `?empty=1` only one that has none: with messages it is not what the caller had hosted.
+        """
         await check_standing(self._standing)
-        partition, durable = self._store.seal(_partition_id(params))
+        partition_id = _partition_id(params)
+        if params.get("empty"):
+            self._store.state.partition(partition_id).check_empty()
+        partition, durable = self._store.seal(partition_id)
         await durable
         return partition.status(now_ms=self._clock.boot_ms())
 

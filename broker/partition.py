@@ -316,13 +316,21 @@ class HostedPartition:
     def check_unused(self) -> None:
         """Raises PartitionInUseError if it cannot be new to whoever has it hosted: it is sealed or has messages."""
         if self.sealed or self.next_offset:
-            state = "sealed" if self.sealed else "open"
-            raise PartitionInUseError(
-                f"partition {self.partition_id} is not new: it is {state} and has "
-                f"{self.next_offset} messages",
-                partition_id=self.partition_id,
-                next_offset=self.next_offset,
-            )
+            raise self._in_use()
+
+    def check_empty(self) -> None:
+        """Raises PartitionInUseError if it has, or had, messages."""
+        if self.next_offset:
+            raise self._in_use()
+
+    def _in_use(self) -> PartitionInUseError:
+        state = "sealed" if self.sealed else "open"
+        return PartitionInUseError(
+            f"partition {self.partition_id} is not new: it is {state} and has "
+            f"{self.next_offset} messages",
+            partition_id=self.partition_id,
+            next_offset=self.next_offset,
+        )
 
     def status(self, *, now_ms: int, group: str | None = None) -> PartitionStatus:
         """What people and the metaserver see: only what is on the disk; `group` leaves out the others."""

@@ -22,7 +22,13 @@ from msgspec.structs import replace
 
 from ..protocol.backoff import Backoff
 from ..protocol.control import HostPartition
-from ..protocol.errors import InvalidRequestError, KeylaneError, PartitionUnknownError, StorageError
+from ..protocol.errors import (
+    InvalidRequestError,
+    KeylaneError,
+    PartitionInUseError,
+    PartitionUnknownError,
+    StorageError,
+)
 from ..protocol.operations import (
     OperationKind,
     OperationList,
@@ -288,7 +294,8 @@ class Reshaper:
         async with self._room:
             try:
                 if operation.state not in {OperationState.PLAN, OperationState.OPEN}:
-                    status = await broker.seal(one.partition_id)
+                    canceled = operation.state is OperationState.CANCELED
+                    status = await broker.seal(one.partition_id, empty=canceled)
                     return one.partition_id, status.next_offset
                 facts = replace(one, state=PartitionState.OPEN)
                 await broker.host_partition(
@@ -302,11 +309,15 @@ class Reshaper:
                         groups=tuple(name for _, name in operation.groups),
                     )
                 )
-            except PartitionUnknownError:
-                if operation.state is OperationState.CANCELED:
-                    return one.partition_id, 0  # it was never hosted
-                return f"partition {one.partition_id} is not known to {one.broker_group!r}"
             except KeylaneError as error:
+                absent = isinstance(error, PartitionUnknownError | PartitionInUseError)
+                if operation.state is OperationState.CANCELED and absent:
+                    return (
+                        one.partition_id,
+                        0,
+                    )  # never hosted: what has its number is not of this operation
+                if isinstance(error, PartitionUnknownError):
+                    return f"partition {one.partition_id} is not known to {one.broker_group!r}"
                 return f"partition {one.partition_id} on {one.broker_group!r}: {error.message}"
         return one.partition_id, None
 

@@ -22,7 +22,8 @@
     GET  /v1/partitions?after=&limit=   –              → PartitionStatusList
     GET  /v1/partitions/{id}?group= –                  → PartitionStatus
     GET  /v1/partitions/{id}/offset?at_ms=&bound=lower|upper   → FoundOffset
-    POST /v1/partitions/{id}/seal   –                  → PartitionStatus    (idempotent; next_offset is its end)
+    POST /v1/partitions/{id}/seal   –                  → PartitionStatus    (idempotent; next_offset is its end; ?empty=1:
+                                                                             refused where it has messages)
     POST /v1/partitions/{id}/cursor SetCursor          → PartitionStatus    (idempotent; see progress.py)
     POST /v1/partitions/{id}/groups KnowGroups         → Done               (idempotent; see progress.py)
     GET  /v1/health                 –                  → Health

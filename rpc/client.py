@@ -319,9 +319,15 @@ class BrokerClient:
         path = f"/v1/partitions/{partition_id}/offset?at_ms={at_ms}&bound={bound}"
         return await self._control("GET", path, FoundOffset)
 
-    async def seal(self, partition_id: int) -> PartitionStatus:
-        """Have a partition take no more messages; `next_offset` is its end."""
-        return await self._control("POST", f"/v1/partitions/{partition_id}/seal", PartitionStatus)
+    async def seal(self, partition_id: int, *, empty: bool = False) -> PartitionStatus:
+        """
+        Have a partition take no more messages; `next_offset` is its end.
+
+        Raises:
+            PartitionInUseError: it has messages, and was to be `empty`; nothing was changed.
+        """
+        path = f"/v1/partitions/{partition_id}/seal{'?empty=1' if empty else ''}"
+        return await self._control("POST", path, PartitionStatus)
 
     async def set_cursor(self, partition_id: int, body: SetCursor) -> PartitionStatus:
         """Set a group's cursor under a fresh token; the answer has that group only."""

@@ -6,7 +6,12 @@ import pytest
 
 from keylane.broker import group_commit
 from keylane.broker.control import BrokerControl
-from keylane.protocol.errors import BrokerReadOnlyError, KeylaneError, OverloadedError
+from keylane.protocol.errors import (
+    BrokerReadOnlyError,
+    KeylaneError,
+    OverloadedError,
+    PartitionInUseError,
+)
 from keylane.protocol.routing import PartitionState
 from sim.clock import ManualClock
 from sim.disk import SimDisk
@@ -104,3 +109,18 @@ async def test_a_broker_that_is_busy_for_a_moment_can_seal(office, monkeypatch):
         await office.seal()
     await sending
     assert await office.seal() is PartitionState.SEALED
+
+
+async def test_a_partition_with_messages_is_not_sealed_when_it_should_be_empty(office):
+    """Who takes back what it had hosted, and meets another's partition of that number, changes nothing there."""
+    await office.desk.append(batch())
+    with pytest.raises(PartitionInUseError):
+        await office.control.seal(None, {"id": "1", "empty": "1"})
+    assert not office.store.state.partition(1).sealed
+    assert await office.seal() is PartitionState.SEALED
+
+
+async def test_an_empty_partition_is_sealed_when_it_should_be_empty(office):
+    for _ in range(2):
+        status = await office.control.seal(None, {"id": "1", "empty": "1"})
+        assert (status.state, status.next_offset) == (PartitionState.SEALED, 0)
