@@ -103,14 +103,14 @@ def test_dump(folder):
     assert kinds.count("MESSAGES") == 40
     assert {"PARTITION", "FENCE", "CURSOR", "SEAL"} < set(kinds)
     done = keylane(
-        "dump", str(folder), "--partition", "2", "--from", "31", "--limit", "3", "--messages",
+        "dump", str(folder), "--partition", "2", "--from", "31", "--limit", "4", "--messages",
         "-o", "json",
     )  # fmt: skip
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["kind"] for one in found] == ["PARTITION", "MESSAGES", "MESSAGES"]
-    assert [one.get("base_offset") for one in found] == [None, 30, 32]
-    assert found[1]["messages"][1] == {"key": "k31", "value": "value 31"}
-    position = found[1]["position"]
+    assert [one["kind"] for one in found] == ["PARTITION", "TOLD", "MESSAGES", "MESSAGES"]
+    assert [one.get("base_offset") for one in found] == [None, None, 30, 32]
+    assert found[2]["messages"][1] == {"key": "k31", "value": "value 31"}
+    position = found[2]["position"]
     done = keylane("dump", str(folder), "--from", str(position), "--limit", "1", "--messages")
     assert "'k31': 'value 31'" in done.stdout
 
