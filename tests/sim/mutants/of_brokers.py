@@ -100,8 +100,8 @@ def ack_before_fsync(patches: Patches) -> None:
 def duplicate_told_before_durable(patches: Patches) -> None:
     """A repeat of a batch that is still on its way to the disk is answered at once."""
 
-    def append(self: Any, partition_id: int, record: Any) -> Any:
-        durable, base_offset, duplicate = real(self, partition_id, record)
+    def append(self: Any, partition_id: int, record: Any, **options: Any) -> Any:
+        durable, base_offset, duplicate = real(self, partition_id, record, **options)
         if duplicate:
             durable.add_done_callback(lambda done: done.cancelled() or done.exception())
             durable = asyncio.get_running_loop().create_future()
@@ -243,8 +243,8 @@ def fences_forgotten_at_restart(patches: Patches) -> None:
 def readable_before_durable(patches: Patches) -> None:
     """A long poll is woken for what is not on the disk yet."""
 
-    def append(self: Any, partition_id: int, record: Any) -> Any:
-        durable, base_offset, duplicate = real(self, partition_id, record)
+    def append(self: Any, partition_id: int, record: Any, **options: Any) -> Any:
+        durable, base_offset, duplicate = real(self, partition_id, record, **options)
         if not duplicate:
             partition = self.state.partitions[partition_id]
             header = bytearray(record[:HEADER_BYTES])
