@@ -227,6 +227,8 @@ class Server:
                 async with asyncio.timeout(self._limits.answer_s):
                     await response.prepare(request)
                     await response.write_eof()
+            except ConnectionResetError:
+                pass  # the client has left, as one does whose long poll is broken off
             except TimeoutError:
                 log.warning("a client is let go: it does not take its answer")
                 if request.transport is not None:

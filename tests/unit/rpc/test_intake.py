@@ -44,9 +44,14 @@ async def serving(desk, **limits: float) -> AsyncIterator[tuple[Server, list[obj
     async def long(_body: object, _params: object) -> list[str]:
         return ["x" * LONG_ANSWER_BYTES]
 
+    async def wait(_body: object, _params: object) -> Done:
+        await asyncio.sleep(0.3)
+        return Done()
+
     routes = [
         ControlRoute("POST", "/v1/leave", Leave, leave),
         ControlRoute("GET", "/v1/long", None, long),
+        ControlRoute("GET", "/v1/wait", None, wait),
     ]
     server = Server(routes, data_handler=desk, limits=HttpLimits(**limits))
     await server.start("127.0.0.1", 0)
@@ -248,6 +253,15 @@ async def test_answer_that_nobody_takes_is_given_up_in_time(desk):
         await asyncio.sleep(1.5)
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readexactly(LONG_ANSWER_BYTES)
+
+
+async def test_caller_that_leaves_before_its_answer_is_no_error(desk, caplog):
+    """Consumers break off long polls all the time; a server's log says nothing of it."""
+    async with serving(desk) as (server, _):
+        _, writer = await connect(server, b"GET /v1/wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        writer.transport.abort()
+        await asyncio.sleep(0.6)
+    assert not caplog.records
 
 
 async def test_connection_beyond_the_limit_is_refused_with_503(desk):
