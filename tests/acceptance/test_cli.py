@@ -451,8 +451,8 @@ def test_dev_bad_input(tmp_path):
     file.touch()
     good = str(tmp_path / "data")
     for arguments, name, code in [
-        (("--data", str(file)), "DataFolderError", 1304),
-        (("--data", str(file / "deeper")), "DataFolderError", 1304),
+        (("--data", str(file), "--port", "0"), "DataFolderError", 1304),
+        (("--data", str(file / "deeper"), "--port", "0"), "DataFolderError", 1304),
         (("--data", good, "--port", "65535"), "AddressError", 1400),
         (("--data", good, "--port", "-1"), "AddressError", 1400),
         (("--data", good, "--port", "70000"), "AddressError", 1400),
