@@ -124,9 +124,8 @@ class Run:
     async def _work(self, client: BrokerClient) -> None:
         """Everything that a broker writes, answered or not."""
         known = self._known
-        with contextlib.suppress(
-            PartitionInUseError
-        ):  # a broker before this one has it with messages
+        # A broker before this one has it with messages.
+        with contextlib.suppress(PartitionInUseError):
             await client.host_partition(facts(1))
         for first in range(self._first, self._batches, 2):
             numbers = range(first, first + 2)
