@@ -52,8 +52,8 @@ class Line:
         return len(self._waiting)
 
     def passes(self, length: int) -> bool:
-        """True if `length` bytes may be taken at once: there is room, and nobody came before who is not decided."""
-        return not (self._waiting or self.promised_bytes) and self._fits(length)
+        """True if `length` bytes may be taken at once: there is room, and nobody waits for it or was just let in."""
+        return not self._waiting and not self.promised_bytes and self._fits(length)
 
     @asynccontextmanager
     async def turn(self, length: int) -> AsyncIterator[None]:
