@@ -45,10 +45,14 @@ async def house(
 async def test_other_groups_and_brokers_keep_their_sessions(
     house: tuple[MetaClient, HostingBroker],
 ) -> None:
-    """Renewals of a session and of a broker are answered within their ttl, and joins go on meanwhile."""
+    """Renewals of a session, which reports drained partitions, and of a broker are answered within their ttl, and joins
+    go on meanwhile.
+    """
     meta, broker = house
     await meta.create_subject(CreateSubject(subject="s", partitions=64))
     await meta.join(Join(subject="s", group="quiet", session=QUIET, client="c", ttl_ms=TTL_MS))
+    route = await meta.route("s")
+    numbers_of_partitions = iter([one.partition_id for one in route.open_partitions()])
     until = time.monotonic() + SECONDS
     numbers = itertools.count()
     joined = 0
@@ -72,7 +76,8 @@ async def test_other_groups_and_brokers_keep_their_sessions(
 
     flapping = [asyncio.create_task(flap()) for _ in range(FLAPPING)]
     while time.monotonic() < until:
-        await timed(meta.heartbeat(Heartbeat(session=QUIET)))
+        drained = (next(numbers_of_partitions),)
+        await timed(meta.heartbeat(Heartbeat(session=QUIET, drained=drained)))
         await timed(broker.report(meta))
         await asyncio.sleep(TTL_MS / 4_000)
     ends = await asyncio.gather(*flapping, return_exceptions=True)
