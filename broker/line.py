@@ -50,8 +50,8 @@ class Line:
         return len(self._waiting)
 
     def passes(self, length: int) -> bool:
-        """True if `length` bytes may be taken at once: there is room, and nobody waits for it."""
-        return not self._waiting and self._fits(length)
+        """True if `length` bytes may be taken at once: there is room, and nobody waits for it or was just let in."""
+        return not self._waiting and not self.promised_bytes and self._fits(length)
 
     @asynccontextmanager
     async def turn(self, length: int) -> AsyncIterator[None]:
@@ -77,7 +77,10 @@ class Line:
                 ) from None
             raise
         self._leave(ours, length)
-        yield
+        try:
+            yield
+        finally:
+            self.let_in()
 
     def _leave(self, ours: asyncio.Future[None], length: int) -> None:
         if self._waiting.pop(ours, None) is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from ..protocol.errors import ConfigError, InvalidRequestError, MessageTooLargeError
+from ..protocol.errors import ConfigError, InputError, InvalidRequestError, MessageTooLargeError
 from ..protocol.limits import MESSAGE_BYTES_MAX
 
 LINE_BYTES_MAX = 8 * MESSAGE_BYTES_MAX
@@ -141,18 +142,21 @@ async def numbered_lines(
     The lines of `stream` that `ranges` name (all, if it is empty), with their numbers from 1.
 
     Raises:
-        MessageTooLargeError: as `read_lines`.
+        MessageTooLargeError, InputError: as `read_lines`; the detail `line` says in which line.
     """
     wanted = list(ranges or [(1, None)])
     number = 0
-    async for line in read_lines(stream):
-        number += 1
-        while wanted and (end := wanted[0][1]) is not None and end <= number:
-            del wanted[0]
-        if not wanted:
-            return
-        if wanted[0][0] <= number:
-            yield number, line
+    try:
+        async for line in read_lines(stream):
+            number += 1
+            while wanted and (end := wanted[0][1]) is not None and end <= number:
+                del wanted[0]
+            if not wanted:
+                return
+            if wanted[0][0] <= number:
+                yield number, line
+    except (MessageTooLargeError, InputError) as error:
+        raise type(error)(f"{error.message}, in line {number + 1}", line=number + 1) from error
 
 
 async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
@@ -161,9 +165,10 @@ async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
 
     Raises:
         MessageTooLargeError: a line over LINE_BYTES_MAX.
+        InputError: the system refuses to read on.
     """
     loop = asyncio.get_running_loop()
-    chunks: asyncio.Queue[bytes] = asyncio.Queue()
+    chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(CHUNKS_AHEAD)
 
     # Below the buffer, whose lock a thread that still waits would hold while the interpreter ends.
@@ -172,18 +177,20 @@ async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
     def read() -> None:
         while True:
             room.acquire()
-            data = source.read(CHUNK_BYTES)
+            data = _read_some(source)
             try:
                 loop.call_soon_threadsafe(chunks.put_nowait, data)
             except RuntimeError:  # the loop has ended before the input did
                 return
-            if not data:
+            if not data or isinstance(data, OSError):
                 return
 
     # A daemon: a command that is interrupted must not wait for a terminal nobody types into.
     threading.Thread(target=read, name="standard input", daemon=True).start()
     rest = b""
     while data := await chunks.get():
+        if isinstance(data, OSError):
+            raise InputError(f"standard input cannot be read: {data.strerror or data}")
         room.release()
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
@@ -194,3 +201,13 @@ async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
             )
     if rest:
         yield rest
+
+
+def _read_some(source: Any) -> bytes | OSError:
+    """Some bytes, none at the end, or why there are no more; waits also where `source` itself does not."""
+    try:
+        while (data := source.read(CHUNK_BYTES)) is None:  # it does not block, and has nothing now
+            select.select([source], [], [])
+    except OSError as error:
+        return error
+    return bytes(data)

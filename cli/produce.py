@@ -172,8 +172,9 @@ class _Lines:
                 self._next_line = number + 1
                 self._sent.put_nowait((number, ticket))
         except KeylaneError as error:  # this line was not sent
-            self._fail(self._next_line, error)
-            self._next_line += 1
+            number = max(self._next_line, error.details.get("line", 0))
+            self._fail(number, error)
+            self._next_line = number + 1
         finally:
             self._sent.put_nowait(None)
 

@@ -8,7 +8,7 @@ Invariants
     At most a quarter of the workers, and at least one, try again at once.  A try that runs for longer than `LONG_NS`
     holds a worker, and no longer a place among these: others are tried beside it.
     While other messages wait, the tries take no more than 1/SHARE of the workers' time; one goes at a time, or one for
-    each SHARE workers.
+    each SHARE workers.  For tries that take long the share is larger: no pause between them is longer than PAUSE_MAX_NS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORKERS_PER_TRY = 4
 LONG_NS = 10_000_000_000
 BURST_NS = 10_000_000
 """Tries may use so much of their time early, so that quick ones are not held apart by timers."""
-PAUSE_MAX_NS = 600_000_000_000
+PAUSE_MAX_NS = 30_000_000_000
 
 
 class Retries:

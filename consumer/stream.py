@@ -22,6 +22,9 @@ from .pull_client import PullClient
 log = logging.getLogger("keylane.consumer")
 
 MESSAGES_PER_TURN = 256
+NOBODY_MS = 10_000
+"""A consumer without a handler whose first message nobody takes for so long was perhaps meant to have one."""
+NOBODY_REPEAT_MS = 600_000
 PATIENCE_MS = 5_000
 """A partition that has to go, and that its user keeps for longer than this after `handover_ms`, is worth a word."""
 
@@ -49,6 +52,9 @@ class Stream:
         self._seen: Message | None = None
         """What it was in when it was last looked at, and since when."""
         self._seen_ms = 0
+        self._idle_since_ms: int | None = None
+        """Since when messages wait, and nobody has come for a first one."""
+        self._iterated = False
         self._complaints = Complaints(runner="body of the loop", done="is left by the loop")
         self._leaving = asyncio.Event()
 
@@ -62,6 +68,7 @@ class Stream:
         if not self._waiting:
             self._check()
         self._asked.set()
+        self._iterated = True
         self._in_hand = None
         try:
             self._in_hand = await self._next()
@@ -150,6 +157,19 @@ class Stream:
             self._seen, self._seen_ms = self._in_hand, now_ms
         if telling is not None:
             log.warning("%s", telling.text)
+        if self._waiting and not self._iterated:
+            self._tell_of_nobody(now_ms)
+
+    def _tell_of_nobody(self, now_ms: int) -> None:
+        if self._idle_since_ms is None:
+            self._idle_since_ms = now_ms
+        elif now_ms - self._idle_since_ms >= NOBODY_MS:
+            self._idle_since_ms = now_ms + NOBODY_REPEAT_MS
+            log.warning(
+                "a consumer has no handler and nobody iterates over it: %d messages of %s wait, and its partitions "
+                "are nobody else's; give it handler=, or use: async for message in consumer",
+                len(self._waiting), self._waiting[0].subject,
+            )  # fmt: skip
 
     def leave(self) -> None:
         """The consumer closes, so nobody is left to ack: no hand-over waits for what was taken any more."""

@@ -84,6 +84,23 @@ class SqliteDatabase:
         self._read = read
         self._under_way = UnderWay()
         self._writer = GroupWriter(self._run_one)
+        self._file: tuple[Path, int] | None = None
+        """The file and its inode, once it is open."""
+
+    def keep(self, path: Path) -> None:
+        """Remember which file this is."""
+        self._file = path, path.stat().st_ino
+
+    def lost_file(self) -> str:
+        """Why what is written will be gone at the next start, "" if it will not: the file was removed or replaced."""
+        if self._file is None:
+            return ""
+        path, inode = self._file
+        try:
+            same = path.stat().st_ino == inode
+        except OSError:
+            same = False
+        return "" if same else f"its file {path} was removed or replaced; stop the metaserver"
 
     async def _run_one(self, work: Callable[[Connection], T], durable: bool) -> T:
         return await self._under_way.run(self._write if durable else self._renew, work)
@@ -159,6 +176,8 @@ async def open_database(
         await database.write(migrate)
         if database.name == "sqlite":
             await database.write(adopt_boot, boot, broker_ttl_ms=broker_ttl_ms)
+        if isinstance(database, SqliteDatabase):
+            database.keep(Path(where.database or ""))
         yield database
     finally:
         await database.close()

@@ -116,9 +116,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     return plans
 
 
-def _check_none_static(
-    connection: Connection, source: BrokerGroup, names: Sequence[str]
-) -> None:
+def _check_none_static(connection: Connection, source: BrokerGroup, names: Sequence[str]) -> None:
     """
     The folder of a lost broker group is refused for ever, and static subjects wait for it.
 

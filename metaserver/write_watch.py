@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 
 from ..protocol.clock import Clock
 from ..protocol.errors import StorageError
-from .database import SqlDatabase
+from .database import SqlDatabase, SqliteDatabase
 from .dialect import insert_or_replace
 from .schema import facts
 
@@ -83,6 +83,9 @@ class WatchedDatabase:
 
     async def problem(self) -> str:
         """Why the database cannot be written now; "" if it can be.  May make a write to find out."""
+        if isinstance(self._database, SqliteDatabase) and (lost := self._database.lost_file()):
+            self._failed(lost)
+            return self._problem
         now_ms = self._boot_ms()
         quiet = now_ms - self._written_ms >= QUIET_MS
         if (

@@ -331,8 +331,7 @@ class Executor:
         for parcel in (*self._in_flight, *self._queue):
             parcel.failed(now_ms)
         head = self._in_flight[0]
-        if isinstance(error, SequenceReusedError | ProducerFencedError):
-            self._new_identity()
+        renamed = isinstance(error, SequenceReusedError | ProducerFencedError)
         since_ms = self._report.since_ms
         assert since_ms is not None
         assert head.failed_at_ms is not None
@@ -351,9 +350,16 @@ class Executor:
         )
         if step is Step.ELSEWHERE and not self._spare(self):
             step = Step.AGAIN
+        if renamed:
+            self._new_identity()
         if step is Step.AGAIN:
-            if isinstance(error, SequenceGapError) and head.sends > 1:
-                # The oldest itself is ahead of what the broker remembers: nothing older is missing here.
+            # A gap before the oldest itself: the broker has forgotten this producer, and nothing older is missing here.
+            forgotten = isinstance(error, SequenceGapError) and head.sends > 1
+            if forgotten or renamed:
+                for parcel in self._in_flight:
+                    parcel.leave(
+                        refused=False
+                    )  # what may be stored is not known again under another number
                 self._new_epoch()
             return False
         if step is Step.GIVE_UP:
@@ -449,7 +455,6 @@ class Executor:
             self.group.partition_name, self._producer_id,
         )  # fmt: skip
         self._producer_id = self._identity.renew(self._producer_id)
-        self._new_epoch()
 
     def moved(self, address: str, broker: BrokerClient) -> None:
         """The broker group has another address now."""

@@ -100,6 +100,7 @@ class SubjectSender:
         self._away: dict[int, Executor] = {}
         """Which executor stands in for a partition whose messages went elsewhere, until it answers again."""
         self._refresh = asyncio.Event()
+        self._closing = False
         self._expiring: asyncio.TimerHandle | None = None
         self._expire_ms = EXPIRE_MS_MAX
         """How often it is looked for messages whose time is over."""
@@ -193,6 +194,23 @@ class SubjectSender:
 
     # ── the route ────────────────────────────────────────────────────────────────────────────────────
     async def _follow_route(self) -> None:
+        try:
+            await self._follow_routes()
+        except asyncio.CancelledError:
+            unsent = self._unsettled()
+            if unsent and not self._closing:
+                log.warning(
+                    "a producer of %s was never closed: %d messages were not acked and are given up; use: "
+                    "async with Producer(...), or await producer.close()",
+                    self.subject, unsent,
+                )  # fmt: skip
+            raise
+
+    def _unsettled(self) -> int:
+        waiting = [*self._hold, *(one for executor in self.executors for one in executor.parcels)]
+        return sum(map(len, waiting))
+
+    async def _follow_routes(self) -> None:
         attempt = 0
         while True:
             why = NO_PARTITION
@@ -495,6 +513,7 @@ class SubjectSender:
 
     async def close(self) -> None:
         """Stop everything; what is not settled is given up."""
+        self._closing = True
         if self._expiring is not None:
             self._expiring.cancel()
         self._task.cancel()

@@ -40,7 +40,7 @@
     ├── AddressError                   port in use, or no port
     │   └── HostError                  not a loopback address
     ├── JavaMissingError
-    ├── InputUnfinishedError           not every line of a command's input is stored
+    ├── InputError, InputUnfinishedError   a command's input cannot be read; not every line of it is stored
     └── ClosedError                    used after close (yours, not the peer's)
 
 `fate` answers the question that matters in messaging: NOT_DONE may be repeated freely; UNKNOWN may be

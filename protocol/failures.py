@@ -185,6 +185,14 @@ class InputUnfinishedError(KeylaneError):
     )
 
 
+class InputError(KeylaneError):
+    """The input of a command cannot be read on.  details: `line`, where it ended."""
+
+    code = 1405
+    summary = "the input cannot be read"
+    hint = "Look at the terminal, the pipe or the file that the command reads."
+
+
 class InternalError(KeylaneError):
     """A fault of keylane's own, in a server or in the demo.  No details."""
 

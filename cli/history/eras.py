@@ -123,12 +123,17 @@ class Eras:
                 return
         self._note("nonmonotonic", f"the reset of token {token} was done, and undone")
 
-    def settle(self, token: int, cursor: int) -> None:
-        """An owner came and was told where to begin: so an unanswered reset before it was done, or never will be."""
+    def settle(self, token: int, cursor: int, ranges: tuple[Range, ...]) -> None:
+        """
+        An owner came and was told where to begin: so an unanswered reset before it was done, or never will be.
+
+        A reset clears the acks above the cursor, so `ranges` that are still there say that none was done, even where it
+        asked for the cursor that the group had.
+        """
         for era in self.possible(token):
             if era.sure:
                 return
-            if cursor in {era.start, max(era.start, self.floor)}:
+            if not ranges and cursor in {era.start, max(era.start, self.floor)}:
                 era.sure = True
                 return
             self.all.remove(era)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cluster import Cluster, eventually
-from keylane.broker.cleaning import UNWELCOME
 from keylane import Consumer, Message, Producer
+from keylane.broker.cleaning import UNWELCOME
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.operations import OperationKind, Reshape

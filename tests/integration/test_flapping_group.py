@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from cluster import done_operation
 from hosting_broker import HostingBroker, hosting_broker
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import CreateSubject, Heartbeat, Join, Leave
 from keylane.protocol.errors import KeylaneError
+from keylane.protocol.operations import OperationKind, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 
@@ -51,8 +53,11 @@ async def test_other_groups_and_brokers_keep_their_sessions(
     meta, broker = house
     await meta.create_subject(CreateSubject(subject="s", partitions=64))
     await meta.join(Join(subject="s", group="quiet", session=QUIET, client="c", ttl_ms=TTL_MS))
-    route = await meta.route("s")
-    numbers_of_partitions = iter([one.partition_id for one in route.open_partitions()])
+    parents = [one.partition_id for one in (await meta.route("s")).open_partitions()]
+    resize = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=128)
+    for view in (await meta.reshape(resize)).operations:
+        await done_operation(meta, view)
+    undrained = iter(parents)
     until = time.monotonic() + SECONDS
     numbers = itertools.count()
     joined = 0
@@ -76,7 +81,7 @@ async def test_other_groups_and_brokers_keep_their_sessions(
 
     flapping = [asyncio.create_task(flap()) for _ in range(FLAPPING)]
     while time.monotonic() < until:
-        drained = (next(numbers_of_partitions),)
+        drained = (next(undrained),)
         await timed(meta.heartbeat(Heartbeat(session=QUIET, drained=drained)))
         await timed(broker.report(meta))
         await asyncio.sleep(TTL_MS / 4_000)

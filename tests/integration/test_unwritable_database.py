@@ -91,3 +91,17 @@ async def test_metaserver_is_not_ready_while_its_postgresql_only_reads(
             postgres.execute("ALTER SYSTEM RESET default_transaction_read_only")
             postgres.execute("SELECT pg_reload_conf()")
         await becomes(meta, ready=True)
+
+
+async def test_metaserver_is_not_ready_when_its_database_file_is_removed(tmp_path: Path) -> None:
+    """What it writes into a file without a name is gone at the next start."""
+    program = Program("keylane.metaserver", "--data", str(tmp_path / "meta")).ready()
+    try:
+        async with client_of(program.address) as meta:
+            assert await becomes(meta, ready=True) == ""
+            (tmp_path / "meta" / "meta.db").rename(tmp_path / "elsewhere.db")
+            assert "was removed or replaced" in await becomes(meta, ready=False)
+            (tmp_path / "elsewhere.db").rename(tmp_path / "meta" / "meta.db")
+            assert await becomes(meta, ready=True) == ""
+    finally:
+        program.kill()

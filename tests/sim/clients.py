@@ -342,8 +342,7 @@ class ProducerHost(Host):
         """What a partition continues takes no more messages before anybody hears of it, unless that was given up."""
         for one in found:
             for parent in one.parents:
-                stores = [host.store for host in self._brokers if host.running]
-                if is_sealed(stores, parent) is False:
+                if is_sealed(self._brokers, parent) is False:
                     said = f"partition {one.partition_id} was opened before {parent} was sealed"
                     self.loop.faults.append(said)
 

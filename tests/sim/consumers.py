@@ -233,7 +233,8 @@ class ConsumerHost(Host):
 
     def _hear_signal(self) -> None:
         self._drop_in_hand()  # the body of an iteration has a moment to end, and no promise
-        send_stop(self.process)
+        if not send_stop(self.process):  # the program is not in `run`, but in a `wait` before it
+            self.end(machine_down=False)
 
     def _any_handler(self) -> Any:
         """The handler as users write it: itself, or behind something that gives its coroutine, or a task of it, back."""

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from keylane.broker.store import Store
 from keylane.protocol.frames import Answer, Batches, Handed, Request
 
 
-def is_sealed(stores: Iterable[Store | None], partition_id: int) -> bool | None:
-    """True if its broker has told its end; None if nobody who runs has it."""
-    for store in stores:
+class Host(Protocol):
+    """What `is_sealed` needs of a simulated broker."""
+
+    store: Store | None
+    copied: bool
+
+    @property
+    def running(self) -> bool: ...
+
+
+def is_sealed(hosts: Iterable[Host], partition_id: int) -> bool | None:
+    """
+    True if its broker has told its end; None if no running broker has it.
+
+    A broker that runs on an older copy of its folder is left out: the copy may be older than the seal, and it is refused.
+    """
+    for host in hosts:
+        store = host.store if host.running and not host.copied else None
         partition = None if store is None else store.state.partitions.get(partition_id)
         if partition is not None:
             return partition.ended

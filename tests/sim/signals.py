@@ -32,10 +32,12 @@ class SimStopSignals:
         del self._process.on_stop[self.event.set]
 
 
-def send_stop(process: Process) -> None:
-    """The process is told to stop; nothing if it does not listen."""
-    for tell in list(process.on_stop):
+def send_stop(process: Process) -> bool:
+    """Tell a process to stop; False if it does not listen: then the signal's default ends it at once."""
+    listeners = list(process.on_stop)
+    for tell in listeners:
         tell()
+    return bool(listeners)
 
 
 @contextmanager

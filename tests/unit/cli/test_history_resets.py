@@ -41,8 +41,8 @@ def handled(*numbers, token):
     ]
 
 
-def served(kind, token, cursor):
-    return Served(kind, "g", 1, token, BEGAN, cursor)
+def served(kind, token, cursor, ranges=()):
+    return Served(kind, "g", 1, token, BEGAN, cursor, ranges)
 
 
 def reset(token, cursor):
@@ -62,6 +62,13 @@ def owner(token, start, end):
 
 ALL = owner(1, 0, COUNT)
 ASKED = Resetting("g", 1, 2, 0)
+ABOVE = [
+    served("acquire", 1, 0),
+    *handled(0, 1, 2, token=1),
+    served("ack", 1, 0, ((2, 3),)),
+    ASKED,
+]
+"""An unanswered reset to where the cursor is, with an ack above that."""
 
 
 @pytest.mark.parametrize(
@@ -73,6 +80,10 @@ ASKED = Resetting("g", 1, 2, 0)
         ("to the end, and nobody comes", [*owner(1, 0, 1), *reset(2, COUNT)]),
         ("asked, not answered, and done", [*ALL, ASKED, *owner(3, 0, COUNT)]),
         ("asked, not answered, and not done", [*ALL, ASKED, served("acquire", 3, COUNT)]),
+        ("asked for the same cursor, and not done", [
+            *ABOVE, served("acquire", 3, 0, ((2, 3),)), *handled(0, 1, 3, token=3),
+            served("ack", 3, COUNT)]),
+        ("asked for the same cursor, and done", [*ABOVE, *owner(3, 0, COUNT)]),
         ("not answered, and again", [*ALL, ASKED, *reset(5, 1), *owner(6, 1, COUNT)]),
         ("a broker that restarts after it", [
             *ALL, *reset(2, 0), Recovered("g", 1, 2, 0), *owner(3, 0, COUNT)]),
@@ -96,6 +107,9 @@ def test_what_a_reset_repeats_and_leaves_out_is_no_anomaly(what, events):
         ("set back, and begun in the middle", "skip", [*ALL, *reset(2, 0), *owner(3, 1, COUNT)]),
         ("set back, and passed by the cursor", "skip", [
             *ALL, *reset(2, 0), served("acquire", 3, 0), *handled(0, token=3),
+            served("ack", 3, COUNT)]),
+        ("set to the same cursor, and passed above it", "skip", [
+            *ABOVE, served("acquire", 3, 0), *handled(0, 1, 3, token=3),
             served("ack", 3, COUNT)]),
         ("set on, and begun before it", "nonmonotonic", [
             *owner(1, 0, 1), *reset(2, 3), *owner(3, 1, COUNT)]),

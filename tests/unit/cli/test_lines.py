@@ -1,6 +1,10 @@
 """Lines of input become messages, however they are cut up on the way."""
 
+import asyncio
+import errno
 import io
+import os
+import time
 
 import pytest
 
@@ -16,7 +20,12 @@ from keylane.cli.lines import (
     read_lines,
     show_ranges,
 )
-from keylane.protocol.errors import ConfigError, InvalidRequestError, MessageTooLargeError
+from keylane.protocol.errors import (
+    ConfigError,
+    InputError,
+    InvalidRequestError,
+    MessageTooLargeError,
+)
 
 
 @pytest.mark.parametrize(
@@ -156,3 +165,42 @@ async def test_line_without_end():
     """A line that never ends is refused before it fills the memory."""
     with pytest.raises(MessageTooLargeError):
         await lines_of(b"x" * (LINE_BYTES_MAX + 2_000_000))
+
+
+class Broken(io.RawIOBase):
+    """Input that the system stops giving, as of a terminal that is gone."""
+
+    def __init__(self) -> None:
+        self._parts = [b"a\nb\n"]
+
+    def read(self, _size: int = -1) -> bytes:
+        if self._parts:
+            return self._parts.pop()
+        raise OSError(errno.EIO, "Input/output error")
+
+
+async def test_input_that_breaks_off_is_an_error_and_no_end():
+    lines = numbered_lines(Broken(), [])
+    assert await anext(lines) == (1, b"a")
+    assert await anext(lines) == (2, b"b")
+    with pytest.raises(InputError, match="in line 3") as raised:
+        await anext(lines)
+    assert raised.value.details["line"] == 3
+
+
+async def test_input_that_does_not_block_is_waited_for():
+    """Another program may have left the pipe so: nothing to read now is not the end."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    with open(reader, "rb") as stream:
+
+        def write() -> None:
+            for piece in (b"a\nb", b"\nc\n"):
+                time.sleep(0.1)
+                os.write(writer, piece)
+            os.close(writer)
+
+        writing = asyncio.create_task(asyncio.to_thread(write))
+        lines = [line async for line in read_lines(stream)]
+        await writing
+    assert lines == [b"a", b"b", b"c"]

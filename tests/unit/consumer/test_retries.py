@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from keylane.consumer.retries import LONG_NS, SHARE, Retries
+from keylane.consumer.retries import LONG_NS, PAUSE_MAX_NS, SHARE, Retries
 from keylane.protocol.message import Message
 
 SECOND_NS = 1_000_000_000
@@ -53,19 +53,32 @@ def test_a_try_that_hangs_keeps_no_other_from_its_turn():
 
 
 def test_tries_have_their_share_of_the_time_while_others_wait():
-    """Of one worker: a try of a second, then nineteen seconds of the others; none of that when nobody waits."""
+    """Of one worker: half a second for a try, then its share for the others; none of that when nobody waits."""
     retries = Retries(1)
     for offset in range(3):
         retries.wait(message(offset), 0)
     (first,) = retries.take(SECOND_NS, others_wait=True)
-    retries.begin(first, SECOND_NS)
+    retries.begin(first, SECOND_NS * 3 // 2)
     retries.end(first, 2 * SECOND_NS)
     next_ns = retries.next_ns(2 * SECOND_NS, others_wait=True)
     assert next_ns is not None
-    assert (SHARE + 0.9) * SECOND_NS < next_ns < (SHARE + 1.1) * SECOND_NS
+    assert (SHARE / 2 + 1.4) * SECOND_NS < next_ns < (SHARE / 2 + 1.6) * SECOND_NS
     assert retries.take(next_ns - 1, others_wait=True) == []
     assert retries.next_ns(2 * SECOND_NS, others_wait=False) == 0
     assert len(retries.take(2 * SECOND_NS, others_wait=False)) == 1
+
+
+def test_tries_that_take_long_pause_no_longer_than_the_limit():
+    """A key that times out for a minute is tried again half a minute later, not forty."""
+    retries = Retries(1)
+    for offset in range(2):
+        retries.wait(message(offset), 0)
+    (first,) = retries.take(SECOND_NS, others_wait=True)
+    retries.begin(first, SECOND_NS)
+    retries.end(first, 60 * SECOND_NS)
+    next_ns = retries.next_ns(60 * SECOND_NS, others_wait=True)
+    assert next_ns is not None
+    assert next_ns <= 60 * SECOND_NS + PAUSE_MAX_NS
 
 
 def test_a_dropped_partition_leaves_the_others():

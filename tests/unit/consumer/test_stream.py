@@ -149,3 +149,38 @@ def test_a_body_that_runs_for_long_is_told(caplog: pytest.LogCaptureFixture):
     assert len(caplog.messages) == 3
     assert "body of the loop has been running for 10 s on s partition 1 offset 1" in caplog.text
     assert "offset 1, key digest ac52cb5ff985d463 is left by the loop" in caplog.messages[2]
+
+
+class Boot:
+    """A boot clock that is set by hand."""
+
+    now_ns = 0
+
+    def boot_ns(self) -> int:
+        return self.now_ns
+
+    def look(self, stream: Stream, *, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now_ns += 1_000_000_000
+            stream.look()
+
+
+async def test_a_consumer_that_nobody_iterates_says_so(caplog):
+    """A forgotten handler keeps partitions from everybody: a warning after a while, and seldom again."""
+    clock = Boot()
+    stream = Stream(clock=clock, handover_ms=1_000, check=lambda: None)
+    stream.put([Message("orders", b"k", b"v", 0, 1, 0)])
+    clock.look(stream, seconds=60)
+    (record,) = caplog.records
+    assert "no handler and nobody iterates" in record.message
+
+
+async def test_a_consumer_that_was_iterated_is_not_taken_for_one_that_nobody_iterates(caplog):
+    clock = Boot()
+    stream = Stream(clock=clock, handover_ms=1_000, check=lambda: None)
+    asking = asyncio.ensure_future(stream.next())
+    await asyncio.sleep(0)
+    asking.cancel()
+    stream.put([Message("orders", b"k", b"v", 0, 1, 0)])
+    clock.look(stream, seconds=60)
+    assert not caplog.records

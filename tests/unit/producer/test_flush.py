@@ -78,3 +78,19 @@ async def test_send_all_tells_how_many_were_queued_when_a_message_is_refused():
         await producer.flush()
 
     assert network.stored == {1: [b"0", b"1"]}
+
+
+def test_producer_that_is_never_closed_says_how_many_messages_it_gives_up(caplog):
+    """The event loop ends under it: nobody is left to await a ticket."""
+
+    async def leave_open() -> None:
+        network = ScriptedNetwork()
+        producer = Producer("meta", network=network, settings=QUICK)
+        await producer.__aenter__()
+        await producer.send("s", b"0", key=b"k")
+        network.mute.add(1)
+        for _ in range(5):
+            producer.send("s", b"1", key=b"k")
+
+    asyncio.run(leave_open())
+    assert "was never closed: 5 messages were not acked" in caplog.text

@@ -1,0 +1,48 @@
+"""What the simulation itself takes for true: which brokers say that a partition is sealed, and who hears a signal."""
+
+from dataclasses import dataclass
+
+from keylane.broker.store import Store
+from sim.clock import ManualClock
+from sim.disk import SimDisk
+from sim.loop import Process
+from sim.promises import is_sealed
+from sim.signals import SimStopSignals, send_stop
+from sim.store import Desk, open_store
+
+
+@dataclass
+class Broker:
+    """A broker as its host shows it."""
+
+    store: Store | None
+    running: bool = True
+    copied: bool = False
+
+
+async def test_a_seal_is_not_asked_of_an_older_copy():
+    """A copy of a data folder may be older than the seal; nothing is served from it, so it says nothing."""
+    store = open_store(SimDisk())
+    await Desk(store, ManualClock()).host()
+    assert is_sealed([Broker(store)], 1) is False
+    assert is_sealed([Broker(store, copied=True)], 1) is None
+    assert is_sealed([Broker(store, running=False)], 1) is None
+    assert is_sealed([Broker(None)], 1) is None
+    _, durable = store.seal(1)
+    await durable
+    assert is_sealed([Broker(None), Broker(store)], 1) is True
+    await store.close()
+
+
+def test_a_signal_says_whether_the_process_listens():
+    """A process that does not listen would be ended by the signal, so whoever sends one has to know."""
+    process = Process("c0")
+    assert not send_stop(process)
+
+    def listen() -> bool:
+        with SimStopSignals() as stop:
+            assert send_stop(process)
+            return stop.event.is_set()
+
+    assert process.context.run(listen)
+    assert not send_stop(process)
