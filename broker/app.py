@@ -108,14 +108,9 @@ async def running_broker(
             on_missed=lambda: forget_told(store),
         )
         cleaning = Cleaning(
-            store,
-            files,
-            settings,
-            clock=clock,
-            run_commit=run_commit,
+            store, files, settings, clock=clock, standing=registration, run_commit=run_commit,
             run_read=run_background,
-            standing=registration,
-        )
+        )  # fmt: skip
         service = BrokerService(store, clock=clock, standing=registration)
         control = BrokerControl(
             store,

@@ -52,11 +52,15 @@ async def test_other_groups_and_brokers_keep_their_sessions(
     """
     meta, broker = house
     await meta.create_subject(CreateSubject(subject="s", partitions=64))
-    await meta.join(Join(subject="s", group="quiet", session=QUIET, client="c", ttl_ms=TTL_MS))
     parents = [one.partition_id for one in (await meta.route("s")).open_partitions()]
     resize = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=128)
-    for view in (await meta.reshape(resize)).operations:
-        await done_operation(meta, view)
+    (view,) = (await meta.reshape(resize)).operations
+    sealing = asyncio.create_task(done_operation(meta, view))
+    while not sealing.done():
+        await broker.report(meta)
+        await asyncio.wait([sealing], timeout=TTL_MS / 4_000)
+    await sealing
+    await meta.join(Join(subject="s", group="quiet", session=QUIET, client="c", ttl_ms=TTL_MS))
     undrained = iter(parents)
     until = time.monotonic() + SECONDS
     numbers = itertools.count()
@@ -85,6 +89,11 @@ async def test_other_groups_and_brokers_keep_their_sessions(
         await timed(meta.heartbeat(Heartbeat(session=QUIET, drained=drained)))
         await timed(broker.report(meta))
         await asyncio.sleep(TTL_MS / 4_000)
+    granted = {
+        one.partition.partition_id
+        for one in (await meta.heartbeat(Heartbeat(session=QUIET))).grants
+    }
+    assert granted.isdisjoint(drained), "its report counted"
     ends = await asyncio.gather(*flapping, return_exceptions=True)
     assert [one for one in ends if one is not None and not isinstance(one, KeylaneError)] == []
     assert joined > 0
