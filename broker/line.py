@@ -9,6 +9,8 @@ Without the line a large append never finds room beside small ones: each of them
 Invariants
     Whoever is let in goes on in the order of arrival: what one connection sends is decided in its order.
     Room that was promised is nobody else's until its append is decided.
+    The end of each turn lets in the next.  A repeat or a refused append takes no room, and where no commit is under
+    way none would let in anybody.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Line:
     @asynccontextmanager
     async def turn(self, length: int) -> AsyncIterator[None]:
         """
-        Wait for room for `length` bytes; to be taken inside the block, without another wait.
+        Wait for room for `length` bytes; to be taken inside the block, without another wait.  The next is let in at
+        the block's end, whether it took the room or not.
 
         Raises:
             OverloadedError: too many are waiting, or it took too long.

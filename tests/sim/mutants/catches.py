@@ -53,6 +53,7 @@ CATCHES: dict[str, int] = {
     "large_appends_get_no_turn": 19,
     "later_detour_not_declared": 93,
     "lease_by_the_calendar": 55,
+    "line_waits_for_a_commit": 777_000_126,
     "lost_session_goes_on": 4,
     "margin_on_the_wrong_side": 24,
     "moved_broker_is_not_told": 100,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 from keylane.broker import partition as partition_module
 from keylane.broker import pull_lock, service
 from keylane.broker.appends import Duplicate
 from keylane.broker.group_commit import GroupCommit
+from keylane.broker.line import Line
 from keylane.broker.partition import Group, HostedPartition
 from keylane.broker.records import CursorBody
 from keylane.broker.service import BrokerService
@@ -55,6 +57,23 @@ def large_appends_get_no_turn(patches: Patches) -> None:
         return real(self, partition_id, record)
 
     real = patches.set(Store, "append", append)
+
+
+def line_waits_for_a_commit(patches: Patches) -> None:
+    """Room that an append had and did not take is given to the next by a commit only, which may not be under way."""
+
+    @asynccontextmanager
+    async def turn(self: Any, length: int) -> AsyncIterator[None]:
+        try:
+            async with real(self, length):
+                try:
+                    yield
+                finally:
+                    self.let_in = lambda: None
+        finally:
+            vars(self).pop("let_in", None)
+
+    real = patches.set(Line, "turn", turn)
 
 
 def fence_not_durable(patches: Patches) -> None:
@@ -328,6 +347,7 @@ BREAKS: tuple[Breaks, ...] = (
     ack_of_lower_token_accepted,
     pull_of_lower_token_accepted,
     large_appends_get_no_turn,
+    line_waits_for_a_commit,
     fence_not_durable,
     fence_told_before_durable,
     release_lowers_the_fence,

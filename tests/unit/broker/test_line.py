@@ -9,7 +9,12 @@ import pytest
 from keylane.broker import line
 from keylane.broker.line import Line
 from keylane.broker.store import Store
-from keylane.protocol.errors import BrokerReadOnlyError, FlushFailedError, OverloadedError
+from keylane.protocol.errors import (
+    BrokerReadOnlyError,
+    FlushFailedError,
+    OverloadedError,
+    SequenceGapError,
+)
 from keylane.protocol.frames import Appended
 from keylane.protocol.limits import BATCH_BYTES_MAX
 from sim.clock import ManualClock
@@ -157,3 +162,50 @@ async def test_line_gives_the_room_of_a_caller_that_left_to_the_next():
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == ["c"]
     assert (queue.waiting, queue.promised_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("refused", [True, False], ids=["refused", "repeat"])
+async def test_line_goes_on_after_an_append_that_takes_no_room(disk: SlowDisk, refused: bool):
+    """A refused append or a repeat that had its turn leaves its room to the next, though no commit is under way."""
+    stored = batch(producer_id=7, count=1, value=LARGE)
+    first = disk.append(stored)
+    await asyncio.sleep(0)
+    useless = batch(producer_id=7, sequence=9, count=1, value=LARGE) if refused else stored
+    takes_none = disk.append(useless)
+    behind = [disk.append(batch(producer_id=number, count=1, value=LARGE)) for number in (8, 9)]
+    await asyncio.sleep(0)
+    assert disk.store.commit._line.waiting == 3
+    for _ in range(3):
+        disk.commits.release()
+    async with asyncio.timeout(line.WAIT_MS / 1000 / 2):
+        await first
+        if refused:
+            with pytest.raises(SequenceGapError):
+                await takes_none
+        else:
+            assert (await takes_none).duplicate
+        assert [one.base_offset for one in await asyncio.gather(*behind)] == [1, 2]
+
+
+async def test_line_lets_nobody_pass_who_came_after_an_append_that_is_let_in():
+    """What arrives between a promise and its append is decided after it, also if both have room."""
+    room = 0
+    queue = Line(8, lambda length: length <= room)
+    order: list[str] = []
+
+    async def append(name: str) -> None:
+        if not queue.passes(1):
+            async with queue.turn(1):
+                order.append(name)
+        else:
+            order.append(name)
+
+    older = asyncio.create_task(append("older"))
+    await asyncio.sleep(0)
+    room = 8
+    newer = asyncio.create_task(append("newer"))  # it runs before the older one hears of its room
+    queue.let_in()
+    await asyncio.gather(older, newer)
+    assert order == ["older", "newer"]
+    assert (queue.waiting, queue.promised_bytes) == (0, 0)
+    assert queue.passes(1)
