@@ -23,6 +23,7 @@ from ..rpc.network import Network
 from ..rpc.server import Server
 from .cleaning import Cleaning
 from .control import BrokerControl
+from .known_groups import forget_told
 from .registration import Registration
 from .service import BrokerService
 from .settings import BrokerSettings
@@ -98,16 +99,18 @@ async def running_broker(
             taken, untold = not registration.problem, cleaning.untold
             return _report(store, identity, opening, server.address, untold=untold, taken=taken)
 
-        cleaning = Cleaning(
-            store, files, settings, clock=clock, run_commit=run_commit, run_read=run_background
-        )
         registration = Registration(
             MetaClient(network, settings.meta),
             report,
             dice=dice,
             clock=clock,
             on_welcome=lambda: run_background(note_heard, files, opening),
+            on_missed=lambda: forget_told(store),
         )
+        cleaning = Cleaning(
+            store, files, settings, clock=clock, standing=registration, run_commit=run_commit,
+            run_read=run_background,
+        )  # fmt: skip
         service = BrokerService(store, clock=clock, standing=registration)
         control = BrokerControl(
             store,

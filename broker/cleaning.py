@@ -7,6 +7,7 @@ Invariants
     First offsets rise before anything goes: whoever asks for what is gone is told the first offset that is not.
     They rise only when everything has been written without which nothing may go.
     What a partition has stays until the metaserver has told its groups, unless time alone counts for its subject.
+    Nothing goes before a metaserver has taken a report of this opening, nor while it refuses the folder.
     The index forgets last: the log's beginning alone says what is gone, and a start after a crash in between goes by it.
     It never runs on the event loop for long, and what blocks is done in slices between commits.
 """
@@ -14,6 +15,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
@@ -34,6 +36,7 @@ from .retention import (
     wanted_position,
 )
 from .settings import BrokerSettings
+from .standing import Standing
 from .storage.files import Files
 from .storage.headers import segment_headers
 from .storage.reserve import Reserve
@@ -45,6 +48,8 @@ CHECK_MS = 10_000
 """RocketMQ's."""
 SLICE = 500
 """Partitions between two turns of the event loop."""
+UNWELCOME = "nothing is removed until a metaserver takes this broker's report"
+"""Its folder may be an older copy, which does not know of every consumer group."""
 HEADERS_MAX = 10_000
 """How far a segment is read for its first message."""
 
@@ -61,8 +66,11 @@ class Cleaning:
         clock: Clock,
         run_commit: RunBlocking,
         run_read: RunBlocking,
+        standing: Standing | None = None,
     ) -> None:
+        """`standing` lets nothing go until a metaserver has taken this broker's report; None: nobody is asked."""
         self._store = store
+        self._standing = standing
         self._queues = store.queues
         self._files = files
         self._firsts = store.firsts
@@ -97,7 +105,16 @@ class Cleaning:
             except Exception as error:
                 self.problem = f"a fault of our own: {error!r}"
                 log.exception("retention")
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Until the next check is due, or this broker is welcome, before which nothing goes."""
+        if self._standing is None or self._standing.welcome:
             await asyncio.sleep(CHECK_MS / 1000)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_MS / 1000):
+                await self._standing.wait_welcome()
 
     async def check(self) -> int:
         """
@@ -116,7 +133,9 @@ class Cleaning:
         )
         await self._run_read(self._reserve.keep)
         gone = 0
-        if segments and wanted > segments[0].base:
+        if self._standing is not None and not self._standing.welcome:
+            self.problem, self.untold = UNWELCOME, ()
+        elif segments and wanted > segments[0].base:
             gone = await self._remove(segments, wanted, disk)
         else:
             self.problem, self.untold = "", ()

@@ -9,6 +9,7 @@ granted that; until then nobody of it has acquired the partition, and what is in
 
 Invariants
     A partition counts as told only when TOLD, and every group before it, is on the disk.
+    It does not after the metaserver has said that the broker may lack a group, until it is told all again.
 """
 
 from __future__ import annotations
@@ -47,6 +48,14 @@ def know_groups(
         store.commit.check_room(OWN_RECORD_BYTES, own=True)
         durable = _mark(store, partition)
     return durable
+
+
+def forget_told(store: Store) -> None:
+    """The metaserver may know of groups that this broker was never told: no partition counts as told any more."""
+    for partition in store.state.partitions.values():
+        if partition.groups_told:
+            store.state.touch(partition)
+            partition.groups_told = False
 
 
 def _keep(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:

@@ -56,13 +56,20 @@ class Registration:
         dice: random.Random,
         clock: Clock | None = None,
         on_welcome: Callable[[], Awaitable[object]] | None = None,
+        on_missed: Callable[[], object] | None = None,
     ) -> None:
-        """`on_welcome` is called once, when a metaserver has taken the first report."""
+        """
+        Args:
+            on_welcome: called once, when a metaserver has taken the first report.
+            on_missed: called when the metaserver says that this broker may not know of some consumer group.
+        """
         self._meta = meta
         self._report = report
         self._dice = dice
         self._boot_ms = (clock or SystemClock()).boot_ms
         self._on_welcome = on_welcome
+        self._on_missed = on_missed
+        self._welcome = asyncio.Event()
         self._began_ms = self._boot_ms()
         self._welcomed = False
         self._told = ("", logging.NOTSET)
@@ -77,6 +84,15 @@ class Registration:
     def asked(self) -> bool:
         """Has a metaserver answered the first report, or failed to: from then on `set_aside` counts."""
         return self._asked.is_set()
+
+    @property
+    def welcome(self) -> bool:
+        """Has a metaserver taken a report, and set this broker aside since never: it knows which groups it lacks."""
+        return self._welcome.is_set()
+
+    async def wait_welcome(self) -> None:
+        """Wait until `welcome` is true."""
+        await self._welcome.wait()
 
     async def wait_asked(self) -> None:
         """Wait for the end of the first report, but not for long: a broker serves without its metaserver."""
@@ -103,6 +119,7 @@ class Registration:
                 self._tell(error)
                 if isinstance(error, _SET_ASIDE):
                     self.set_aside = error.message
+                    self._welcome.clear()
                 self._asked.set()
                 wait_ms = WAITS.wait_ms(failures, self._dice)
             else:
@@ -110,8 +127,11 @@ class Registration:
                     again = " again" if self._welcomed else ""
                     log.log(self._told[1], "registered%s after %d tries", again, failures)
                 failures = 0
+                if welcome.groups_missed and self._on_missed is not None:
+                    self._on_missed()
                 self.set_aside = ""
                 self._asked.set()
+                self._welcome.set()
                 if not self._welcomed and self._on_welcome is not None:
                     await self._on_welcome()
                 self._welcomed = True

@@ -23,6 +23,15 @@ class Standing(Protocol):
         """Has the first question ended, answered or not."""
         ...
 
+    @property
+    def welcome(self) -> bool:
+        """Has a metaserver taken a report of this opening, and refused none since?  Else the folder may be an old copy."""
+        ...
+
+    async def wait_welcome(self) -> None:
+        """Wait until `welcome` is true."""
+        ...
+
     async def wait_asked(self) -> None:
         """Wait for its end."""
         ...

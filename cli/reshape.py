@@ -152,7 +152,8 @@ def evacuate(
         typer.Option(
             "--accept-loss",
             help="It never comes back, and its disk is lost: strict subjects go on as well, and what only it had "
-            "is given up. See --dry-run first. Static subjects are held.",
+            "is given up. See --dry-run first. Refused while static "
+            "subjects have partitions there.",
         ),
     ] = False,
     dry_run: DryRunOption = False,

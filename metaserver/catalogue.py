@@ -50,8 +50,9 @@ from ..rpc.client import BrokerClient
 from ..rpc.network import Network
 from .database import Database
 from .settings import MetaserverSettings
+from .store_accepted import accept_folder
+from .store_announce import groups_missed
 from .store_brokers import (
-    accept_folder,
     broker_place,
     broker_views,
     cordon_broker,
@@ -121,7 +122,8 @@ class Catalogue:
         check_broker_address(report.address)
         settings = self._settings
         ttl_ms = settings.broker_ttl_ms
-        if not await self._database.renew(renew_broker, report, ttl_ms=ttl_ms):
+        renewed = await self._database.renew(renew_broker, report, ttl_ms=ttl_ms)
+        if not renewed:
             try:
                 await self._check_no_copy(report)
                 changed = await self._database.write_first(report_broker, report, ttl_ms=ttl_ms)
@@ -132,8 +134,13 @@ class Catalogue:
             self._wakeups.wake(await self._database.read(subject_names, changed))
         if report.untold:
             self._untold[report.broker_group] = report.untold
+        missed = False
+        if not renewed or report.opened_after:  # the broker may not have read an answer yet
+            missed = await self._database.read(groups_missed, report.broker_group)
         return BrokerWelcome(
-            heartbeat_ms=settings.broker_heartbeat_ms, ttl_ms=settings.broker_ttl_ms
+            heartbeat_ms=settings.broker_heartbeat_ms,
+            ttl_ms=settings.broker_ttl_ms,
+            groups_missed=missed,
         )
 
     def take_untold(self) -> list[tuple[int, ...]]:
@@ -146,15 +153,17 @@ class Catalogue:
         A broker may move to another address; but a folder that is in use at the old one too has been copied.
 
         Raises:
-            BrokerGroupTakenError: whoever is known at the old address answers with the same identity.
+            BrokerGroupTakenError: another opening of the same data folder answers at the old address.
         """
         known = await self._database.read(broker_place, report.broker_group)
         if known is None or known.broker_id != report.broker_id or known.address == report.address:
             return
         try:
-            there, _ = await self._identity(known.address)
+            there, opening = await self._identity(known.address)
         except KeylaneError:
             return  # nobody there: the broker has moved
+        if opening and opening == report.opening:
+            return  # the same broker under another name of its host
         if there == report.broker_id:
             raise BrokerGroupTakenError(
                 f"the data folder of broker group {report.broker_group!r} is in use at {known.address} "

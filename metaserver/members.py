@@ -87,6 +87,10 @@ class Members:
         self._settings = settings
         self._wakeups: Wakeups[SessionId] = Wakeups()
         self._settling: Turns[int, None] = Turns(self._settle_now, rest_ms_max=SETTLE_REST_MS_MAX)
+        self._settling_first: Turns[int, None] = Turns(
+            self._settle_first, rest_ms_max=SETTLE_REST_MS_MAX
+        )
+        """For heartbeats, which have to be answered in time: they do not wait behind joins."""
         self._renewing: Turns[None, dict[str, SessionRow]] = Turns(self._renew_now)
         self._to_renew: set[SessionId] = set()
         self._releasing: Turns[SessionId, Mapping[ReleaseGrant, KeylaneError]] = Turns(
@@ -130,11 +134,16 @@ class Members:
             self._waiting[ring] = _Waiting(row, versions.get(row.group_id))
             try:
                 if _misunderstood(ask, row):
-                    await self.suspend(Suspend(session=session, suspended=bool(ask.suspended)))
+                    meant = Suspend(session=session, suspended=bool(ask.suspended))
+                    group_id = await self._database.write_first(suspend_session, meant)
+                    await self._settling_first.run(group_id)
+                    self._wakeups.wake([session])
                 if ask.drained:
-                    group_id = await self._database.write_first(note_drained, session, ask.drained)
-                    if group_id is not None:
-                        await self.settle(group_id)
+                    drained_by = await self._database.write_first(
+                        note_drained, session, ask.drained
+                    )
+                    if drained_by is not None:
+                        await self._settling_first.run(drained_by)
                 if row.handing_over and ask.holding is not None:
                     held = set(ask.holding)
                     self._tell(await self._database.write_first(release_unheld, ask, held))
@@ -252,6 +261,9 @@ class Members:
 
     async def _settle_now(self, group_id: int) -> None:
         self._tell(await self._database.write(settle_group, group_id))
+
+    async def _settle_first(self, group_id: int) -> None:
+        self._tell(await self._database.write_first(settle_group, group_id))
 
     async def _read_grants(self, session: SessionId) -> Grants:
         grants = await self._database.read(read_grants, session)

@@ -7,6 +7,7 @@ Where time alone counts nobody has to hear of a group.  A group that is through 
 
 Invariants
     A row of `heard` is written after the broker has the group on its disk, and for no other reason: a grant is none.
+    The rows of a broker group go when it goes on with an older copy of its data folder.
     A partition is granted to a group, and is opened, only with this row; so what is removed before it was never the
     group's.
 """
@@ -189,6 +190,30 @@ def note_told(connection: Connection) -> None:
     done = [one for one in ids if one not in waiting]
     if done:
         connection.execute(sa.update(groups).where(groups.c.group_id.in_(done)).values(told=True))
+
+
+def groups_missed(connection: Connection, broker_group: str) -> bool:
+    """Has a partition on this broker group not heard of a consumer group that needs it."""
+    here = _pairs.where(
+        partitions.c.broker_group == broker_group,
+        partitions.c.state.in_(SERVED),
+        sa.not_(groups.c.told),
+    )
+    return connection.execute(here.limit(1)).first() is not None
+
+
+def forget_heard(connection: Connection, broker_group: str) -> None:
+    """The broker group goes on with a data folder that may lack consumer groups: tell it all of them again."""
+    there = partitions.c.broker_group == broker_group
+    inside = sa.select(partitions.c.subject_id).where(there)
+    found = sa.select(groups.c.group_id).where(groups.c.subject_id.in_(inside))
+    ids = sorted(connection.execute(found).scalars())
+    _lock_groups(connection, ids)
+    hosted = sa.select(partitions.c.partition_id).where(there)
+    connection.execute(sa.delete(heard).where(heard.c.partition_id.in_(hosted)))
+    connection.execute(sa.update(groups).where(groups.c.group_id.in_(ids)).values(told=False))
+    for group_id in ids:
+        mark_unsettled(connection, group_id)
 
 
 def unheard_children(

@@ -14,19 +14,17 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..protocol.control import AcceptFolder, BrokerHeartbeat, BrokerView, RefusedBroker
+from ..protocol.control import BrokerHeartbeat, BrokerView, RefusedBroker
 from ..protocol.errors import (
     BrokerGroupTakenError,
     BrokerGroupUnknownError,
     FolderBehindError,
-    InvalidRequestError,
     LossAcceptedError,
 )
 from ..protocol.ids import BrokerGroup, check_name
 from ..protocol.routing import PartitionState
 from .dialect import insert_new, insert_or_replace, now_ms
 from .schema import (
-    accepted_folders,
     brokers,
     lost_folders,
     partitions,
@@ -82,7 +80,7 @@ def _told(report: BrokerHeartbeat, ttl_ms: int) -> dict[str, Any]:
     }
 
 
-_known = (
+known_broker = (
     sa.select(
         brokers.c.broker_id,
         brokers.c.address,
@@ -111,11 +109,11 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
     _check_not_lost(connection, report)
     here = {"of_group": report.broker_group, "for_ms": ttl_ms}
     who = {"broker_id": report.broker_id, "address": report.address}
-    row = connection.execute(_known, here).one_or_none()
+    row = connection.execute(known_broker, here).one_or_none()
     if row is None:
         empty = {"readable": False, "writable": False, "seen_at": 0, "expires_at": 0}
         insert_new(connection, brokers, {"broker_group": report.broker_group, **who, **empty})
-        row = connection.execute(_known, here).one()
+        row = connection.execute(known_broker, here).one()
     if row.broker_id != report.broker_id:
         hosted = _hosted(connection, report.broker_group)
         if row.alive or hosted:
@@ -214,7 +212,7 @@ def note_refused(
     connection.execute(sa.update(refused_brokers).where(here).values(expires_at=now_ms() + ttl_ms))
 
 
-_refused_now = (
+refused_now = (
     sa.select(
         refused_brokers,
         brokers.c.opening.label("known_opening"),
@@ -228,10 +226,11 @@ _refused_now = (
 
 def refused_views(connection: Connection) -> list[RefusedBroker]:
     """The brokers that report themselves and are refused, by broker group."""
-    return [_refused_view(row) for row in connection.execute(_refused_now)]
+    return [refused_view(row) for row in connection.execute(refused_now)]
 
 
-def _refused_view(row: sa.Row[Any]) -> RefusedBroker:
+def refused_view(row: sa.Row[Any]) -> RefusedBroker:
+    """A row of `refused_now` as operators see it."""
     return RefusedBroker(
         broker_group=row.broker_group,
         address=row.address,
@@ -239,47 +238,6 @@ def _refused_view(row: sa.Row[Any]) -> RefusedBroker:
         log_end=row.log_end,
         known_log_end=row.known_log_end,
     )
-
-
-def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) -> RefusedBroker:
-    """
-    Go on with a copy of a broker group's data folder that is refused because it is behind, and journal that.
-
-    Raises:
-        InvalidNameError
-        BrokerGroupUnknownError: it never reported itself.
-        InvalidRequestError: the group's own broker is alive, or not exactly one such copy reports itself.
-    """
-    check_name("broker group", broker_group)
-    here = {"of_group": broker_group, "for_ms": 0}
-    row = connection.execute(_known, here).one_or_none()
-    if row is None:
-        raise BrokerGroupUnknownError(broker_group=broker_group)
-    if row.alive:
-        raise InvalidRequestError(
-            f"broker group {broker_group!r} is alive at {row.address}: nothing of it is given up"
-        )
-    of_group = _refused_now.where(
-        refused_brokers.c.broker_group == broker_group,
-        refused_brokers.c.broker_id == brokers.c.broker_id,
-    )
-    found = [one for one in connection.execute(of_group) if ask.address in {"", one.address}]
-    if len(found) != 1:
-        places = ", ".join(one.address for one in found) or "none"
-        raise InvalidRequestError(
-            f"of the refused copies of {broker_group!r}'s data folder exactly one can be accepted; "
-            f"these report themselves: {places}",
-            copies=len(found),
-        )
-    (copy,) = found
-    if not ask.dry_run:
-        group = brokers.c.broker_group == broker_group
-        now = {"opening": copy.opening, "log_end": copy.log_end}
-        connection.execute(sa.update(brokers).where(group).values(now))
-        known = {"known_opening": row.opening, "known_log_end": row.log_end}
-        journal = {"broker_group": broker_group, **now, **known}
-        connection.execute(sa.insert(accepted_folders).values(journal))
-    return _refused_view(copy)
 
 
 def _hosted(connection: Connection, broker_group: str) -> int:

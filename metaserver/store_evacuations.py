@@ -2,7 +2,8 @@
 
     the broker group answers     any subject on which something runs refuses the whole evacuation: again later
     it is gone for good          the same, and what only it had is given up: also of strict subjects, and all that is
-    (accept_loss)                sealed there; but not of static ones, whose offsets count on from an end nobody knows
+    (accept_loss)                sealed there; refused while a static subject has partitions there: their offsets count
+                                 on from an end that nobody else knows
     it is silent, and left       each subject by itself: planned; or what runs there and waits for the group is let
     behind (without_source)      go on without it; or told as busy, with what it waits for.  What is sealed there
                                  holds whoever has not read it: that is planned to be forsaken as well
@@ -17,6 +18,7 @@ Invariants
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import sqlalchemy as sa
@@ -66,7 +68,8 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
 
     Raises:
         InvalidNameError, BrokerGroupUnknownError, NotEnoughBrokersError
-        InvalidRequestError: without its help, although it answers.
+        InvalidRequestError: without its help, although it answers; or its loss is accepted, and a static subject has
+            partitions there.
         OperationRunningError, CreationRunningError: with its help, and a subject is not free.
     """
     source = BrokerGroup(ask.broker_group)
@@ -87,7 +90,10 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     )
     load = Counter(writable_groups(connection))
     plans = []
-    for name in connection.execute(found).scalars().all():
+    names = connection.execute(found).scalars().all()
+    if ask.accept_loss:
+        _check_none_static(connection, source, names)
+    for name in names:
         subject = find_subject(connection, name, lock=True)
         assert subject is not None
         running = running_operation(connection, subject.subject_id)
@@ -98,23 +104,34 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
         load.update(child.broker_group for child in plan.children)
         holding = _holding_there(connection, subject, source, holding_up) if left else ()
         busy = None
-        if ask.accept_loss and subject.static:
-            problem = (
-                "it is static: its offsets count on from an end that nobody knows; it is held until the "
-                "broker group is back"
-            )
-            busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
-            plan, holding = NOTHING, ()
         if holding and _goes_on(subject, ask):
             plan = replace(plan, sealed=plan.sealed + holding)
         elif holding:
             problem = "it is strict or static; what continues what is sealed there is held until the broker group is back"
             busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
         planned = replace(planned_operation(connection, subject, plan), busy=busy)
-        if ask.accept_loss and not subject.static:
+        if ask.accept_loss:
             planned = replace(planned, losses=read_losses(connection, plan.sealed))
         plans.append(planned)
     return plans
+
+
+def _check_none_static(connection: Connection, source: BrokerGroup, names: Sequence[str]) -> None:
+    """
+    The folder of a lost broker group is refused for ever, and static subjects wait for it.
+
+    Raises:
+        InvalidRequestError: a static subject is among those that have partitions there.
+    """
+    static = sa.select(subjects.c.name).where(subjects.c.name.in_(names), subjects.c.static)
+    held = connection.execute(static.order_by(subjects.c.name)).scalars().all()
+    if held:
+        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+        raise InvalidRequestError(
+            f"the loss of broker group {source!r} cannot be accepted: static subject {held[0]!r}{more} has "
+            "partitions there, whose offsets count on from an end that only its data folder knows",
+            subjects=len(held),
+        )
 
 
 def _reorders(subject: SubjectRow) -> bool:
@@ -124,7 +141,7 @@ def _reorders(subject: SubjectRow) -> bool:
 
 def _goes_on(subject: SubjectRow, ask: Reshape) -> bool:
     """Does the subject go on without what is on a silent broker."""
-    return _reorders(subject) or (ask.accept_loss and not subject.static)
+    return _reorders(subject) or ask.accept_loss
 
 
 def _holding_there(

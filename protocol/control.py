@@ -129,6 +129,9 @@ class BrokerWelcome(Struct, frozen=True, kw_only=True):
 
     heartbeat_ms: int
     ttl_ms: int
+    groups_missed: bool = False
+    """Some consumer group in the database may be unknown to the broker: it removes nothing of a partition until it is told
+    the partition's groups again."""
 
 
 class AcceptFolder(Struct, frozen=True, kw_only=True):

@@ -8,21 +8,23 @@ import copy
 import os
 import shutil
 import signal
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from broker_forks import Forks
-from broker_process import NO_METASERVER
 from keylane.broker.storage.commit_log import segment_bases, segment_path
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.index_kinds import mark
 from keylane.broker.storage.snapshot import FOLDER as SNAPSHOTS
 from keylane.protocol.batch import batch_starts, columns
+from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
 from keylane.protocol.errors import KeylaneError, OffsetOutOfRangeError, PartitionInUseError
 from keylane.protocol.frames import Ack, Acked, Acquire, Acquired, Append, Appended, Batches, Read
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
+from keylane.rpc.server import ControlRoute, Server
 from sim.store import SESSION, batch, facts
 
 KILLED = -signal.SIGKILL
@@ -42,6 +44,22 @@ class Known:
 
 def data_of(number: int) -> bytes:
     return batch(sequence=COUNT * number, count=COUNT, value=b"x" * 300)
+
+
+@contextlib.asynccontextmanager
+async def _desk() -> AsyncIterator[str]:
+    """The address of a metaserver's call that takes reports: retention removes nothing before the first."""
+
+    async def welcome(_body: BrokerHeartbeat, _params: object) -> BrokerWelcome:
+        return BrokerWelcome(heartbeat_ms=1_000, ttl_ms=10_000)
+
+    route = ControlRoute("POST", "/v1/brokers/heartbeat", BrokerHeartbeat, welcome)
+    server = Server([route])
+    await server.start("127.0.0.1", 0)
+    try:
+        yield server.address
+    finally:
+        await server.stop()
 
 
 class Run:
@@ -86,10 +104,23 @@ class Run:
             f"segment_bytes = 4096\nsnapshot_bytes = 4096\nindex = '{self.kind}'\n"
             f"retention_bytes = {4096 if retain else 0}\n"
         )
+        async with _desk() as meta:
+            return await self._live(point, config, meta, whole=whole, retain=retain, stop_s=stop_s)
+
+    async def _live(
+        self,
+        point: str,
+        config: Path,
+        meta: str,
+        *,
+        whole: bool,
+        retain: bool,
+        stop_s: float | None,
+    ) -> int:
         environment = {"KEYLANE_FAIL_AT": point} if point else {}
         pid, address = await asyncio.to_thread(
             self._forks.start,
-            *("--group", "g1", "--data", str(self.data), "--meta", NO_METASERVER),
+            *("--group", "g1", "--data", str(self.data), "--meta", meta),
             *("--config", str(config)),
             **environment,
         )

@@ -297,6 +297,24 @@ async def test_a_copy_of_a_running_folder_is_refused_when_the_original_was_start
     await asyncio.to_thread(copied.registration_once, original.address, "registered")
 
 
+async def test_broker_is_taken_when_it_listens_under_another_name_of_its_host(
+    copied: Copied,
+) -> None:
+    """The old address reaches the same opening of the same folder: the broker is no copy of itself."""
+    original = copied.cluster.brokers[0]
+    port = original.address.rpartition(":")[2]
+    original.kill()
+    config = ("--meta", copied.cluster.meta, "--host", "localhost", "--port", port)
+    broker = BrokerProcess(copied.original, *config)
+    try:
+        second = (await asyncio.to_thread(broker.start)).address
+        assert second != original.address
+        await asyncio.to_thread(copied.registration_once, second, "registered")
+        assert await address_of_first(copied.cluster.meta) == second
+    finally:
+        broker.kill()
+
+
 async def test_a_copy_is_not_accepted_while_the_original_is_alive(copied: Copied) -> None:
     """An operator cannot put a copy in the place of a broker that answers."""
     told = Told(copied)

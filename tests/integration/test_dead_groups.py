@@ -10,6 +10,7 @@ import pytest
 
 from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
+from keylane.broker.cleaning import UNWELCOME
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.operations import OperationKind, Reshape
@@ -71,7 +72,10 @@ async def cleaned(cluster: Cluster) -> None:
         async with asyncio.timeout(20):
             while True:
                 seen = (await broker.health()).details
-                if seen["first_position"] or seen["retention"] != "nothing is kept too long":
+                if seen["first_position"] or seen["retention"] not in {
+                    "nothing is kept too long",
+                    UNWELCOME,
+                }:
                     break
                 await asyncio.sleep(0.05)
     await network.close()

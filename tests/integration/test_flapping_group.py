@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from cluster import done_operation
 from hosting_broker import HostingBroker, hosting_broker
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import CreateSubject, Heartbeat, Join, Leave
 from keylane.protocol.errors import KeylaneError
+from keylane.protocol.operations import OperationKind, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 
@@ -45,10 +47,21 @@ async def house(
 async def test_other_groups_and_brokers_keep_their_sessions(
     house: tuple[MetaClient, HostingBroker],
 ) -> None:
-    """Renewals of a session and of a broker are answered within their ttl, and joins go on meanwhile."""
+    """Renewals of a session, which reports drained partitions, and of a broker are answered within their ttl, and joins
+    go on meanwhile.
+    """
     meta, broker = house
     await meta.create_subject(CreateSubject(subject="s", partitions=64))
+    parents = [one.partition_id for one in (await meta.route("s")).open_partitions()]
+    resize = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=128)
+    (view,) = (await meta.reshape(resize)).operations
+    sealing = asyncio.create_task(done_operation(meta, view))
+    while not sealing.done():
+        await broker.report(meta)
+        await asyncio.wait([sealing], timeout=TTL_MS / 4_000)
+    await sealing
     await meta.join(Join(subject="s", group="quiet", session=QUIET, client="c", ttl_ms=TTL_MS))
+    undrained = iter(parents)
     until = time.monotonic() + SECONDS
     numbers = itertools.count()
     joined = 0
@@ -72,9 +85,15 @@ async def test_other_groups_and_brokers_keep_their_sessions(
 
     flapping = [asyncio.create_task(flap()) for _ in range(FLAPPING)]
     while time.monotonic() < until:
-        await timed(meta.heartbeat(Heartbeat(session=QUIET)))
+        drained = (next(undrained),)
+        await timed(meta.heartbeat(Heartbeat(session=QUIET, drained=drained)))
         await timed(broker.report(meta))
         await asyncio.sleep(TTL_MS / 4_000)
+    granted = {
+        one.partition.partition_id
+        for one in (await meta.heartbeat(Heartbeat(session=QUIET))).grants
+    }
+    assert granted.isdisjoint(drained), "its report counted"
     ends = await asyncio.gather(*flapping, return_exceptions=True)
     assert [one for one in ends if one is not None and not isinstance(one, KeylaneError)] == []
     assert joined > 0

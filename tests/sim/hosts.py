@@ -14,6 +14,7 @@ from typing import Any
 from history.observation import served
 from keylane.broker.cleaning import Cleaning
 from keylane.broker.control import BrokerControl
+from keylane.broker.known_groups import forget_told
 from keylane.broker.registration import Registration
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
@@ -295,6 +296,7 @@ class BrokerHost(Host):
             dice=self.dice,
             clock=machine,
             on_welcome=heard,
+            on_missed=lambda: forget_told(store),
         )
         service = BrokerService(store, clock=machine, standing=registration)
         control = BrokerControl(
@@ -333,6 +335,7 @@ class BrokerHost(Host):
             clock=self.machine,
             run_commit=self._blocking,
             run_read=self._blocking,
+            standing=self._registration,
         )
         rise = store.firsts.rise
 

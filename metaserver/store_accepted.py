@@ -1,0 +1,62 @@
+"""A data folder that an operator accepts although it is an older copy.  SQL, synchronous.
+
+Invariant
+    The copy may lack consumer groups that its original was told of: from the transaction on it counts as told of none,
+    so that it is told again before retention removes anything there.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..protocol.control import AcceptFolder, RefusedBroker
+from ..protocol.errors import BrokerGroupUnknownError, InvalidRequestError
+from ..protocol.ids import check_name
+from .schema import accepted_folders, brokers, refused_brokers
+from .store_announce import forget_heard
+from .store_brokers import known_broker, refused_now, refused_view
+
+
+def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) -> RefusedBroker:
+    """
+    Go on with a copy of a broker group's data folder that is refused because it is behind, and journal that.
+
+    The copy may lack consumer groups that its original was told: it counts as told of none.
+
+    Raises:
+        InvalidNameError
+        BrokerGroupUnknownError: it never reported itself.
+        InvalidRequestError: the group's own broker is alive, or not exactly one such copy reports itself.
+    """
+    check_name("broker group", broker_group)
+    here = {"of_group": broker_group, "for_ms": 0}
+    row = connection.execute(known_broker, here).one_or_none()
+    if row is None:
+        raise BrokerGroupUnknownError(broker_group=broker_group)
+    if row.alive:
+        raise InvalidRequestError(
+            f"broker group {broker_group!r} is alive at {row.address}: nothing of it is given up"
+        )
+    of_group = refused_now.where(
+        refused_brokers.c.broker_group == broker_group,
+        refused_brokers.c.broker_id == brokers.c.broker_id,
+    )
+    found = [one for one in connection.execute(of_group) if ask.address in {"", one.address}]
+    if len(found) != 1:
+        places = ", ".join(one.address for one in found) or "none"
+        raise InvalidRequestError(
+            f"of the refused copies of {broker_group!r}'s data folder exactly one can be accepted; "
+            f"these report themselves: {places}",
+            copies=len(found),
+        )
+    (copy,) = found
+    if not ask.dry_run:
+        group = brokers.c.broker_group == broker_group
+        now = {"opening": copy.opening, "log_end": copy.log_end}
+        connection.execute(sa.update(brokers).where(group).values(now))
+        known = {"known_opening": row.opening, "known_log_end": row.log_end}
+        journal = {"broker_group": broker_group, **now, **known}
+        connection.execute(sa.insert(accepted_folders).values(journal))
+        forget_heard(connection, broker_group)
+    return refused_view(copy)
