@@ -24,7 +24,7 @@ from sqlalchemy.engine import Connection
 from ..protocol.control import Retention
 from ..protocol.routing import PartitionState
 from .dialect import insert_new, now_ms
-from .schema import brokers, drained, groups, heard, partitions, subjects
+from .schema import accepted_folders, brokers, drained, groups, heard, partitions, subjects
 from .store_sessions import mark_unsettled
 from .store_subjects import SERVED
 
@@ -193,8 +193,10 @@ def note_told(connection: Connection) -> None:
 
 
 def groups_missed(connection: Connection, broker_group: str) -> bool:
-    """Has a partition on this broker group not heard of a consumer group that needs it."""
+    """Whether a partition of a broker group that goes on with an accepted copy has not heard of a group that needs it."""
+    accepted = sa.select(sa.literal(1)).where(accepted_folders.c.broker_group == broker_group)
     here = _pairs.where(
+        sa.exists(accepted),
         partitions.c.broker_group == broker_group,
         partitions.c.state.in_(SERVED),
         sa.not_(groups.c.told),

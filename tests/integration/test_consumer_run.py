@@ -31,7 +31,9 @@ def runner(
     script = Path(__file__).with_name("runner.py")
     arguments = [how, cluster.meta, subject, "g", str(TTL_MS), str(path), str(sleep_s)]
     process = subprocess.Popen(
-        [sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True
+        [sys.executable, str(script), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout.readline() == "ready\n"
