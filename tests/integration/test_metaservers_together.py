@@ -15,6 +15,7 @@ from hosting_broker import HostingBroker, hosting_broker
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join, Leave, ReleaseGrant
+from keylane.protocol.errors import NotSentError
 from keylane.protocol.routing import route_table
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -110,6 +111,10 @@ async def test_one_ends_and_the_other_goes_on(tmp_path: Path) -> None:
                 await meta.create_subject(CreateSubject(subject="s", partitions=2))
                 await meta.join(Join(subject="s", group="g", session=A, ttl_ms=1_000))
                 first = await meta.heartbeat(Heartbeat(session=A))
+        with pytest.raises(
+            NotSentError
+        ):  # a heartbeat asks one address; the next one goes to the other
+            await meta.heartbeat(Heartbeat(session=A))
         assert await meta.heartbeat(Heartbeat(session=A)) == first
         await meta.join(Join(subject="s", group="g", session=B))
         start = time.monotonic()
