@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import pytest
 
+from keylane.broker.line import WAITING_MAX
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.errors import KeylaneError, OverloadedError
 from sim.clock import ManualClock
@@ -223,17 +224,22 @@ def test_a_machine_that_fails_a_broker_that_syncs_later():
     assert seen == set(MACHINE)
 
 
-def test_too_much_is_refused_not_lost():
-    """An overloaded broker refuses, and what it refused is stored when it is sent again."""
+def test_appends_beyond_the_line_are_refused_and_stored_when_sent_again():
+    """An overloaded broker lets appends wait their turn; beyond the line it refuses, and nothing is lost."""
     world = World(1)
+    count = WAITING_MAX + 10
 
     async def go() -> None:
         desk = Desk(open_store(world.disk), ManualClock())
         await desk.host()
         desk.store.commit._queued_bytes_max = 1
         results = await asyncio.gather(
-            *(desk.append(batch(sequence=2 * n)) for n in range(3)), return_exceptions=True
+            *(desk.append(batch(sequence=2 * n)) for n in range(count)), return_exceptions=True
         )
-        assert [type(one) for one in results[1:]] == [OverloadedError, OverloadedError]
+        refused = [n for n, one in enumerate(results) if isinstance(one, OverloadedError)]
+        assert refused == list(range(count - len(refused), count))
+        assert 0 < len(refused) <= 10
+        again = [await desk.append(batch(sequence=2 * n)) for n in refused]
+        assert [one.base_offset for one in again] == [2 * n for n in refused]
 
     asyncio.run(go())
