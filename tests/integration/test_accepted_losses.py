@@ -150,7 +150,7 @@ async def test_a_loss_is_not_accepted_while_the_broker_answers(own_cluster: Clus
         await network.close()
 
 
-async def test_what_a_lost_partition_continued_is_read_first(tmp_path: Path) -> None:
+async def test_parents_of_a_lost_partition_are_read_first(tmp_path: Path) -> None:
     """Its parents elsewhere are drained before its children, though it is gone itself."""
     with alert_cluster(tmp_path) as cluster:
         route = await cluster.create("s", partitions=1, strategy="strict")

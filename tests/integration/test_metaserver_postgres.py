@@ -247,7 +247,7 @@ async def test_work_that_takes_too_long_at_the_end(
     assert postgres.execute(left)[0][0] == 0
 
 
-async def test_who_stops_in_a_transaction_loses_it(
+async def test_transaction_is_lost_when_its_metaserver_stops(
     url: str, tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that a metaserver holds and says nothing about are the others' before long; nothing of its work stays."""

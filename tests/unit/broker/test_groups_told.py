@@ -158,7 +158,7 @@ async def test_the_mark_is_in_images_and_in_records_written_again():
     assert house.partition().groups_told
 
 
-async def test_what_time_removes_unread_is_counted_logged_and_kept(caplog):
+async def test_messages_removed_unread_by_time_are_counted_logged_and_kept(caplog):
     """By group and partition, without what was acked; told once for a group, and there after a kill."""
     house = House()
     for number in (1, 2):

@@ -202,7 +202,7 @@ def test_its_finer_rules(what, anomaly, events):
     assert anomaly in _kinds([*base, *events, *log]), what
 
 
-def test_what_was_declared_as_possible_is_no_duplicate():
+def test_message_that_may_be_stored_twice_is_no_duplicate():
     """A second copy is one that the receipt speaks of, wherever it is; the place that it names keeps its order."""
     told = settled(1, 2)._replace(twice=True)
     log = [stored(0, 0), stored(1, 1), stored(1, 2)]

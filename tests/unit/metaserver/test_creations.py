@@ -51,7 +51,7 @@ def test_partitions_of_a_silent_broker_are_planned_elsewhere(rows: Rows):
     assert len(rows.run(read_route, "s").partitions) == 6
 
 
-def test_what_was_left_on_a_silent_broker_is_sealed_there_when_it_is_back(rows: Rows):
+def test_partition_left_on_a_silent_broker_is_sealed_when_it_is_back(rows: Rows):
     """It is never opened; a canceled operation has it sealed, and is done with that."""
     subject_id = planned(rows, 3)
     (left,) = (one for one in rows.run(planned_partitions, subject_id) if one.broker_group == "g2")

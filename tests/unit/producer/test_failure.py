@@ -115,7 +115,7 @@ def test_a_wrong_broker_does_not_number_anew_what_may_be_stored(error):
 
 
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
-def test_what_no_retry_mends_is_given_up(strategy):
+def test_batch_is_given_up_when_no_retry_mends_it(strategy):
     """A refusal for good is told to the sender at once."""
     assert decide(InvalidRequestError, strategy) is Step.GIVE_UP
 

@@ -26,7 +26,7 @@ def test_the_end_is_told_when_the_wait_was():
     assert report.over(18_000) is None
 
 
-def test_one_word_is_enough_when_nobody_asked_for_long():
+def test_wait_report_tells_once_when_nobody_asked_for_long():
     """Words that were due while nobody asked are not made up for."""
     report = WaitReport()
     report.waits(0)
