@@ -143,6 +143,7 @@ async def numbered_lines(
 
     Raises:
         MessageTooLargeError, InputError: as `read_lines`; the detail `line` says in which line.
+        InputError: the input ends before the last line that was asked for by its number.
     """
     wanted = list(ranges or [(1, None)])
     number = 0
@@ -157,6 +158,9 @@ async def numbered_lines(
                 yield number, line
     except (MessageTooLargeError, InputError) as error:
         raise type(error)(f"{error.message}, in line {number + 1}", line=number + 1) from error
+    last = max((end - 1 for _, end in ranges if end is not None), default=0)
+    if last > number:
+        raise InputError(f"line {last} was asked for, and the input has {number}", line=number + 1)
 
 
 async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
