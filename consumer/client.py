@@ -21,7 +21,7 @@ from ..protocol.ids import check_name
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.client import MetaClient
-from ..rpc.connections import Connections
+from ..rpc.connections import Connections, clean_up
 from ..rpc.home import Resident
 from ..rpc.identity import DrawBits, from_system
 from ..rpc.network import Network
@@ -162,11 +162,14 @@ class Consumer(Resident):
             await membership.start()
         except BaseException:
             self._membership = None
-            await dispatch.close()
-            await self._connections.close()
+            await clean_up(self._give_up_opening(dispatch))
             raise
         self._watch = asyncio.create_task(self._watch_deadline(), name="lease deadline")
         return self
+
+    async def _give_up_opening(self, dispatch: Workers | Stream) -> None:
+        await dispatch.close()
+        await self._connections.close()
 
     def _forked(self) -> None:
         """In a child of this process nothing is assigned; the tasks that know what is stay with the composite."""

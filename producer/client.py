@@ -32,7 +32,7 @@ from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..protocol.message import check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
 from ..rpc.client import MetaClient
-from ..rpc.connections import Connections
+from ..rpc.connections import Connections, clean_up
 from ..rpc.home import Resident
 from ..rpc.identity import DrawBits, from_system
 from ..rpc.network import Network
@@ -123,7 +123,7 @@ class Producer(Resident):
         try:
             await meta.health()
         except BaseException:
-            await self._connections.close()
+            await clean_up(self._connections.close())
             raise
         self._open = True
         return self

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from .client import BrokerClient
 from .home import Home
@@ -69,3 +71,21 @@ class Connections:
             await self._own.close()
         self.network = self._own = None
         self.home.leave()
+
+
+async def clean_up(work: Coroutine[Any, Any, None]) -> None:
+    """
+    Do all of `work`, also when whoever waits for it is cancelled meanwhile; short work only.
+
+    A client whose opening failed, and was cancelled in its cleaning up, could else never be opened again.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()

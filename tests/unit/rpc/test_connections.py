@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from keylane.protocol.frames import Append
-from keylane.rpc.connections import Connections
+from keylane.rpc.connections import Connections, clean_up
 
 
 async def appended(connections: Connections, address: str) -> None:
@@ -41,3 +45,29 @@ async def test_a_given_network_stays_open(server, network):
     channel = await network.open_channel(server.address, timeout_ms=5_000)
     await channel.call(Append(channel.next_id(), 1), timeout_ms=5_000)
     await channel.close()
+
+
+async def test_clean_up_is_finished_when_its_waiter_is_cancelled():
+    """The cancellation is passed on, after the work; a second one changes nothing."""
+    steps = []
+
+    async def work() -> None:
+        for step in range(3):
+            await asyncio.sleep(0.02)
+            steps.append(step)
+
+    waiter = asyncio.ensure_future(clean_up(work()))
+    for _ in range(2):
+        await asyncio.sleep(0.01)
+        waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert steps == [0, 1, 2]
+
+
+async def test_clean_up_passes_on_what_its_work_raised():
+    async def work() -> None:
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        await clean_up(work())
