@@ -20,6 +20,7 @@ from keylane.protocol.errors import (
     Fate,
     KeyHaltedError,
     KeylaneError,
+    ProducerFencedError,
     QueueFullError,
 )
 from keylane.protocol.ids import Subject
@@ -358,6 +359,8 @@ class ProducerHost(Host):
             receipt = await ticket
         except KeylaneError as error:
             asked = isinstance(error, DeliveryTimeoutError | KeyHaltedError)
+            # A twin under one id may fence what was sent without an answer: nobody knows it again, and that is told.
+            asked = asked or (self._twins and isinstance(error, ProducerFencedError))
             told = ("withdrawn", "gone") if self._closing or asked else ("not done", "unknown")
             outcome = told[error.fate is not Fate.NOT_DONE]
             self._record(Settled(value, outcome))
