@@ -109,7 +109,7 @@ class Cleaning:
 
     async def _pause(self) -> None:
         """Until the next check is due, or this broker is welcome, before which nothing goes."""
-        if self._standing is None or self._standing.welcome:
+        if self._standing is None or self.problem != UNWELCOME:
             await asyncio.sleep(CHECK_MS / 1000)
             return
         with contextlib.suppress(TimeoutError):

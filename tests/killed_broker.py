@@ -22,6 +22,7 @@ from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
 from keylane.protocol.errors import KeylaneError, OffsetOutOfRangeError, PartitionInUseError
 from keylane.protocol.frames import Ack, Acked, Acquire, Acquired, Append, Appended, Batches, Read
+from keylane.protocol.progress import KnowGroups
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
@@ -158,6 +159,7 @@ class Run:
         # A broker before this one has it with messages.
         with contextlib.suppress(PartitionInUseError):
             await client.host_partition(facts(1))
+        await client.know_groups(1, KnowGroups(groups=("audit",), complete=True))
         for first in range(self._first, self._batches, 2):
             numbers = range(first, first + 2)
             calls = [client.call(Append(0, 1), data_of(number)) for number in numbers]
