@@ -96,8 +96,8 @@ def watch_grants() -> None:
 
     real = GroupWriter.submit
 
-    async def submit(self: Any, work: Any, *, durable: bool) -> Any:
-        return await real(self, noting(work), durable=durable)
+    async def submit(self: Any, work: Any, **options: Any) -> Any:
+        return await real(self, noting(work), **options)
 
     GroupWriter.submit = submit  # type: ignore[method-assign]
 
