@@ -92,6 +92,7 @@ def _reader(meta: str, subject: str) -> QueueReader:
 async def _show_queues(meta: str, output: OutputFormat, subject: str) -> None:
     import asyncio
 
+    from ..protocol.queues import is_behind_loss
     from .screen import make_table, show_json, show_table
 
     async with _reader(meta, subject) as reader:
@@ -121,6 +122,10 @@ async def _show_queues(meta: str, output: OutputFormat, subject: str) -> None:
         "queue#", "logical", "min#", "max#", "partition#", "broker group", "state", "logic offsets",
     )  # fmt: skip
     show_table(make_table(f"{subject}: {len(views)} queues", columns, rows))
+    for view in views:
+        for one in view.segments:
+            if is_behind_loss(one.partition):
+                print(_loss(view.queue, one.partition.logic_start))
     for _low, _high, problem in found:
         if problem:
             print(f"offsets unknown: {problem}")
@@ -137,7 +142,13 @@ async def _bounds(reader: QueueReader, queue: int) -> tuple[int | None, int | No
     return low, high, None
 
 
+def _loss(queue: int, offset: int) -> str:
+    return f"queue {queue}: messages before logic offset {offset} are lost with a disk; how many is not known"
+
+
 def _facts(one: SegmentView) -> dict[str, object]:
+    from ..protocol.queues import is_behind_loss
+
     partition = one.partition
     return {
         "partition_id": partition.partition_id,
@@ -146,6 +157,7 @@ def _facts(one: SegmentView) -> dict[str, object]:
         "state": partition.state,
         "logic_start": partition.logic_start,
         "logic_end": one.logic_end,
+        "behind_loss": is_behind_loss(partition),
     }
 
 
@@ -209,6 +221,9 @@ async def _read(
         printed = 0
         while True:
             found = await reader.read(queue, at)
+            if found.lost:
+                begins = found.messages[0].logic_offset if found.messages else found.next_offset
+                print(_loss(queue, begins), file=sys.stderr)
             left = len(found.messages) if count is None else count - printed
             for message in found.messages[:left]:
                 sys.stdout.write(show(message) + "\n")

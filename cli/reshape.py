@@ -151,9 +151,8 @@ def evacuate(
         bool,
         typer.Option(
             "--accept-loss",
-            help="It never comes back, and its disk is lost: strict subjects go on as well, and what only it had "
-            "is given up. See --dry-run first. Refused while static "
-            "subjects have partitions there.",
+            help="It never comes back, and its disk is lost: strict and static subjects go on as well, and what "
+            "only it had is given up. See --dry-run first.",
         ),
     ] = False,
     dry_run: DryRunOption = False,

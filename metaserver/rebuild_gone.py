@@ -42,12 +42,6 @@ def fill_gone(
     missing = sorted(set(children) - set(rows))
     if not missing:
         return
-    if subject.static:
-        yield (
-            f"partition {missing[0]} is gone, and with it at which offset of its queue the next one "
-            "begins: name its broker"
-        )
-        return
     yield from _left_before(found, rows, children)
     passed = _passed(found, rows)
     for number in missing:

@@ -51,11 +51,11 @@ class Operation:
     """Those the subject was created with."""
     retention: Retention
     static: bool
-    """Of the subject: the children have to go on at the very offsets at which their parents end."""
+    """Of the subject: the children go on at the logic offsets at which their parents end, or behind their loss."""
     state: OperationState
     may_forsake: bool
-    """The route may change although a silent broker has not sealed: the operator said so, and the subject's
-    strategy allows messages to be reordered; or the loss of what the broker has was accepted."""
+    """The route may change although a silent broker has not sealed: the operator said so, and the subject, not static,
+    allows messages to be reordered; or the loss of what the broker has was accepted."""
     accept_loss: bool
     todo: tuple[Partition, ...]
     """What has to be hosted or sealed in this state, or, in OPEN, to hear of consumer groups that were made since it was
@@ -131,7 +131,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         state=state,
         groups=_named_groups(connection, row.subject_id),
         may_forsake=_may_forsake(row),
-        accept_loss=row.accept_loss and not row.static,
+        accept_loss=row.accept_loss,
         todo=todo,
         held=tuple(sorted(held)),
         sources=sources,
@@ -178,10 +178,8 @@ def _named_groups(connection: Connection, subject_id: int) -> tuple[tuple[int, s
 
 
 def _may_forsake(row: sa.Row[Any]) -> bool:
-    if row.static:
-        return False
-    reorders = bool(row.without_source) and row.order_strategy == OrderStrategy.BEST_TRIED
-    return reorders or bool(row.accept_loss)
+    best_tried = row.order_strategy == OrderStrategy.BEST_TRIED and not row.static
+    return bool(row.accept_loss) or (bool(row.without_source) and best_tried)
 
 
 _sealed_at = (

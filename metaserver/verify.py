@@ -393,7 +393,7 @@ CHECKS = (
     Check(
         "V02",
         "parents-overlap",
-        "parents share and cover their child's range; static queues have no gap",
+        "parents share and cover their child's range; static queues have no gap but behind a loss",
         _parents_overlap,
     ),
     Check("V03", "hosted-as-known", "brokers host what SQL says, as SQL says it", _hosted_as_known),
