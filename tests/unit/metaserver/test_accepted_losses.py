@@ -11,7 +11,7 @@ from keylane.metaserver.store_operations import idle_operations
 from keylane.metaserver.store_plans import plan_operations
 from keylane.metaserver.store_subjects import read_route
 from keylane.protocol.control import BrokerHeartbeat
-from keylane.protocol.errors import InvalidRequestError, LossAcceptedError
+from keylane.protocol.errors import LossAcceptedError
 from keylane.protocol.ids import PartitionId
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy, PartitionState
@@ -86,21 +86,6 @@ def test_an_operation_that_waits_for_a_lost_disk_goes_on(rows: Rows) -> None:
         rows.drive(operation_id)
     (view,) = rows.run(operation_views, [fencing])
     assert view.state is OperationState.DONE
-
-
-def test_loss_is_refused_while_a_static_subject_has_partitions_there(rows: Rows) -> None:
-    """Nothing is changed, of other subjects neither, and the data folder is taken when it comes back."""
-    rows.create("s", 3, order_strategy=STRICT)
-    rows.create("t", 3, static=True)
-    rows.silence("g1")
-    before = rows.run(read_route, "s"), rows.run(read_route, "t")
-    with pytest.raises(InvalidRequestError, match="static subject 't'"):
-        rows.run(plan_operations, LOSE_G1)
-    with pytest.raises(InvalidRequestError, match="static subject 't'"):
-        rows.begin(LOSE_G1)
-    assert (rows.run(read_route, "s"), rows.run(read_route, "t")) == before
-    assert lost(rows, "s") == set()
-    rows.report("g1")
 
 
 def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> Readable:

@@ -19,6 +19,7 @@ from keylane.metaserver.verify import verify
 from keylane.metaserver.verify_views import BrokerAnswer, Views
 from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
 from keylane.protocol.errors import InvalidNameError, InvalidRequestError
+from keylane.protocol.limits import PARTITION_MESSAGES_MAX
 from told_groups import settle_group
 
 GONE = Word(gone=("g1",))
@@ -139,8 +140,14 @@ def test_what_was_open_there_is_not_made_up() -> None:
         plan_rebuild([source(part(2), group="g2")], Word(gone=("g2",)))
     with pytest.raises(InvalidNameError):
         rebuilt(part(2), word=Word(gone=("",)))
-    with pytest.raises(InvalidRequestError, match="at which offset"):
-        rebuilt(part(2, 1, static=True, queue=0), word=LOSE)
+
+
+def test_a_static_queue_begins_behind_a_partition_that_is_gone() -> None:
+    """At the offset that its name says, above all that was there; what continues it counts on."""
+    child = part(2, 1, static=True, queue=0, sealed=True, messages=10)
+    subject = rebuilt(child, part(3, 2, static=True, queue=0), word=LOSE)
+    starts = {one.partition.partition_id: one.partition.logic_start for one in subject.partitions}
+    assert starts == {1: 0, 2: PARTITION_MESSAGES_MAX, 3: PARTITION_MESSAGES_MAX + 10}
 
 
 def test_a_name_that_nobody_misses_changes_nothing(engine: sa.Engine) -> None:
