@@ -160,6 +160,9 @@ def _subject(name: str, found: Sequence[PartitionStatus], word: Word) -> Rebuilt
     problems = list(fill_gone(subject, found, rows, word))
     if problems:
         raise InvalidRequestError("; ".join(problems))
+    parents = _parents_left(subject)
+    for group in subject.groups:
+        group.drained = set(drained_through(group.drained, parents))
     if subject.static:
         _chain(rows)
     if not _covered(subject) and not (word.complete and _creation_goes_on(subject, found)):
@@ -175,9 +178,7 @@ def _facts(one: PartitionStatus) -> HostPartition:
 
 
 def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
-    """A group is through with what it was granted and is at the end of, behind all that this continues."""
-    here = {one.partition_id for one in found}
-    parents = {one.partition_id: here.intersection(_facts(one).partition.parents) for one in found}
+    """What groups were granted and are at the end of; whether they are through with all before it is seen later."""
     groups: dict[str, RebuiltGroup] = {}
     for one in found:
         for at_broker in one.groups:
@@ -191,9 +192,21 @@ def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
             if at_broker.token and sealed and at_broker.cursor >= one.next_offset:
                 group.drained.add(one.partition_id)
     for group in groups.values():
-        group.drained = set(drained_through(group.drained, parents))
         group.ttl_ms = group.ttl_ms or TTL_MS_DEFAULT
     return [group for _, group in sorted(groups.items())]
+
+
+def _parents_left(subject: RebuiltSubject) -> dict[int, set[int]]:
+    """Of each partition those that it continues, and, in the place of those that are lost, what these continue."""
+    parents: dict[int, set[int]] = {}
+    lost: set[int] = set()
+    for row in sorted(subject.partitions, key=lambda row: row.partition.partition_id):
+        number = row.partition.partition_id
+        lost |= {number} if row.lost else set()
+        parents[number] = set(row.partition.parents) - lost
+        for parent in lost.intersection(row.partition.parents):
+            parents[number] |= parents[parent]
+    return parents
 
 
 def _chain(rows: dict[int, RebuiltPartition]) -> None:

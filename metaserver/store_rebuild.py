@@ -116,6 +116,7 @@ def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict
                 "state": one.state,
                 "end_offset": row.end_offset,
                 "forsaken": row.forsaken,
+                "lost": row.lost,
                 "logic_start": one.logic_start,
             }
             if one.partition_id:
