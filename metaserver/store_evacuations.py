@@ -154,11 +154,25 @@ def _children_of(connection: Connection, operation_id: int) -> list[str]:
     return list(connection.execute(found).scalars())
 
 
-def let_go_on(connection: Connection, operation_id: int, *, accept_loss: bool = False) -> None:
-    """A running operation waits for silent sources no longer.  Its subject is locked."""
-    here = operations.c.operation_id == operation_id
-    said = {"without_source": True} | ({"accept_loss": True} if accept_loss else {})
-    connection.execute(sa.update(operations).where(here).values(said))
+def let_go_on(connection: Connection, operation_id: int, ask: Reshape) -> None:
+    """
+    A running operation waits no longer for silent sources, or for the broker group whose loss is accepted.
+
+    Its subject is locked.
+    """
+    if not ask.accept_loss:
+        here = operations.c.operation_id == operation_id
+        connection.execute(sa.update(operations).where(here).values(without_source=True))
+        return
+    there = sa.select(partitions.c.partition_id).where(
+        partitions.c.broker_group == ask.broker_group
+    )
+    given_up = sa.and_(
+        steps.c.operation_id == operation_id,
+        steps.c.action == StepAction.SEAL,
+        steps.c.partition_id.in_(there),
+    )
+    connection.execute(sa.update(steps).where(given_up).values(given_up=True))
 
 
 def _not_free(

@@ -101,7 +101,7 @@ def begin_operations(
     for planned in plan_operations(connection, ask):
         operation_id = planned.freed
         if operation_id:
-            let_go_on(connection, operation_id, accept_loss=ask.accept_loss)
+            let_go_on(connection, operation_id, ask)
         elif planned.plan.sealed:
             operation_id = _journal(connection, ask, planned, driver=driver, lease_ms=lease_ms)
         begun.append((operation_id, planned))
@@ -155,7 +155,6 @@ def _journal(
             kind=ask.kind,
             state=OperationState.PLAN,
             without_source=ask.without_source or ask.accept_loss,
-            accept_loss=ask.accept_loss,
             problem="",
             running=subject_id,
             driver=driver,
@@ -182,7 +181,13 @@ def _journal(
         connection.execute(sa.insert(partition_parents), parents)
         todo.append((partition_id, StepAction.HOST))
     rows = [
-        {"operation_id": operation_id, "partition_id": one, "action": action, "done": False}
+        {
+            "operation_id": operation_id,
+            "partition_id": one,
+            "action": action,
+            "done": False,
+            "given_up": ask.accept_loss and action is StepAction.SEAL,
+        }
         for one, action in todo
     ]
     connection.execute(sa.insert(steps), rows)

@@ -7,7 +7,12 @@ import pytest
 from keylane.metaserver.leases import Readable, readable_partitions
 from keylane.metaserver.store_brokers import report_broker
 from keylane.metaserver.store_history import operation_views, subject_history
-from keylane.metaserver.store_operations import idle_operations
+from keylane.metaserver.store_operations import (
+    advance_operation,
+    claim_operation,
+    idle_operations,
+    note_steps,
+)
 from keylane.metaserver.store_plans import plan_operations
 from keylane.metaserver.store_subjects import read_route
 from keylane.protocol.control import BrokerHeartbeat
@@ -110,3 +115,23 @@ def test_a_child_of_a_lost_partition_waits_for_what_that_continued(
     ]
     through = {PartitionId(one) for one in drained}
     assert [one.partition_id for one in readable_partitions(chain, through)] == readable
+
+
+def test_the_loss_of_a_disk_gives_up_nothing_of_another_that_is_silent(rows: Rows) -> None:
+    """A resize waits for two silent brokers; the loss of one is accepted, and it waits for the other."""
+    rows.create("s", 3, order_strategy=STRICT)
+    ((operation_id, _),) = rows.begin(Reshape(kind=OperationKind.RESIZE, subject="s", partitions=1))
+    todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).todo
+    rows.run(note_steps, operation_id, dict.fromkeys(one.partition_id for one in todo), "")
+    assert rows.run(advance_operation, operation_id) is OperationState.SEAL
+    (child,) = rows.run(operation_views, [operation_id])[0].children
+    away = sorted({"g1", "g2", "g3"} - {child.broker_group})
+    rows.silence(*away)
+    here = {one.broker_group: one.partition_id for one in rows.run(read_route, "s").partitions}
+    accepted = Reshape(kind=OperationKind.EVACUATE, broker_group=away[0], accept_loss=True)
+    rows.begin(accepted)
+    assert rows.drive(operation_id) is OperationState.SEAL
+    assert lost(rows, "s") == set()
+    rows.report(away[1])
+    assert rows.drive(operation_id) is None
+    assert lost(rows, "s") == {here[away[0]]}
