@@ -201,9 +201,9 @@ def _parents_left(subject: RebuiltSubject) -> dict[int, set[int]]:
     parents: dict[int, set[int]] = {}
     lost: set[int] = set()
     for row in sorted(subject.partitions, key=lambda row: row.partition.partition_id):
-        number = row.partition.partition_id
+        number: int = row.partition.partition_id
         lost |= {number} if row.lost else set()
-        parents[number] = set(row.partition.parents) - lost
+        parents[number] = {parent for parent in row.partition.parents if parent not in lost}
         for parent in lost.intersection(row.partition.parents):
             parents[number] |= parents[parent]
     return parents
