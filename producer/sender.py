@@ -141,7 +141,7 @@ class SubjectSender:
         if reordered:
             parcel.mark(index, REORDERED)
         if timeout_ms:
-            parcel.set_deadline(index, self._clock.boot_ms() + timeout_ms)
+            parcel.set_deadline(index, self._clock.boot_ms() + timeout_ms, timeout_ms)
             self._expire_often(timeout_ms)
 
     def _expire_often(self, timeout_ms: int) -> None:
@@ -157,15 +157,17 @@ class SubjectSender:
         """Give up what is not acked in its time, and halt its keys."""
         self._expiring = self._loop.call_later(self._expire_ms / 1000, self._expire)
         executors = self.executors
-        parcels = [parcel for one in executors for parcel in one.parcels]
-        if not self._halts.expire([*parcels, *self._hold]):
+        waiting = [(parcel, one.waiting_for) for one in executors for parcel in one.parcels]
+        waiting += [(parcel, self._held_for) for parcel in self._hold]
+        if not self._halts.expire(waiting):
             return
-        held = [self._halts.withdraw(one) for one in self._hold if len(one)]
+        withdraw = self._halts.withdraw
+        held = [withdraw(one, waits_for=self._held_for) for one in self._hold if len(one)]
         self._hold = [one for one in held if one is not None]
         self._hold.append(Parcel(self._loop.create_future()))
         self.careful = True
         for executor in executors:
-            executor.sift(self._halts.withdraw)
+            executor.sift(partial(withdraw, waits_for=executor.waiting_for))
 
     def resume(self, key: bytes) -> None:
         """Let messages of a halted key be sent again."""

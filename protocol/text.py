@@ -1,0 +1,38 @@
+"""Words for people: counts with their nouns, times, keys as digests, and text of others without control characters.  Pure."""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, line ends, marks that turn the direction of writing, and halves of characters."""
+_ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """The count with its noun: "1 message", "2 messages"; `plural` where it is more than an s."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def seconds(ms: int) -> str:
+    """Milliseconds in seconds, with one decimal below ten of them."""
+    return f"{ms / 1000:.1f} s" if ms < 10_000 else f"{ms // 1000} s"
+
+
+def key_digest(order_key: bytes) -> str:
+    """An order key as logs and errors name it: `printf %s KEY | b2sum -l 64` prints the same digest."""
+    if not order_key:
+        return "no key"
+    return f"key digest {blake2b(order_key, digest_size=8).hexdigest()}"
+
+
+def printable(text: str) -> str:
+    r"""`text` with every control character escaped, as `\t`, `\x1b` or `\u202e`: a terminal obeys none of it."""
+    return _CONTROL.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
+    number = ord(character)
+    return _ESCAPES.get(character) or (f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}")
