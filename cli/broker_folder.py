@@ -19,7 +19,7 @@ from ..broker.storage.files import RealFiles
 from ..broker.storage.identity import read_identity
 from ..broker.storage.recovery import Hole
 from ..protocol.batch import columns
-from ..protocol.errors import KeylaneError
+from ..protocol.errors import DataFolderError, KeylaneError
 from ..protocol.message import unpack_properties
 from ..protocol.record import HEADER_BYTES, Header, Kind
 from .options import OutputFormat
@@ -34,13 +34,27 @@ def locked_folder(folder: Path, form: OutputFormat) -> Iterator[RealFiles]:
     files = files_of(str(folder))
     try:
         read_identity(files)  # before the lock, which would make a folder that is missing
-        files.lock()
+        _lock(files, folder)
         yield files
     except KeylaneError as error:
         show_error(error, form)
         raise typer.Exit(1) from None
     finally:
         files.close()
+
+
+def _lock(files: RealFiles, folder: Path) -> None:
+    """Raises DataFolderError."""
+    try:
+        files.lock()
+    except DataFolderError as error:
+        if not isinstance(error.__cause__, BlockingIOError):
+            raise
+        raise DataFolderError(
+            f"a broker is using the data folder {folder} now: stop it first, or look at the running broker with "
+            "keylane broker health HOST:PORT, and keylane meta verify",
+            path=str(folder),
+        ) from error
 
 
 def verify_folder(folder: Path, form: OutputFormat) -> None:

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from hashlib import blake2b
 
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, line ends, marks that turn the direction of writing, and halves of characters."""
+LISTED_MAX = 10
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
     """The count with its noun: "1 message", "2 messages"; `plural` where it is more than an s."""
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def listed(items: Iterable[object], total: int | None = None) -> str:
+    """
+    The first items, and how many more there are: "1, 2, 3", "1, 2, …, 10, … and 90 more"; "none" of none.
+
+    `total`: how many there are, where `items` has only the first LISTED_MAX.
+    """
+    texts = list(map(str, items))
+    more = (len(texts) if total is None else total) - LISTED_MAX
+    if more > 0:
+        texts[LISTED_MAX:] = [f"… and {more} more"]
+    return ", ".join(texts) or "none"
 
 
 def seconds(ms: int) -> str:

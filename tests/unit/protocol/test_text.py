@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from keylane.protocol.text import counted, key_digest, printable, seconds
+from keylane.protocol.text import counted, key_digest, listed, printable, seconds
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,12 @@ def test_a_count_agrees_with_its_noun(count, text):
 def test_an_irregular_plural_is_given():
     """A noun that takes more than an s."""
     assert (counted(1, "try", "tries"), counted(2, "try", "tries")) == ("1 try", "2 tries")
+
+
+def test_a_long_list_is_cut():
+    """With how much is left out."""
+    assert (listed([]), listed([7]), listed([1, 2])) == ("none", "7", "1, 2")
+    assert listed(range(1, 13)) == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, … and 2 more"
 
 
 def test_printable_text_has_no_control_character():
