@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..protocol.control import TimeBound
+from ..protocol.text import counted
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, SubjectArgument
+from .screen import show_line
 
 if TYPE_CHECKING:
     from ..consumer import QueueReader
@@ -120,10 +122,10 @@ async def _show_queues(meta: str, output: OutputFormat, subject: str) -> None:
     columns = (
         "queue#", "logical", "min#", "max#", "partition#", "broker group", "state", "logic offsets",
     )  # fmt: skip
-    show_table(make_table(f"{subject}: {len(views)} queues", columns, rows))
+    show_table(make_table(f"{subject}: {counted(len(views), 'queue')}", columns, rows))
     for _low, _high, problem in found:
         if problem:
-            print(f"offsets unknown: {problem}")
+            show_line(f"offsets unknown: {problem}")
 
 
 async def _bounds(reader: QueueReader, queue: int) -> tuple[int | None, int | None, str | None]:
@@ -182,10 +184,10 @@ async def _show_offsets(
     if output is OutputFormat.JSON:
         show_json(facts)
         return
-    print(f"queue {queue} of {subject}: min {facts['min_offset']}, max {facts['max_offset']}")
+    show_line(f"queue {queue} of {subject}: min {facts['min_offset']}, max {facts['max_offset']}")
     if at_ms is not None:
         found = facts["offset"]
-        print(f"{bound} of {at}: {'no such message' if found is None else found}")
+        show_line(f"{bound} of {at}: {'no such message' if found is None else found}")
 
 
 async def _read(
@@ -200,7 +202,8 @@ async def _read(
 ) -> None:
     import sys
 
-    from .consume import message_json, parse_format
+    from .consume import parse_format
+    from .message_json import message_json
 
     show = message_json if output is OutputFormat.JSON else parse_format(template)
     async with _reader(meta, subject) as reader:

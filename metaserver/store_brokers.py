@@ -23,7 +23,7 @@ from ..protocol.errors import (
 )
 from ..protocol.ids import BrokerGroup, check_name
 from ..protocol.routing import PartitionState
-from ..protocol.text import listed
+from ..protocol.text import counted, listed
 from .dialect import insert_new, insert_or_replace, now_ms
 from .schema import (
     brokers,
@@ -118,7 +118,11 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
     if row.broker_id != report.broker_id:
         hosted = _hosted(connection, report.broker_group)
         if row.alive or hosted:
-            state = f"alive at {row.address}" if row.alive else f"silent, with {hosted} partitions"
+            state = (
+                f"alive at {row.address}"
+                if row.alive
+                else f"silent, with {counted(hosted, 'partition')}"
+            )
             raise BrokerGroupTakenError(
                 f"broker group {report.broker_group!r} belongs to another data folder, which is {state}",
                 broker_group=report.broker_group,

@@ -31,6 +31,7 @@ from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..protocol.message import check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
+from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.home import Resident
@@ -301,7 +302,7 @@ class Producer(Resident):
                 if not count % await_every:
                     await asyncio.sleep(0)
         except KeylaneError as error:
-            text = f"{count} messages were queued, the next was not: {error.message}"
+            text = f"{counted(count, 'message was', 'messages were')} queued, the next was not: {error.message}"
             raise PartlyQueuedError(text, queued=count) from error
         await self.flush()
         return count

@@ -28,6 +28,7 @@ from ..protocol.routing import (
     logical_partition,
     route_table,
 )
+from ..protocol.text import counted
 from ..rpc.client import BrokerClient, MetaClient
 from .account import Account
 from .executor import Executor, MessageGroup
@@ -202,9 +203,9 @@ class SubjectSender:
             unsent = self._unsettled()
             if unsent and not self._closing:
                 log.warning(
-                    "a producer of %s was never closed: %d messages were not acked and are given up; use: "
+                    "a producer of %s was never closed: %s not acked and given up; use: "
                     "async with Producer(...), or await producer.close()",
-                    self.subject, unsent,
+                    self.subject, counted(unsent, "message was", "messages were"),
                 )  # fmt: skip
             raise
 
@@ -245,8 +246,8 @@ class SubjectSender:
         elif self._held_report.waits(now_ms):
             oldest_ms = self._clock.wall_ms() - self._hold[0].times[0] // 1_000_000
             log.warning(
-                "%s: %d messages are held, the oldest for %.0f s: %s",
-                self.subject, held, max(0, oldest_ms) / 1000, why,
+                "%s: %s held, the oldest for %.0f s: %s",
+                self.subject, counted(held, "message is", "messages are"), max(0, oldest_ms) / 1000, why,
             )  # fmt: skip
 
     async def _ask(self) -> Route:

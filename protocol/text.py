@@ -47,6 +47,11 @@ def printable(text: str) -> str:
     return _CONTROL.sub(_escaped, text)
 
 
+def json_printable(text: str) -> str:
+    """`text`, which is JSON on one line, with every control character in its strings escaped as JSON has it."""
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def _escaped(match: re.Match[str]) -> str:
     character = match[0]
     number = ord(character)

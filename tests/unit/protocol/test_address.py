@@ -23,7 +23,9 @@ def test_several_addresses_are_taken_in_a_list_or_with_commas(meta, addresses):
     assert addresses_of(meta) == addresses
 
 
-@pytest.mark.parametrize("meta", ["", ",", " , ", [], [""], ["a:1", ""], None, 7, ["a:1", 7], b"a:1"])
+@pytest.mark.parametrize(
+    "meta", ["", ",", " , ", [], [""], ["a:1", ""], None, 7, ["a:1", 7], b"a:1"]
+)
 def test_no_address_is_refused_when_a_client_is_made(meta):
     """Before anything is opened, and for every client."""
     for make in (

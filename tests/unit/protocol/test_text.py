@@ -34,7 +34,8 @@ def test_printable_text_has_no_control_character():
     shown = printable(everything)
     assert not any(unicodedata.category(one) in {"Cc", "Cs", "Zl", "Zp"} for one in shown)
     assert not any(
-        unicodedata.bidirectional(one) in {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+        unicodedata.bidirectional(one)
+        in {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
         for one in shown
     )
     shown.encode()

@@ -266,8 +266,12 @@ async def test_the_health_of_another_program_is_told(network, serve, program, ot
     server = await serve(*Meta(other).routes())
     client = MetaClient(network, [server.address])
     with pytest.raises(InvalidRequestError) as caught:
-        await (client if program == "metaserver" else BrokerClient(network, server.address)).health()
-    assert caught.value.message == f"{server.address} is the address of a {other}, not of a {program}"
+        await (
+            client if program == "metaserver" else BrokerClient(network, server.address)
+        ).health()
+    assert (
+        caught.value.message == f"{server.address} is the address of a {other}, not of a {program}"
+    )
 
 
 async def test_a_call_that_the_server_does_not_have_is_told(network, server):
