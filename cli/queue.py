@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..protocol.control import TimeBound
+from ..protocol.text import counted
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, SubjectArgument
+from .screen import show_line
 
 if TYPE_CHECKING:
     from ..consumer import QueueReader
@@ -121,14 +123,14 @@ async def _show_queues(meta: str, output: OutputFormat, subject: str) -> None:
     columns = (
         "queue#", "logical", "min#", "max#", "partition#", "broker group", "state", "logic offsets",
     )  # fmt: skip
-    show_table(make_table(f"{subject}: {len(views)} queues", columns, rows))
+    show_table(make_table(f"{subject}: {counted(len(views), 'queue')}", columns, rows))
     for view in views:
         for one in view.segments:
             if is_behind_loss(one.partition):
-                print(_loss(view.queue, one.partition.logic_start))
+                show_line(_loss(view.queue, one.partition.logic_start))
     for _low, _high, problem in found:
         if problem:
-            print(f"offsets unknown: {problem}")
+            show_line(f"offsets unknown: {problem}")
 
 
 async def _bounds(reader: QueueReader, queue: int) -> tuple[int | None, int | None, str | None]:
@@ -194,10 +196,10 @@ async def _show_offsets(
     if output is OutputFormat.JSON:
         show_json(facts)
         return
-    print(f"queue {queue} of {subject}: min {facts['min_offset']}, max {facts['max_offset']}")
+    show_line(f"queue {queue} of {subject}: min {facts['min_offset']}, max {facts['max_offset']}")
     if at_ms is not None:
         found = facts["offset"]
-        print(f"{bound} of {at}: {'no such message' if found is None else found}")
+        show_line(f"{bound} of {at}: {'no such message' if found is None else found}")
 
 
 async def _read(
@@ -212,7 +214,8 @@ async def _read(
 ) -> None:
     import sys
 
-    from .consume import message_json, parse_format
+    from .consume import parse_format
+    from .message_json import message_json
 
     show = message_json if output is OutputFormat.JSON else parse_format(template)
     async with _reader(meta, subject) as reader:
@@ -223,7 +226,7 @@ async def _read(
             found = await reader.read(queue, at)
             if found.lost:
                 begins = found.messages[0].logic_offset if found.messages else found.next_offset
-                print(_loss(queue, begins), file=sys.stderr)
+                show_line(_loss(queue, begins), errors=True)
             left = len(found.messages) if count is None else count - printed
             for message in found.messages[:left]:
                 sys.stdout.write(show(message) + "\n")

@@ -101,7 +101,7 @@ class QueueReader(Resident):
     what it is when the queue moves.
 
     Args:
-        meta: `host:port` of a metaserver, or several.
+        meta: `host:port` of a metaserver, or several: in a list, or in one text with commas.
     """
 
     def __init__(
