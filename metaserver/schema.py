@@ -214,7 +214,7 @@ steps = Table(
         Boolean,
         nullable=False,
         server_default=false(),
-        comment="the loss of the disk that has to seal it is accepted",
+        comment="the loss of its disk is accepted",
     ),
 )
 

@@ -167,11 +167,7 @@ def let_go_on(connection: Connection, operation_id: int, ask: Reshape) -> None:
     there = sa.select(partitions.c.partition_id).where(
         partitions.c.broker_group == ask.broker_group
     )
-    given_up = sa.and_(
-        steps.c.operation_id == operation_id,
-        steps.c.action == StepAction.SEAL,
-        steps.c.partition_id.in_(there),
-    )
+    given_up = sa.and_(steps.c.operation_id == operation_id, steps.c.partition_id.in_(there))
     connection.execute(sa.update(steps).where(given_up).values(given_up=True))
 
 
@@ -201,7 +197,7 @@ def _not_free(
         problem = "its operation waits to open partitions there; cancel it, then evacuate again"
     elif waits and not _goes_on(subject, ask):
         problem = "it is strict or static; its operation is held until the broker group is back"
-    elif waits:
+    elif waits or (ask.accept_loss and hosts):
         freed = running
         problem = ""
         if ask.accept_loss:

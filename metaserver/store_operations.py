@@ -155,12 +155,14 @@ def _undone(connection: Connection, operation_id: int, action: StepAction) -> tu
 
 
 _children = sa.select(steps.c.partition_id).where(
-    steps.c.operation_id == sa.bindparam("of_operation"), steps.c.action == StepAction.HOST
+    steps.c.operation_id == sa.bindparam("of_operation"),
+    steps.c.action == StepAction.HOST,
+    sa.not_(steps.c.given_up),
 )
 
 
 def _unheard(connection: Connection, subject_id: int, operation_id: int) -> tuple[Partition, ...]:
-    """The children whose brokers have not heard of each group of the subject."""
+    """The children whose brokers have not heard of each group of the subject; no broker will hear on a lost disk."""
     children = connection.execute(_children, {"of_operation": operation_id}).scalars().all()
     missing = unheard_children(connection, subject_id, children)
     return some_partitions(connection, BY_ID, ids=missing) if missing else ()

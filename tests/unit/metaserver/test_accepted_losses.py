@@ -14,8 +14,9 @@ from keylane.metaserver.store_operations import (
     note_steps,
 )
 from keylane.metaserver.store_plans import plan_operations
+from keylane.metaserver.store_sessions import join_group
 from keylane.metaserver.store_subjects import read_route
-from keylane.protocol.control import BrokerHeartbeat
+from keylane.protocol.control import BrokerHeartbeat, Join
 from keylane.protocol.errors import LossAcceptedError
 from keylane.protocol.ids import PartitionId
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
@@ -135,3 +136,30 @@ def test_the_loss_of_a_disk_gives_up_nothing_of_another_that_is_silent(rows: Row
     rows.report(away[1])
     assert rows.drive(operation_id) is None
     assert lost(rows, "s") == {here[away[0]]}
+
+
+def test_an_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_group(
+    rows: Rows,
+) -> None:
+    """Nobody else would end the operation, and with it the subject could not leave the lost disk."""
+    rows.create("s", 2, order_strategy=STRICT)
+    source, *_ = (one for one in rows.run(read_route, "s").partitions if one.broker_group != "g3")
+    move = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3")
+    ((operation_id, _),) = rows.begin(move)
+    claim = {"driver": "d", "lease_ms": 1_000}
+    for state, end_offset in ((OperationState.SEAL, None), (OperationState.OPEN, 100)):
+        todo = rows.run(claim_operation, operation_id, **claim).todo
+        done = {one.partition_id: end_offset for one in todo}
+        rows.run(note_steps, operation_id, done, "")
+        assert rows.run(advance_operation, operation_id) is state
+    rows.run(join_group, Join(subject="s", group="g", session="a" * 16), sessions_max=9)
+    rows.silence("g3")
+    assert rows.drive(operation_id) is OperationState.OPEN
+
+    lose = Reshape(kind=OperationKind.EVACUATE, broker_group="g3", accept_loss=True)
+    rows.begin(lose)
+    assert rows.drive(operation_id) is None
+    assert "g3" in open_places(rows, "s")
+    ((again, _),) = rows.begin(lose)
+    assert rows.drive(again) is None
+    assert "g3" not in open_places(rows, "s")
