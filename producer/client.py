@@ -194,7 +194,7 @@ class Producer(Resident):
         timeout_ms = self._timeout_ms if timeout is None else _milliseconds(timeout)
         if self._account.bytes >= self._queue_bytes:
             raise QueueFullError(queued_bytes=self._account.bytes)
-        if get_ident() != self._thread:  # two threads that fill one batch would mix their messages up
+        if get_ident() != self._thread:  # two threads would mix up what is in one batch
             self._home.check()
         if key:
             place = _hash(key) & 1023

@@ -25,6 +25,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.ids import Subject
 from keylane.protocol.routing import Partition, Route
+from sim.elsewhere import Calls, Visitor, calls_of_producer
 from sim.hosts import BrokerHost, Host
 from sim.network import SimNetwork
 from sim.promises import is_sealed
@@ -88,6 +89,9 @@ class ProducerHost(Host):
         """What a message waits at least before any leaves its partition, by a clock that drifts."""
         self._long_wait = math.inf
         """When the first message was sent that waited so long."""
+        self._last: Ticket | None = None
+        self._abroad = random.Random(f"elsewhere {self.name} {self.dice.getstate()[1][:2]}")
+        """For what another thread asks of the producer."""
         self._limits = copy.copy(self.dice)
         """How long messages may take."""
         self._limited = 0.05 if self._limits.random() < 0.3 else 0.0
@@ -99,7 +103,10 @@ class ProducerHost(Host):
         self._sent_at.clear()
         self._long_wait = math.inf
         self.busy = True
+        self._last = None
         self.spawn(self._run(count), process.context.copy())
+        if "loops" in self._habits:
+            Visitor(self, self._calls_elsewhere)
 
     def end(self, *, machine_down: bool) -> None:
         super().end(machine_down=machine_down)
@@ -109,6 +116,12 @@ class ProducerHost(Host):
         self._untold.clear()
         self.busy = False
         self._producer = None
+
+    def _calls_elsewhere(self) -> Calls:
+        if self._producer is None:
+            return {}
+        key = self._abroad.choice(self._keys)
+        return calls_of_producer(self._producer, SUBJECT, key, self._last, self._abroad)
 
     def close(self) -> None:
         """Have it closed at once, whatever it has not sent yet."""
@@ -305,6 +318,7 @@ class ProducerHost(Host):
                 assert "reopen" in self._habits, "closed, and nobody did so"
                 return
             self._record(Sent(value, key, name, self._number, self._strict))
+            self._last = ticket
             self.waiting[value] = None
             self._sent_at[value] = self.loop.now
             if "flush" in self._habits and self._rng.random() < 0.5:

@@ -81,6 +81,7 @@ SAMPLE = (
     "reset_keeps_what_was_drained",
     "strict_is_given_up_too",
     "home_is_left_early",
+    "home_is_looked_at_once_a_batch",
     "newer_do_not_wait",
     "second_copy_not_declared",
     "retention_passes_the_slowest_group",

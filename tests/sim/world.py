@@ -39,6 +39,7 @@ from sim.retaining import DeadGroupHost, for_retention, is_retaining, verify_on_
 from sim.service import Idleness, Service
 from sim.signals import simulated_signals
 from sim.swarm import Swarm, draw, has_twins
+from sim.threads import simulated_threads
 from sim.users import SHARED, Preloaded, Users, for_users
 
 DRAIN_S = 90.0
@@ -462,7 +463,7 @@ def run_seed(seed: int) -> Outcome:
     try:
         drained_s = -1.0
         try:
-            with simulated_signals():
+            with simulated_signals(), simulated_threads():
                 drained_s = world.loop.run_until_complete(world.live())
         except StuckError as error:
             world.loop.faults.append(error)

@@ -45,6 +45,8 @@ CATCHES: dict[str, int] = {
     "heard_before_it_is_told": 3,
     "heartbeats_do_not_wait": 0,
     "home_is_left_early": 31,
+    "home_is_looked_at_once_a_batch": 3,
+    "home_is_not_looked_at": 23,
     "id_drawn_when_made": 0,
     "ids_of_the_users_generator": 3,
     "key_hashed_anew": 0,
