@@ -15,6 +15,7 @@ from keylane.producer.sender import SubjectSender
 from keylane.producer.settings import ProducerSettings
 from keylane.producer.ticket import Ticket
 from keylane.protocol.errors import (
+    AcceptedAsLostError,
     ClosedError,
     DeliveryTimeoutError,
     Fate,
@@ -27,6 +28,7 @@ from keylane.protocol.ids import Subject
 from keylane.protocol.routing import Partition, Route
 from sim.elsewhere import Calls, Visitor, calls_of_producer
 from sim.hosts import BrokerHost, Host
+from sim.loop import Process
 from sim.network import SimNetwork
 from sim.promises import is_sealed
 from sim.users import Identities, Preloaded, cancelled
@@ -92,6 +94,8 @@ class ProducerHost(Host):
         self._last: Ticket | None = None
         self._abroad = random.Random(f"elsewhere {self.name} {self.dice.getstate()[1][:2]}")
         """For what another thread asks of the producer."""
+        self.on_lost: Callable[[AcceptedAsLostError, Process, float], None] | None = None
+        """Told when a message was sent that may be lost, if a disk may be."""
         self._limits = copy.copy(self.dice)
         """How long messages may take."""
         self._limited = 0.05 if self._limits.random() < 0.3 else 0.0
@@ -377,6 +381,9 @@ class ProducerHost(Host):
             asked = asked or (self._twins and isinstance(error, ProducerFencedError))
             told = ("withdrawn", "gone") if self._closing or asked else ("not done", "unknown")
             outcome = told[error.fate is not Fate.NOT_DONE]
+            if isinstance(error, AcceptedAsLostError) and self.on_lost is not None:
+                self.on_lost(error, self.process, self._sent_at[value])
+                outcome = "gone"
             self._record(Settled(value, outcome))
             if isinstance(error, DeliveryTimeoutError):
                 await asyncio.sleep(0.05)

@@ -43,6 +43,8 @@ class Process:
         self.paused = False
         self.loop: asyncio.AbstractEventLoop | None = None
         """Which event loop its code runs in; None: that of the simulation."""
+        self.appends: dict[int, float] = {}
+        """When it last put an append to a partition on its way to a broker."""
         self.threads: list[Process] = []
         """More threads of the same program; they end with it."""
         self.ready: deque[events.Handle] = deque()

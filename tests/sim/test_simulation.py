@@ -80,6 +80,8 @@ SAMPLE = (
     "sealed_takes_appends",
     "reset_keeps_what_was_drained",
     "strict_is_given_up_too",
+    "lost_messages_are_sent_again",
+    "parents_of_a_lost_partition_are_passed_over",
     "home_is_left_early",
     "home_is_looked_at_once_a_batch",
     "newer_do_not_wait",
