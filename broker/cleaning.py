@@ -25,6 +25,7 @@ from ..protocol.control import Retention
 from ..protocol.errors import BrokerReadOnlyError, CorruptIndexError, KeylaneError, StorageError
 from ..protocol.limits import UNTOLD_MAX
 from ..protocol.record import Kind
+from ..protocol.text import counted
 from .group_commit import RunBlocking
 from .partition import HostedPartition
 from .retention import (
@@ -197,8 +198,8 @@ class Cleaning:
         removed, self._firsts.removed = self._firsts.removed, {}
         for (subject, group), (messages, partitions) in sorted(removed.items()):
             log.warning(
-                "retention removes %d messages of %s that group %s has not read, in %d partitions",
-                messages, subject, group, partitions,
+                "retention removes %s of %s that group %s has not read, in %s",
+                counted(messages, "message"), subject, group, counted(partitions, "partition"),
             )  # fmt: skip
 
     async def _decide(self, segments: list[Segment], position: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..protocol.text import counted
 from .partition import LOST_MAX, HostedPartition
 from .state import BrokerState
 
@@ -26,13 +27,13 @@ def _line(partition: HostedPartition) -> str:
     lost = partition.lost
     first = lost[0]
     count = sum(one.end - one.start for one in lost if one.end != -1)
-    text = f"{count} messages in {len(lost)} ranges of offsets, the first from {first.start} on"
+    text = f"{counted(count, 'message')} in {counted(len(lost), 'range')} of offsets, the first from {first.start} on"
     if len(lost) >= LOST_MAX:
         text = f"at least {text}"
     if lost[-1].end == -1:
         text = f"its offsets from {lost[-1].start} on, nobody knows how many"
         if len(lost) > 1 or count:
-            text += f", and {count} messages before them from {first.start} on"
+            text += f", and {counted(count, 'message')} before them from {first.start} on"
     elif len(lost) == 1:
         text = f"its offsets from {first.start} to {first.end}"
     return (

@@ -24,7 +24,11 @@ from ..protocol.errors import (
     StaleRouteError,
 )
 from ..protocol.ids import check_name
-from ..protocol.limits import GROUPS_PER_SUBJECT_MAX, PRODUCERS_PER_PARTITION_MAX
+from ..protocol.limits import (
+    GROUPS_PER_SUBJECT_MAX,
+    PARTITION_MESSAGES_MAX,
+    PRODUCERS_PER_PARTITION_MAX,
+)
 from ..protocol.offsets import AckedOffsets, Range
 from ..protocol.record import Header
 from ..protocol.routing import PartitionState
@@ -219,7 +223,9 @@ class HostedPartition:
 
     # ── appends ───────────────────────────────────────────────────────────────────────────────────────
     def decide_append(self, header: Header) -> Duplicate | None:
-        """See `appends.decide_append`.  Raises StaleRouteError if sealed and not a duplicate, CorruptLogError."""
+        """See `appends.decide_append`.  Raises StaleRouteError if sealed and not a duplicate, OverloadedError if full and
+        not a duplicate, CorruptLogError.
+        """
         if self.lost or self.fences_lost:
             self.check_whole()
         producer_id = header.producer_id
@@ -233,6 +239,11 @@ class HostedPartition:
             raise
         if found is None and self.sealed:
             raise StaleRouteError(partition_id=self.partition_id, end_offset=self.next_offset)
+        if found is None and self.next_offset + header.count > PARTITION_MESSAGES_MAX:
+            raise OverloadedError(
+                f"partition {self.partition_id} has as many messages as a partition takes: move it, or resize its subject",
+                limit=PARTITION_MESSAGES_MAX,
+            )
         return found
 
     def apply_append(self, header: Header, *, base_offset: int, appended_at_ms: int) -> AppendUndo:

@@ -21,6 +21,7 @@ from ..protocol.errors import (
     Retry,
     UnreachableError,
 )
+from ..protocol.text import counted
 
 log = logging.getLogger("keylane.broker")
 
@@ -125,7 +126,12 @@ class Registration:
             else:
                 if failures:
                     again = " again" if self._welcomed else ""
-                    log.log(self._told[1], "registered%s after %d tries", again, failures)
+                    log.log(
+                        self._told[1],
+                        "registered%s after %s",
+                        again,
+                        counted(failures, "try", "tries"),
+                    )
                 failures = 0
                 if welcome.groups_missed and self._on_missed is not None:
                     self._on_missed()

@@ -19,11 +19,12 @@ from ..broker.storage.files import RealFiles
 from ..broker.storage.identity import read_identity
 from ..broker.storage.recovery import Hole
 from ..protocol.batch import columns
-from ..protocol.errors import KeylaneError
+from ..protocol.errors import DataFolderError, KeylaneError
 from ..protocol.message import unpack_properties
 from ..protocol.record import HEADER_BYTES, Header, Kind
+from ..protocol.text import counted, printable
 from .options import OutputFormat
-from .screen import make_table, show_error, show_json, show_table
+from .screen import make_table, show_error, show_json, show_line, show_table
 
 TEXT_CHARS_MAX = 60
 
@@ -34,13 +35,27 @@ def locked_folder(folder: Path, form: OutputFormat) -> Iterator[RealFiles]:
     files = files_of(str(folder))
     try:
         read_identity(files)  # before the lock, which would make a folder that is missing
-        files.lock()
+        _lock(files, folder)
         yield files
     except KeylaneError as error:
         show_error(error, form)
         raise typer.Exit(1) from None
     finally:
         files.close()
+
+
+def _lock(files: RealFiles, folder: Path) -> None:
+    """Raises DataFolderError."""
+    try:
+        files.lock()
+    except DataFolderError as error:
+        if not isinstance(error.__cause__, BlockingIOError):
+            raise
+        raise DataFolderError(
+            f"a broker is using the data folder {folder} now: stop it first, or look at the running broker with "
+            "keylane broker health HOST:PORT, and keylane meta verify",
+            path=str(folder),
+        ) from error
 
 
 def verify_folder(folder: Path, form: OutputFormat) -> None:
@@ -55,12 +70,12 @@ def verify_folder(folder: Path, form: OutputFormat) -> None:
             for name, value in vars(found).items()
             if name not in {"problems", "stopped_partitions"}
         ]
-        state = f"{len(found.problems)} problems" if found.problems else "nothing is wrong"
+        state = counted(len(found.problems), "problem") if found.problems else "nothing is wrong"
         show_table(make_table(f"{folder}: {state}", ("", "found#"), rows))
         for problem in found.problems:
-            print(problem)
+            show_line(problem)
         if found.stopped_partitions:
-            print("stopped partitions:", *found.stopped_partitions)
+            show_line(f"stopped partitions: {', '.join(map(str, found.stopped_partitions))}")
     if found.problems:
         raise typer.Exit(1)
 
@@ -98,7 +113,9 @@ def dump_folder(
 
     def hole(found: Hole) -> None:
         if found.end > start or partition is not None:
-            text = f"{found.start:>14}  DAMAGE up to position {found.end}: {found.reason}"
+            text = printable(
+                f"{found.start:>14}  DAMAGE up to position {found.end}: {found.reason}"
+            )
             record = {"position": found.start, "damage": found.reason, "end": found.end}
             _print(record if form is OutputFormat.JSON else text)
 
@@ -170,7 +187,11 @@ def _properties(packed: bytes) -> dict[str, str] | str:
 
 def _text(data: bytes) -> str:
     text = data.decode("utf-8", "backslashreplace")
-    return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}… ({len(data)} bytes)"
+    return (
+        text
+        if len(text) <= TEXT_CHARS_MAX
+        else f"{text[:TEXT_CHARS_MAX]}… ({counted(len(data), 'byte')})"
+    )
 
 
 def _line(record: dict[str, Any]) -> str:
@@ -180,11 +201,11 @@ def _line(record: dict[str, Any]) -> str:
         for name, value in record.items()
         if name not in {"position", "kind", "partition_id", "messages"}
     }
-    told = "  ".join(f"{name}={value}" for name, value in rest.items())
+    told = printable("  ".join(f"{name}={value}" for name, value in rest.items()))
     head = f"{record['position']:>14}  {record['kind']:<9}  partition {record['partition_id']}"
     lines = [f"{head}  {told}"]
     for index, one in enumerate(record.get("messages", ())):
         offset = record["base_offset"] + index
         line = f"{'':>14}    {offset}  {one['key']!r}: {one['value']!r}"
-        lines.append(f"{line}  {one['properties']}" if "properties" in one else line)
+        lines.append(printable(f"{line}  {one['properties']}" if "properties" in one else line))
     return "\n".join(lines)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import msgspec
 
 from ..protocol.control import AcceptFolder, BrokerView, RefusedBroker
@@ -11,7 +9,7 @@ from ..protocol.ids import check_name
 from ..protocol.operations import Cordon
 from .connection import connect
 from .options import OutputFormat
-from .screen import make_table, show_json, show_table
+from .screen import make_table, show_json, show_line, show_table
 
 
 async def list_brokers(meta: str, form: OutputFormat) -> None:
@@ -23,7 +21,7 @@ async def list_brokers(meta: str, form: OutputFormat) -> None:
     if form is OutputFormat.JSON:
         show_json(found)
         for one in refused:
-            print(f"{one.broker_group} at {one.address}: {one.problem}", file=sys.stderr)
+            show_line(f"{one.broker_group} at {one.address}: {one.problem}", errors=True)
         return
     rows = [
         (
@@ -37,7 +35,7 @@ async def list_brokers(meta: str, form: OutputFormat) -> None:
     title = "broker groups" if rows else "no broker has reported itself yet"
     show_table(make_table(title, ("broker group", "address", "state", "new partitions"), rows))
     for one in refused:
-        print(f"{one.broker_group} at {one.address} is refused: {one.problem}")
+        show_line(f"{one.broker_group} at {one.address} is refused: {one.problem}")
 
 
 async def cordon(meta: str, form: OutputFormat, *, group: str, cordoned: bool) -> None:
@@ -48,7 +46,7 @@ async def cordon(meta: str, form: OutputFormat, *, group: str, cordoned: bool) -
     if form is OutputFormat.JSON:
         show_json(view)
         return
-    print(f"{group} gets {'no' if view.cordoned else 'its share of'} new partitions")
+    show_line(f"{group} gets {'no' if view.cordoned else 'its share of'} new partitions")
 
 
 async def accept(meta: str, form: OutputFormat, *, group: str, address: str, dry_run: bool) -> None:
@@ -60,9 +58,9 @@ async def accept(meta: str, form: OutputFormat, *, group: str, address: str, dry
         show_json(found)
         return
     what = "would go on" if dry_run else "goes on"
-    print(f"{group} {what} with the data folder at {found.address}, which was refused:")
-    print(found.problem)
-    print(
+    show_line(f"{group} {what} with the data folder at {found.address}, which was refused:")
+    show_line(found.problem)
+    show_line(
         f"its log ends at position {found.log_end}; at the group's last report it was "
         f"{found.known_log_end}: what was stored between them is given up"
     )

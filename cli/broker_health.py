@@ -16,6 +16,7 @@ async def show_health(address: str, form: OutputFormat) -> None:
 
     Raises:
         ConfigError, NotSentError.
+        InvalidRequestError: another program than a broker answers there.
     """
     (place,) = parse_addresses(address)[:1]
     network = HttpNetwork()

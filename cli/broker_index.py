@@ -12,7 +12,7 @@ from ..broker.settings import INDEX_KINDS
 from ..broker.storage.files import Files
 from .broker_folder import locked_folder
 from .options import OutputFormat
-from .screen import make_table, show_json, show_table
+from .screen import make_table, show_json, show_line, show_table
 
 
 def rebuild(folder: Path, index: str, form: OutputFormat) -> None:
@@ -51,6 +51,6 @@ def _do(folder: Path, form: OutputFormat, work: Callable[[Files], list[IndexRepo
         show_table(make_table(str(folder), columns, rows))
         for one in reports:
             for problem in one.problems:
-                print(f"{one.index}: {problem}")
+                show_line(f"{one.index}: {problem}")
     if any(one.problems for one in reports):
         raise typer.Exit(1)

@@ -8,14 +8,14 @@ import string
 import sys
 from collections.abc import Callable
 
-import msgspec
-
 from ..consumer import Consumer
-from ..protocol.errors import ConfigError
+from ..protocol.errors import ConfigError, CorruptBatchError
 from ..protocol.ids import check_name
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
+from ..protocol.text import printable
 from ..rpc.stop_signals import StopSignals
+from .message_json import message_json
 from .options import OutputFormat, parse_addresses
 
 FIELDS = (
@@ -32,12 +32,12 @@ FIELDS = (
     "logic_offset",
 )
 
-_IN_JSON = {"partition": "partition_id", "token": "fencing_token"}
-
 
 def parse_format(text: str) -> Callable[[Message], str]:
     """
-    A printer of messages from a template such as "{partition}:{offset} {key} {value}"; bytes are shown as UTF-8.
+    A printer of messages from a template such as "{partition}:{offset} {key} {value}".
+
+    Bytes are shown as UTF-8, with control characters escaped: a message neither ends its line nor commands the terminal.
 
     Raises:
         ConfigError: a field that messages do not have.
@@ -55,7 +55,7 @@ def parse_format(text: str) -> Callable[[Message], str]:
     def show(message: Message) -> str:
         facts = message_facts(message)
         return "".join(
-            literal if field is None else f"{literal}{_plain(facts[field])}"
+            literal if field is None else f"{literal}{printable(_plain(facts[field]))}"
             for literal, field in pieces
         )
 
@@ -63,7 +63,7 @@ def parse_format(text: str) -> Callable[[Message], str]:
 
 
 def message_facts(message: Message) -> dict[str, object]:
-    """A message as names and values that JSON can carry, bytes as UTF-8 text."""
+    """A message as names and values to be shown, bytes as UTF-8 text."""
     return {
         "subject": message.subject,
         "partition": message.partition_id,
@@ -73,16 +73,17 @@ def message_facts(message: Message) -> dict[str, object]:
         "token": message.fencing_token,
         "attempt": message.attempt,
         "sent_at_ns": message.sent_at_ns,
-        "properties": dict(message.properties),
+        "properties": _properties(message),
         "queue": message.queue,
         "logic_offset": message.logic_offset,
     }
 
 
-def message_json(message: Message) -> str:
-    """A message as one JSON object, its fields named as everywhere else in JSON."""
-    facts = {_IN_JSON.get(name, name): value for name, value in message_facts(message).items()}
-    return msgspec.json.encode(facts).decode()
+def _properties(message: Message) -> dict[str, str] | str:
+    try:
+        return dict(message.properties)
+    except CorruptBatchError:  # only the sender looked at them
+        return message.packed_properties.decode(errors="backslashreplace")
 
 
 def _plain(value: object) -> str:

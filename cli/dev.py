@@ -21,6 +21,7 @@ from ..protocol.errors import (
     NotEnoughBrokersError,
 )
 from ..protocol.ids import check_name
+from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.http_network import HttpNetwork
 from ..rpc.listening import PORT_MAX, check_free, check_port
@@ -81,7 +82,8 @@ async def _start(
     check_port(port)
     if port > PORT_MAX - brokers:
         raise AddressError(
-            f"ports are 0 to {PORT_MAX}, and {brokers} brokers take those after {port}", port=port
+            f"ports are 0 to {PORT_MAX}, and those after {port} are for {counted(brokers, 'broker')}",
+            port=port,
         )
     for number in range(brokers + 1 if port else 0):
         check_free("127.0.0.1", port + number)

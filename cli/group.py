@@ -12,9 +12,10 @@ from ..protocol.control import OwnerView, PartitionStatus, SwitchGroup
 from ..protocol.errors import KeylaneError
 from ..protocol.ids import check_name
 from ..protocol.routing import ConsumeStrategy
+from ..protocol.text import counted
 from .connection import connect, partition_status
 from .options import OutputFormat, parse_addresses
-from .screen import make_table, show_json, show_table
+from .screen import make_table, show_json, show_line, show_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -149,19 +150,20 @@ async def describe_group(meta: str, form: OutputFormat, *, subject: str, group: 
         for one in progress.partitions
     ]
     lag = "unknown" if progress.lag is None else progress.lag
-    who = f"{progress.strategy}, {_consumers(progress.sessions)}"
+    who = f"{progress.strategy}, {counted(progress.sessions, 'consumer')}"
     title = f"{group} on {subject}: {who}, lag {lag}"
     show_table(make_table(title, columns, rows))
     if progress.queues:
         show_table(_queue_table(progress.queues))
     for one in progress.partitions:
         if one.removed_unread:
-            print(
-                f"partition {one.partition_id}: retention has removed {one.removed_unread} messages "
+            show_line(
+                f"partition {one.partition_id}: retention has removed "
+                f"{counted(one.removed_unread, 'message')} "
                 "that the group had not read"
             )
         if one.problem:
-            print(f"partition {one.partition_id}: {one.problem}")
+            show_line(f"partition {one.partition_id}: {one.problem}")
 
 
 def _queue_table(queues: tuple[QueueProgress, ...]) -> Table:
@@ -193,7 +195,7 @@ async def switch_group(
     if form is OutputFormat.JSON:
         show_json(view)
         return
-    print(f"{group} on {subject} is {view.strategy}")
+    show_line(f"{group} on {subject} is {view.strategy}")
 
 
 def _shortened(owner: str | None) -> str | None:
@@ -202,7 +204,3 @@ def _shortened(owner: str | None) -> str | None:
         return owner
     half = OWNER_CHARS_MAX // 2
     return f"{owner[: half - 1]}…{owner[-half:]}"
-
-
-def _consumers(count: int) -> str:
-    return "1 consumer" if count == 1 else f"{count} consumers"

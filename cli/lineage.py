@@ -24,7 +24,7 @@ def history(
 async def _show_history(meta: str, output: OutputFormat, subject: str) -> None:
     from ..protocol.ids import check_name
     from .connection import connect
-    from .screen import show_json
+    from .screen import show_json, show_line
 
     check_name("subject", subject)
     async with connect(meta) as (client, _network):
@@ -32,9 +32,9 @@ async def _show_history(meta: str, output: OutputFormat, subject: str) -> None:
     if output is OutputFormat.JSON:
         show_json(found)
         return
-    print(f"{found.subject}: route version {found.route_version}")
+    show_line(f"{found.subject}: route version {found.route_version}")
     for line in lineage(found.partitions):
-        print(line)
+        show_line(line)
 
 
 def lineage(partitions: list[PartitionHistory]) -> list[str]:

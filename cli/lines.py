@@ -9,10 +9,9 @@ import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-import msgspec
-
 from ..protocol.errors import ConfigError, InputError, InvalidRequestError, MessageTooLargeError
 from ..protocol.limits import MESSAGE_BYTES_MAX
+from .message_json import read_message
 
 LINE_BYTES_MAX = 8 * MESSAGE_BYTES_MAX
 """A largest message written in JSON with every byte escaped still fits."""
@@ -43,30 +42,18 @@ class LineFormat(NamedTuple):
     """A line without a key is a message without order; else such a line is refused where a separator is given."""
 
 
-class _JsonLine(msgspec.Struct, forbid_unknown_fields=True):
-    value: object
-    key: str | None = None
-    properties: dict[str, str] | None = None
-
-
 def parse_line(line: bytes, form: LineFormat) -> Outgoing:
     """
     The message of one line, whose line end is already off.
 
     With a separator, the key is what stands before its first place.
-    In JSON: `{"value": …, "key": "…", "properties": {…}}`; a value that is no string is kept as JSON.
+    In JSON: as `message_json.read_message` has it.
 
     Raises:
         InvalidRequestError: not such an object, or no key where there should be one.
     """
     if form.as_json:
-        try:
-            parsed = msgspec.json.decode(line, type=_JsonLine)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f"not a message in JSON: {error}") from None
-        value = parsed.value
-        packed = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
-        return Outgoing((parsed.key or "").encode(), packed, parsed.properties)
+        return Outgoing(*read_message(line))
     if form.separator is None:
         return Outgoing(b"", line)
     before, separator, after = line.partition(form.separator)

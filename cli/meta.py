@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..protocol.text import counted
 from ..protocol.verification import Verification
 from .connection import connect
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, parse_addresses
-from .screen import make_table, run, show_json, show_table
+from .screen import make_table, run, show_json, show_line, show_table
 
 if TYPE_CHECKING:
     from ..metaserver.settings import MetaserverSettings
@@ -132,15 +132,15 @@ async def rebuild(
     for one in found:
         for gone in one["gone"]:
             unread = ", ".join(gone["unread_by"])
-            print(
+            show_line(
                 f"partition {gone['partition_id']} of {one['subject']!r} is gone, with whatever was in it"
                 + (f"; perhaps not read by {unread}" if unread else ""),
-                file=sys.stderr,
+                errors=True,
             )
     cordons = "cordons are not kept by brokers: keylane broker cordon GROUP"
     if form is OutputFormat.JSON:
         show_json(found)
-        print(cordons, file=sys.stderr)
+        show_line(cordons, errors=True)
         return
     rows = [
         (
@@ -153,8 +153,8 @@ async def rebuild(
         for one in found
     ]
     columns = ("subject", "strategy", "partitions#", "groups#", "goes on")
-    show_table(make_table(f"rebuilt from {len(addresses)} brokers", columns, rows))
-    print(cordons)
+    show_table(make_table(f"rebuilt from {counted(len(addresses), 'broker')}", columns, rows))
+    show_line(cordons)
 
 
 async def migrate(given: dict[str, Any], form: OutputFormat) -> None:
@@ -176,7 +176,7 @@ async def migrate(given: dict[str, Any], form: OutputFormat) -> None:
     if form is OutputFormat.JSON:
         show_json({"database": name, "revision": HEAD})
     else:
-        print(f"{name}: the schema is at revision {HEAD}")
+        show_line(f"{name}: the schema is at revision {HEAD}")
 
 
 async def verify_cluster(meta: str, form: OutputFormat) -> bool:
@@ -196,7 +196,7 @@ def show_verification(found: Verification) -> None:
         (
             one.code,
             one.name,
-            f"{one.violations_total} violations" if one.violations_total else "ok",
+            counted(one.violations_total, "violation") if one.violations_total else "ok",
             one.claim,
         )
         for one in found.checks
@@ -207,6 +207,8 @@ def show_verification(found: Verification) -> None:
     show_table(make_table(title, ("check", "name", "result", "claim"), rows))
     for one in found.checks:
         for violation in one.violations:
-            print(f"{one.code} {one.name}: {violation}")
+            show_line(f"{one.code} {one.name}: {violation}")
         if one.violations_total > len(one.violations):
-            print(f"{one.code} {one.name}: … and {one.violations_total - len(one.violations)} more")
+            show_line(
+                f"{one.code} {one.name}: … and {one.violations_total - len(one.violations)} more"
+            )

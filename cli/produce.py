@@ -17,6 +17,7 @@ from ..producer import Producer, Ticket
 from ..protocol.errors import ConfigError, Fate, InputUnfinishedError, KeylaneError
 from ..protocol.ids import check_name
 from ..protocol.message import Receipt
+from ..protocol.text import counted
 from .lines import (
     LineFormat,
     numbered_lines,
@@ -26,7 +27,7 @@ from .lines import (
     show_ranges,
 )
 from .options import OutputFormat, parse_addresses
-from .screen import show_error, show_json
+from .screen import show_error, show_json, show_line
 
 TICKETS_AHEAD = 10_000
 INTERRUPT_FLUSH_S = 5.0
@@ -56,13 +57,13 @@ class _Tally:
         if self.count == 1 and self._first is not None:
             receipt = self._first
             reordered = ", reordered" if receipt.reordered else ""
-            print(
+            show_line(
                 f"stored at offset {receipt.offset} of partition {receipt.partition_id} "
                 f"({receipt.durable}{reordered})"
             )
         else:
             partitions = ", ".join(map(str, sorted(self._partitions))) or "none"
-            print(f"{self.count} messages stored; partitions: {partitions}")
+            show_line(f"{counted(self.count, 'message')} stored; partitions: {partitions}")
 
 
 async def produce(

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..protocol.control import TimeBound
+from ..protocol.text import counted
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, SubjectArgument
+from .screen import show_line
 
 if TYPE_CHECKING:
     from ..consumer import QueueReader
@@ -92,6 +94,7 @@ def _reader(meta: str, subject: str) -> QueueReader:
 async def _show_queues(meta: str, output: OutputFormat, subject: str) -> None:
     import asyncio
 
+    from ..protocol.queues import is_behind_loss
     from .screen import make_table, show_json, show_table
 
     async with _reader(meta, subject) as reader:
@@ -120,10 +123,14 @@ async def _show_queues(meta: str, output: OutputFormat, subject: str) -> None:
     columns = (
         "queue#", "logical", "min#", "max#", "partition#", "broker group", "state", "logic offsets",
     )  # fmt: skip
-    show_table(make_table(f"{subject}: {len(views)} queues", columns, rows))
+    show_table(make_table(f"{subject}: {counted(len(views), 'queue')}", columns, rows))
+    for view in views:
+        for one in view.segments:
+            if is_behind_loss(one.partition):
+                show_line(_loss(view.queue, one.partition.logic_start))
     for _low, _high, problem in found:
         if problem:
-            print(f"offsets unknown: {problem}")
+            show_line(f"offsets unknown: {problem}")
 
 
 async def _bounds(reader: QueueReader, queue: int) -> tuple[int | None, int | None, str | None]:
@@ -137,7 +144,13 @@ async def _bounds(reader: QueueReader, queue: int) -> tuple[int | None, int | No
     return low, high, None
 
 
+def _loss(queue: int, offset: int) -> str:
+    return f"queue {queue}: messages before logic offset {offset} are lost with a disk; how many is not known"
+
+
 def _facts(one: SegmentView) -> dict[str, object]:
+    from ..protocol.queues import is_behind_loss
+
     partition = one.partition
     return {
         "partition_id": partition.partition_id,
@@ -146,6 +159,7 @@ def _facts(one: SegmentView) -> dict[str, object]:
         "state": partition.state,
         "logic_start": partition.logic_start,
         "logic_end": one.logic_end,
+        "behind_loss": is_behind_loss(partition),
     }
 
 
@@ -182,10 +196,10 @@ async def _show_offsets(
     if output is OutputFormat.JSON:
         show_json(facts)
         return
-    print(f"queue {queue} of {subject}: min {facts['min_offset']}, max {facts['max_offset']}")
+    show_line(f"queue {queue} of {subject}: min {facts['min_offset']}, max {facts['max_offset']}")
     if at_ms is not None:
         found = facts["offset"]
-        print(f"{bound} of {at}: {'no such message' if found is None else found}")
+        show_line(f"{bound} of {at}: {'no such message' if found is None else found}")
 
 
 async def _read(
@@ -200,7 +214,8 @@ async def _read(
 ) -> None:
     import sys
 
-    from .consume import message_json, parse_format
+    from .consume import parse_format
+    from .message_json import message_json
 
     show = message_json if output is OutputFormat.JSON else parse_format(template)
     async with _reader(meta, subject) as reader:
@@ -209,6 +224,9 @@ async def _read(
         printed = 0
         while True:
             found = await reader.read(queue, at)
+            if found.lost:
+                begins = found.messages[0].logic_offset if found.messages else found.next_offset
+                show_line(_loss(queue, begins), errors=True)
             left = len(found.messages) if count is None else count - printed
             for message in found.messages[:left]:
                 sys.stdout.write(show(message) + "\n")

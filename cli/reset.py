@@ -14,6 +14,7 @@ from .options import (
     OutputOption,
     SubjectArgument,
 )
+from .screen import show_line
 
 if TYPE_CHECKING:
     from ..protocol.progress import ResetGroup
@@ -104,4 +105,4 @@ async def _reset(
     show_table(make_table(f"{group} on {subject} was set to {to}", columns, rows))
     if done.left_out:
         ids = ", ".join(map(str, done.left_out))
-        print(f"left as they were, on silent brokers that were left behind: partitions {ids}")
+        show_line(f"left as they were, on silent brokers that were left behind: partitions {ids}")

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..protocol.text import counted
 from .lineage import history
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, SubjectArgument
+from .screen import show_line
 
 if TYPE_CHECKING:
     from ..protocol.operations import (
@@ -151,9 +153,8 @@ def evacuate(
         bool,
         typer.Option(
             "--accept-loss",
-            help="It never comes back, and its disk is lost: strict subjects go on as well, and what only it had "
-            "is given up. See --dry-run first. Refused while static "
-            "subjects have partitions there.",
+            help="It never comes back, and its disk is lost: strict and static subjects go on as well, and what "
+            "only it had is given up. See --dry-run first.",
         ),
     ] = False,
     dry_run: DryRunOption = False,
@@ -242,14 +243,12 @@ def _reshape(
 
 def _show_left(answer: OperationList, output: OutputFormat) -> None:
     """What stays on an evacuated broker group, and that it is cordoned; beside the JSON, not in it."""
-    import sys
-
-    stream = sys.stderr if output is OutputFormat.JSON else sys.stdout
+    errors = output is OutputFormat.JSON
     for one in answer.busy:
         which = f"operation {one.operation_id}" if one.operation_id else "no operation"
-        print(f"{one.subject}: not empty there ({which}): {one.problem}", file=stream)
+        show_line(f"{one.subject}: not empty there ({which}): {one.problem}", errors=errors)
     if answer.cordoned:
-        print(_cordoned(answer.cordoned), file=stream)
+        show_line(_cordoned(answer.cordoned), errors=errors)
 
 
 def _cordoned(group: str) -> str:
@@ -269,9 +268,8 @@ async def _watch(client: MetaClient, view: OperationView, output: OutputFormat) 
         if output is OutputFormat.TABLE and told != said and view.operation_id:
             done = sum(step.done for step in view.steps)
             waits = f"; waits: {view.problem}" if view.problem else ""
-            print(
-                f"{view.subject}: {view.state}, {done} of {len(view.steps)} steps{waits}",
-                flush=True,
+            show_line(
+                f"{view.subject}: {view.state}, {done} of {counted(len(view.steps), 'step')}{waits}",
             )
             said = told
         if view.state in {OperationState.DONE, OperationState.FENCE, OperationState.CANCELED}:
@@ -283,7 +281,7 @@ async def _watch(client: MetaClient, view: OperationView, output: OutputFormat) 
             if said[1] != error.message:
                 said = (said[0], error.message)
                 if output is OutputFormat.TABLE:
-                    print(f"{view.subject}: {error.message}", flush=True)
+                    show_line(f"{view.subject}: {error.message}")
             continue
         view = next((one for one in found if one.operation_id == view.operation_id), view)
 
@@ -292,7 +290,7 @@ def _show_views(views: list[OperationView], *, planned: bool) -> None:
     from .screen import make_table, show_table
 
     if not any(one.sealed for one in views):
-        print("nothing to do")
+        show_line("nothing to do")
         return
     for view in views:
         if not view.sealed:
@@ -305,9 +303,11 @@ def _show_views(views: list[OperationView], *, planned: bool) -> None:
             unread = (
                 f"; not read to its end by {', '.join(loss.unread_by)}" if loss.unread_by else ""
             )
-            print(f"partition {loss.partition_id} of {view.subject} is lost: {end}{unread}")
+            show_line(f"partition {loss.partition_id} of {view.subject} is lost: {end}{unread}")
         if not view.children:
-            print(f"{view.kind} of {view.subject}: {what}, waits no longer for {_ids(view.sealed)}")
+            show_line(
+                f"{view.kind} of {view.subject}: {what}, waits no longer for {_ids(view.sealed)}"
+            )
             continue
         title = f"{view.kind} of {view.subject}: {what}, seals {_ids(view.sealed)}"
         rows = [
@@ -322,7 +322,7 @@ def _show_views(views: list[OperationView], *, planned: bool) -> None:
         ]
         show_table(make_table(title, ("id#", "opens", "logical", "broker group", "parents"), rows))
         if view.reordered:
-            print(f"declared as reordered: what is left in {_ids(view.reordered)}")
+            show_line(f"declared as reordered: what is left in {_ids(view.reordered)}")
 
 
 async def _show_operations(meta: str, output: OutputFormat, subject: str) -> None:
@@ -362,9 +362,9 @@ async def _cancel(meta: str, output: OutputFormat, operation_id: int) -> None:
     if output is OutputFormat.JSON:
         show_json(view)
     else:
-        print(f"{view.kind} of {view.subject}: {view.state}")
+        show_line(f"{view.kind} of {view.subject}: {view.state}")
         if view.cordoned:
-            print(_cordoned(view.cordoned))
+            show_line(_cordoned(view.cordoned))
 
 
 def _ids(ids: tuple[int, ...]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..protocol.errors import KeylaneError
+from ..protocol.text import json_printable, printable
 from .options import OutputFormat
 
 if TYPE_CHECKING:
@@ -19,12 +20,22 @@ PIPE_WIDTH = 300
 """Columns of a table that no terminal shows: it is not folded."""
 
 
-def show_json(value: object) -> None:
-    """`value`, made of structs, dicts and lists, as one line of JSON."""
+def json_text(value: object) -> str:
+    """`value`, made of structs, dicts and lists, as one line of JSON; no control character is in it unescaped."""
     import msgspec
 
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    return json_printable(msgspec.json.encode(value).decode())
+
+
+def show_json(value: object) -> None:
+    """`value`, made of structs, dicts and lists, as one line of JSON."""
+    sys.stdout.write(json_text(value) + "\n")
     sys.stdout.flush()
+
+
+def show_line(text: str, *, errors: bool = False) -> None:
+    """A line for eyes, at once; what servers and users put into it cannot end it, nor command the terminal."""
+    print(printable(text), file=sys.stderr if errors else sys.stdout, flush=True)
 
 
 def show_error(error: KeylaneError, form: OutputFormat) -> None:
@@ -32,9 +43,10 @@ def show_error(error: KeylaneError, form: OutputFormat) -> None:
     if form is OutputFormat.JSON:
         from ..protocol.control import ErrorBody, encode_json
 
-        print(encode_json(ErrorBody.of(error)).decode(), file=sys.stderr)
+        print(json_printable(encode_json(ErrorBody.of(error)).decode()), file=sys.stderr)
     else:
-        print(f"keylane: {error}", file=sys.stderr)
+        advice = str(error).removeprefix(error.message)
+        print(f"keylane: {printable(error.message)}{advice}", file=sys.stderr)
 
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
@@ -44,14 +56,17 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
     from rich.table import Table
 
     table = Table(
-        title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+        title=escape(printable(title)),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
     )
     for column in columns:
         table.add_column(
             column.removesuffix("#"), justify="right" if column.endswith("#") else "left"
         )
     for row in rows:
-        table.add_row(*("-" if cell is None else escape(str(cell)) for cell in row))
+        table.add_row(*("-" if cell is None else escape(printable(str(cell))) for cell in row))
     return table
 
 

@@ -9,7 +9,7 @@ from ..protocol.ids import check_name
 from ..protocol.routing import Partition
 from .connection import connect, partition_status
 from .options import OutputFormat
-from .screen import make_table, show_json, show_table
+from .screen import make_table, show_json, show_line, show_table
 
 
 async def create_subject(meta: str, form: OutputFormat, ask: CreateSubject) -> None:
@@ -36,7 +36,7 @@ async def list_subjects(meta: str, form: OutputFormat) -> None:
     show_table(make_table("subjects" if rows else "no subjects yet", columns, rows))
     for one in found:
         if one.problem:
-            print(f"{one.subject}: {one.problem}")
+            show_line(f"{one.subject}: {one.problem}")
 
 
 async def describe_subject(meta: str, form: OutputFormat, *, subject: str) -> None:
@@ -68,7 +68,7 @@ async def describe_subject(meta: str, form: OutputFormat, *, subject: str) -> No
     show_table(make_table(_title(view), (*_PLACE, "first#", "next#"), rows))
     for status in found:
         if isinstance(status, str):
-            print(f"offsets unknown: {status}")
+            show_line(f"offsets unknown: {status}")
 
 
 _PLACE = ("id#", "partition", "logical", "broker group", "state", "address")

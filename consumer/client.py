@@ -57,26 +57,35 @@ class Assignment:
 
 class Consumer(Resident):
     """
-    Handles the messages of a subject for a consumer group; partitions are exclusive to one consumer each, unless
-    the group is shared.
+    Handles the messages of a subject for a consumer group; each partition is exclusive to one consumer, unless the
+    group is shared.
 
         async def handle(message: Message) -> None: ...
 
         await Consumer("127.0.0.1:7000", subject="flights", group="audit", handler=handle).run()
 
     `run` ends at SIGTERM or SIGINT with everything handed over.  To do something beside it: `async with Consumer(...)`,
-    and `run`, `wait` or nothing inside; leaving the block hands everything over too.  A message is acked when its handler returns; one that raises is tried again in place, and later messages of
-    its key wait.  Without a handler: `async for message in consumer: ...; await message.ack()`, in one task.  While the
-    loop's body runs, a partition of whose messages it has not acked some stays here, for as long as heartbeats renew
-    the lease: come for the next message, or close.  What was passed over without an ack comes again once its partition
-    goes elsewhere, `handover_ms` after that was asked for at the earliest; all not acked does when the consumer closes.
+    and `run`, `wait` or nothing inside; leaving the block hands everything over too.
+
+    With a handler, a message is acked when its handler returns.  One that raises is tried again in place, and later
+    messages of its key wait.
+
+    Without a handler: `async for message in consumer: ...; await message.ack()`, in one task.  While the loop's body
+    runs, a partition with messages that the body has not acked stays here, for as long as heartbeats renew the lease:
+    come for the next message, or close.  A message that was passed over without an ack comes again when its partition
+    goes elsewhere, at the earliest `handover_ms` after the partition was asked for.  Closing the consumer has all
+    messages that were not acked come again.
+
     A message may be handled again after a crash or a lost lease; `fencing_token` lets a store refuse a late one.
 
-    It works in the event loop and the process that it is opened in, and is refused elsewhere.  One that is made before
-    a fork may be opened in each process, and one that was closed may be opened again: each opening is a member of its own.
+    A consumer works in the event loop and the process that it is opened in, and is refused elsewhere.  One that is
+    made before a fork may be opened in each process, and one that was closed may be opened again: each opening is a
+    member of its own.
 
     Args:
-        meta: `host:port` of a metaserver, or several.
+        meta: `host:port` of a metaserver, or several: in a list, or in one text with commas.
+        subject: an existing subject.
+        group: the consumer group; it exists from its first consumer on.
         handler: `async def`, called for many keys at once; or `def`, called on the event loop, so it must be quick.
             Whatever it returns and can be awaited is awaited before the message is acked; other values are ignored.
         concurrency: handlers at once, each on another key.
@@ -84,6 +93,8 @@ class Consumer(Resident):
         name: for people, shown with its partitions.
         strategy: "shared": every consumer of the group takes messages of every partition, in no order, each at
             least once.  The group's first consumer decides; a later one that says otherwise is refused.
+        settings: all that can be set; the arguments above go before it.
+        network, clock, dice: for tests, that script what a consumer meets.
 
     Raises:
         ConfigError, InvalidNameError: an argument that cannot work.
@@ -153,6 +164,13 @@ class Consumer(Resident):
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
+        """
+        Join the group.
+
+        Raises:
+            NotSentError, OutcomeUnknownError: no metaserver answers; call it again.
+            KeylaneError: refused by the metaserver, as an unknown subject; or open already.
+        """
         network = self._connections.open(on_fork=self._forked)
         self._clear()
         self._ended = asyncio.get_running_loop().create_future()

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from ..protocol.message import Message
+from ..protocol.text import counted, key_digest, seconds
 
 HANGS_MS = 10_000
 """A handler that runs for longer is told."""
@@ -107,8 +107,8 @@ class Complaints:
         self._told(trouble, now_ms)
         return Telling(
             f"{self._runner} failed with {kind} on {name_of(message)}: attempt {message.attempt}, "
-            f"{_seconds(now_ms - trouble.since_ms)} since the first; it is tried again in "
-            f"{_seconds(wait_ms)}, later messages of its key wait",
+            f"{seconds(now_ms - trouble.since_ms)} since the first; it is tried again in "
+            f"{seconds(wait_ms)}, later messages of its key wait",
             traceback,
         )
 
@@ -122,8 +122,8 @@ class Complaints:
             return None
         self._told(trouble, now_ms)
         return Telling(
-            f"{self._runner} has been running for {_seconds(now_ms - since_ms)} on {name_of(message)}: "
-            f"attempt {message.attempt}, {_seconds(now_ms - trouble.since_ms)} since the first; "
+            f"{self._runner} has been running for {seconds(now_ms - since_ms)} on {name_of(message)}: "
+            f"attempt {message.attempt}, {seconds(now_ms - trouble.since_ms)} since the first; "
             "later messages of its key wait"
         )
 
@@ -152,9 +152,10 @@ class Complaints:
             return None
         self._sum_gap_ms = min(2 * self._sum_gap_ms, AGAIN_MAX_MS)
         self._sum_at_ms = now_ms + self._sum_gap_ms
-        text = f"{self._untold} more messages fail or hang in handlers{self._worst(now_ms)}"
+        failing = counted(self._untold, "more message fails or hangs", "more messages fail or hang")
+        text = f"{failing} in handlers{self._worst(now_ms)}"
         if self._handled or self._given_up:
-            text += f"; {self._handled} were handled since, {self._given_up} given up here"
+            text += f"; {counted(self._handled, 'was', 'were')} handled since, {self._given_up} given up here"
         self._handled = self._given_up = 0
         return Telling(text)
 
@@ -166,7 +167,7 @@ class Complaints:
         kinds = Counter(one.kind or "still running" for one in untold).most_common(KINDS_TOLD)
         oldest = min(untold, key=lambda one: one.since_ms)
         said = ", ".join(f"{kind} {count}" for kind, count in kinds)
-        age = _seconds(now_ms - oldest.since_ms)
+        age = seconds(now_ms - oldest.since_ms)
         return (
             f" ({said}); the oldest is {name_of(oldest.message)}: "
             f"attempt {oldest.message.attempt}, {age} since the first"
@@ -209,21 +210,16 @@ class Complaints:
             if handled
             else "is given up here, as its lease ended or its partition is handed over; the next owner tries it again"
         )
-        tries = "1 attempt" if message.attempt == 1 else f"{message.attempt} attempts"
-        took = _seconds(now_ms - trouble.since_ms)
+        tries = counted(message.attempt, "attempt")
+        took = seconds(now_ms - trouble.since_ms)
         return Telling(f"{name_of(message)} {how}: after {tries} and {took}")
 
 
 def name_of(message: Message) -> str:
     """Where the message is, and a digest of its key."""
-    key = message.order_key
-    digest = f"key digest {blake2b(key, digest_size=8).hexdigest()}" if key else "no key"
-    return f"{message.subject} partition {message.partition_id} offset {message.offset}, {digest}"
+    where = f"{message.subject} partition {message.partition_id} offset {message.offset}"
+    return f"{where}, {key_digest(message.order_key)}"
 
 
 def _place(message: Message) -> tuple[int, int]:
     return message.partition_id, message.offset
-
-
-def _seconds(ms: int) -> str:
-    return f"{ms / 1000:.1f} s" if ms < 10_000 else f"{ms // 1000} s"

@@ -28,6 +28,7 @@ from ..protocol.errors import (
 from ..protocol.frames import Ack, Acked, Acquire, Acquired, AcquireShared, Batches, Pull, Release
 from ..protocol.message import Delivery, Message
 from ..protocol.record import Header
+from ..protocol.text import counted
 from ..rpc.client import BrokerClient
 from .acks import AckQueue
 from .cutting import cut_messages
@@ -319,8 +320,8 @@ class PullClient:
             raise error
         missed = self._reading.pass_over(first_offset)
         log.warning(
-            "partition %d: %d messages were removed before group %s got them; it goes on at offset %d",
-            self.partition_id, missed, self._group, first_offset,
+            "partition %d: %s removed before group %s got them; it goes on at offset %d",
+            self.partition_id, counted(missed, "message was", "messages were"), self._group, first_offset,
         )  # fmt: skip
 
     def _cut(

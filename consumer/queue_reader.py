@@ -2,7 +2,7 @@
 
 read(queue, offset) ─▶ the partition that holds it ─▶ its broker ─▶ messages, none of the next partition
                                │ sealed, and read to its end
-                               └─▶ the partition that goes on, at the same logic offset
+                               └─▶ the partition that goes on, at the same logic offset, or behind a loss at a higher one
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from ..protocol.queues import (
     QueueView,
     Segment,
     SegmentView,
+    is_behind_loss,
     logic_cursor,
     logic_offset_at,
     outside,
@@ -53,6 +54,8 @@ class QueueSlice:
 
     messages: list[Message]
     next_offset: int
+    lost: bool = False
+    """True if messages between the offset that was asked for and these are lost with a disk; nobody knows how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class QueueReader(Resident):
     what it is when the queue moves.
 
     Args:
-        meta: `host:port` of a metaserver, or several.
+        meta: `host:port` of a metaserver, or several: in a list, or in one text with commas.
     """
 
     def __init__(
@@ -153,6 +156,8 @@ class QueueReader(Resident):
     async def read(self, queue: int, offset: int, *, bytes_max: int = READ_BYTES) -> QueueSlice:
         """
         Messages from a logic offset on, of one partition; none if the queue ends there now.
+
+        Where they are lost with a disk, those behind the loss, with `lost` set; perhaps none yet.
 
         Raises:
             OffsetInvalidError, QueueUnknownError
@@ -256,13 +261,15 @@ class QueueReader(Resident):
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────
     async def _read_in(
-        self, view: QueueView, offset: int, bytes_max: int, *, sure: bool
+        self, view: QueueView, offset: int, bytes_max: int, *, sure: bool, lost: bool = False
     ) -> QueueSlice | None:
         """What there is at `offset`; None if the view may be out of date and is not `sure`."""
         for one in view.segments:
+            start = one.partition.logic_start
+            if offset < start and is_behind_loss(one.partition):
+                offset, lost = start, True
             if one.logic_end is not None and offset >= one.logic_end:
                 continue
-            start = one.partition.logic_start
             try:
                 if offset < start:
                     raise OffsetOutOfRangeError(offset=offset)  # what was before it is gone
@@ -273,12 +280,14 @@ class QueueReader(Resident):
                 if not sure:
                     return None
                 low, high = await self.bounds(view.queue)
-                if not low <= offset <= high:
+                if not (lost or low <= offset <= high):
                     raise outside(offset, low, high) from None
                 # Retention has removed the head of a later partition: go on at what is left.
                 first = (await self._status(one)).first_offset
                 offset = max(offset, start + first)
-                return await self._read_in(self._views[view.queue], offset, bytes_max, sure=True)
+                return await self._read_in(
+                    self._views[view.queue], offset, bytes_max, sure=True, lost=lost
+                )
             except (PartitionUnknownError, NotSentError):
                 if not sure:
                     return None
@@ -287,11 +296,11 @@ class QueueReader(Resident):
             if not payload:
                 if answer.sealed and not sure:
                     return None
-                return QueueSlice([], offset)
+                return QueueSlice([], offset, lost)
             return QueueSlice(
-                self._cut(one.partition, payload, offset - start), start + answer.upto
+                self._cut(one.partition, payload, offset - start), start + answer.upto, lost
             )
-        return None if not sure else QueueSlice([], offset)
+        return None if not sure else QueueSlice([], offset, lost)
 
     def _cut(self, partition: Partition, payload: memoryview, offset: int) -> list[Message]:
         """The messages of a payload at and above a physical offset."""

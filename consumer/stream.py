@@ -16,6 +16,7 @@ from typing import Any
 
 from ..protocol.clock import Clock
 from ..protocol.message import Message
+from ..protocol.text import counted
 from .complaints import Complaints
 from .pull_client import PullClient
 
@@ -166,9 +167,9 @@ class Stream:
         elif now_ms - self._idle_since_ms >= NOBODY_MS:
             self._idle_since_ms = now_ms + NOBODY_REPEAT_MS
             log.warning(
-                "a consumer has no handler and nobody iterates over it: %d messages of %s wait, and its partitions "
+                "a consumer has no handler and nobody iterates over it: there wait %s of %s, and its partitions "
                 "are nobody else's; give it handler=, or use: async for message in consumer",
-                len(self._waiting), self._waiting[0].subject,
+                counted(len(self._waiting), "message"), self._waiting[0].subject,
             )  # fmt: skip
 
     def leave(self) -> None:

@@ -35,6 +35,8 @@ MESSAGES_PER_TURN = 256
 CANCELLED_WAIT_S = 1.0
 """A program that ends cancels all its tasks; a worker that was cancelled and is in no ending program was lost."""
 TIMER_MIN_NS = 1_000_000
+_IGNORED = "coroutine ignored GeneratorExit"
+"""Python's words for a coroutine that was closed and waited for something all the same."""
 
 
 class _Worker:
@@ -96,8 +98,13 @@ class Workers:
         self._work.set()
 
     async def _run(self, worker: _Worker) -> None:
+        message: Message | None = None
         try:
-            await self._take_turns(worker)
+            while True:
+                try:
+                    await self._take_turns(worker, message)
+                except (GeneratorExit, RuntimeError) as error:
+                    message = self._closed_with_its_task(worker, error)
         except GeneratorExit:
             raise
         except asyncio.CancelledError:
@@ -113,6 +120,27 @@ class Workers:
             if not isinstance(error, KeyboardInterrupt | SystemExit):
                 raise  # those two would end the event loop before anything is handed over
 
+    def _closed_with_its_task(self, worker: _Worker, error: BaseException) -> Message | None:
+        """
+        Go on after a task that a handler awaited ended with a GeneratorExit.
+
+        The event loop then closes all coroutines that await it, up to the worker's outermost one, which may go on.
+
+        Returns:
+            What runs now of the message's lane, if the message is over.
+
+        Raises:
+            BaseException: `error`, if it is another one, or the worker's own coroutine is being closed.
+        """
+        message = worker.message
+        ends = self._closed or message is None or _current_task() is not worker.task
+        if ends or not _closes_coroutines(error):
+            raise error
+        assert message is not None
+        if self._tried_again_later(message, error):
+            return None
+        return self._lanes.finish(message.order_key)
+
     @staticmethod
     def _forget_running(worker: _Worker) -> None:
         """No hand-over waits for a message whose worker ended."""
@@ -124,11 +152,10 @@ class Workers:
         if not self._closed:
             self._on_crash(WorkerCancelledError())
 
-    async def _take_turns(self, worker: _Worker) -> None:
+    async def _take_turns(self, worker: _Worker, message: Message | None) -> None:
         # One loop without calls of our own in between: this is where a consumer's time goes.
         take, finish = self._lanes.take, self._lanes.finish
         boot_ns, handler, awaited = self._boot_ns, self._handler, self._is_async
-        message: Message | None = None
         while True:
             for _ in range(MESSAGES_PER_TURN):
                 if message is None:
@@ -201,11 +228,12 @@ class Workers:
             self._forget_cancel(worker)
             self._give_up(message)
             return False
-        if isinstance(error, GeneratorExit):
-            if _current_task() is not worker.task:
-                raise error  # the worker's own coroutine is being closed
-        elif not isinstance(error, Exception | asyncio.CancelledError):
-            raise error
+        if _closes_coroutines(error) or not isinstance(error, Exception | asyncio.CancelledError):
+            raise error  # what a worker goes on after, its outermost coroutine looks at
+        return self._tried_again_later(message, error)
+
+    def _tried_again_later(self, message: Message, error: BaseException) -> bool:
+        """True if `message`, which failed with `error`, now waits for another try, False if it was given up."""
         now_ns = self._boot_ns()
         client: PullClient = message.delivery  # type: ignore[assignment]
         if now_ns >= client.deadline_ns:
@@ -366,6 +394,12 @@ def _holder(message: Message) -> PullClient:
     """The pull client that `message` came from."""
     client: PullClient = message.delivery.holder  # type: ignore[union-attr]
     return client
+
+
+def _closes_coroutines(error: BaseException) -> bool:
+    """True for what ends a coroutine that is closed: it may not wait for anything any more, nor may its callers."""
+    ignored = isinstance(error, RuntimeError) and error.args == (_IGNORED,)
+    return ignored or isinstance(error, GeneratorExit)
 
 
 def _current_task() -> asyncio.Task[object] | None:

@@ -46,6 +46,7 @@ from ..protocol.ids import Subject, check_name
 from ..protocol.operations import Cordon
 from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Partition, PartitionState, Route
+from ..protocol.text import counted
 from ..rpc.client import BrokerClient
 from ..rpc.network import Network
 from .database import Database
@@ -307,7 +308,7 @@ class Catalogue:
         refused = [task.result() for task in tasks if task.result()]
         if not refused:
             return ""
-        count = f"{len(refused)} of {len(planned)} partitions of {row.name!r}"
+        count = f"{len(refused)} of {counted(len(planned), 'partition')} of {row.name!r}"
         return f"{count} have no broker yet: {refused[0]}"
 
     async def _fail(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:

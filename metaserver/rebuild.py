@@ -13,7 +13,6 @@ Invariants
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -23,6 +22,7 @@ from ..protocol.control import HostPartition, PartitionStatus, Retention
 from ..protocol.errors import InvalidRequestError
 from ..protocol.ids import check_name
 from ..protocol.limits import TTL_MS_DEFAULT
+from ..protocol.queues import name_number, start_behind_loss
 from ..protocol.routing import (
     PartitionState,
     Route,
@@ -45,7 +45,6 @@ NO_WORD = Word()
 TOKENS_BETWEEN = 1_000_000
 """Tokens left out: more than a group is ever granted between two that reach a broker."""
 PROBLEMS_SHOWN_MAX = 20
-_NUMBER = re.compile(r"\.p([0-9]{1,9})$")
 
 
 def plan_rebuild(sources: Sequence[Source], word: Word = NO_WORD) -> RebuiltCluster:
@@ -136,7 +135,7 @@ def _subject(name: str, found: Sequence[PartitionStatus], word: Word) -> Rebuilt
     kept = {one.retention for one in facts.values()} - {None}
     if len(kept) > 1:
         raise InvalidRequestError("its partitions do not agree on a retention")
-    numbers = [int(match[1]) for one in found if (match := _NUMBER.search(one.name))]
+    numbers = [number for one in found if (number := name_number(one.name)) is not None]
     subject = RebuiltSubject(
         name=name,
         order_strategy=strategy,
@@ -161,6 +160,9 @@ def _subject(name: str, found: Sequence[PartitionStatus], word: Word) -> Rebuilt
     problems = list(fill_gone(subject, found, rows, word))
     if problems:
         raise InvalidRequestError("; ".join(problems))
+    parents = _parents_left(subject)
+    for group in subject.groups:
+        group.drained = set(drained_through(group.drained, parents))
     if subject.static:
         _chain(rows)
     if not _covered(subject) and not (word.complete and _creation_goes_on(subject, found)):
@@ -176,9 +178,7 @@ def _facts(one: PartitionStatus) -> HostPartition:
 
 
 def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
-    """A group is through with what it was granted and is at the end of, behind all that this continues."""
-    here = {one.partition_id for one in found}
-    parents = {one.partition_id: here.intersection(_facts(one).partition.parents) for one in found}
+    """What groups were granted and are at the end of; whether they are through with all before it is seen later."""
     groups: dict[str, RebuiltGroup] = {}
     for one in found:
         for at_broker in one.groups:
@@ -192,19 +192,40 @@ def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
             if at_broker.token and sealed and at_broker.cursor >= one.next_offset:
                 group.drained.add(one.partition_id)
     for group in groups.values():
-        group.drained = set(drained_through(group.drained, parents))
         group.ttl_ms = group.ttl_ms or TTL_MS_DEFAULT
     return [group for _, group in sorted(groups.items())]
 
 
+def _parents_left(subject: RebuiltSubject) -> dict[int, set[int]]:
+    """Of each partition those that it continues, and, in the place of those that are lost, what these continue."""
+    parents: dict[int, set[int]] = {}
+    lost: set[int] = set()
+    for row in sorted(subject.partitions, key=lambda row: row.partition.partition_id):
+        number: int = row.partition.partition_id
+        lost |= {number} if row.lost else set()
+        parents[number] = {parent for parent in row.partition.parents if parent not in lost}
+        for parent in lost.intersection(row.partition.parents):
+            parents[number] |= parents[parent]
+    return parents
+
+
 def _chain(rows: dict[int, RebuiltPartition]) -> None:
-    """Let the partitions of a static subject begin where their parents end; a parent has a lower id."""
+    """
+    Let the partitions of a static subject begin where their parents end, or behind their loss; a parent has a lower id.
+
+    Raises:
+        InvalidRequestError: logic offsets end there.
+    """
     for _, row in sorted(rows.items()):
         for one in row.partition.parents:
-            parent = rows[one]
-            if parent.end_offset is not None:
+            parent = rows.get(one)
+            if parent is None or parent.forsaken:
+                start = start_behind_loss(row.partition.name)
+            elif parent.end_offset is not None:
                 start = parent.partition.logic_start + parent.end_offset
-                row.partition = msgspec.structs.replace(row.partition, logic_start=start)
+            else:
+                continue
+            row.partition = msgspec.structs.replace(row.partition, logic_start=start)
 
 
 def _covered(subject: RebuiltSubject) -> bool:

@@ -1,9 +1,10 @@
 """What a rebuild does without: partitions that only a broker group had which exists no more.  Pure.
 
-    what is left ─▶ a child names a parent that nobody has ─▶ an expired row for it, with who may have lost messages
+    what is left ─▶ a child names a parent that nobody has ─▶ a lost row for it, with who may have lost messages
 
 Invariants
-    Nothing that has messages left lies before such a partition: it would be read beside what comes after.
+    Nothing that has messages left lies before such a partition: it would be read beside what comes after.  In a static
+    subject it may, because a queue is one chain: what is lost continues the partition before it in its queue.
     A group counts as through with it only if a consumer of the group was granted something behind it.
     What a group may have left unread there is given up only on the operator's word.
 """
@@ -42,13 +43,8 @@ def fill_gone(
     missing = sorted(set(children) - set(rows))
     if not missing:
         return
-    if subject.static:
-        yield (
-            f"partition {missing[0]} is gone, and with it at which offset of its queue the next one "
-            "begins: name its broker"
-        )
-        return
-    yield from _left_before(found, rows, children)
+    if not subject.static:
+        yield from _left_before(found, rows, children)
     passed = _passed(found, rows)
     for number in missing:
         unread = tuple(
@@ -60,8 +56,10 @@ def fill_gone(
                 "name its broker, or give them up with --lose-unread"
             )
         gone = _row(number, children[number], word.gone[0], subject.name)
+        if subject.static:
+            gone = msgspec.structs.replace(gone, parents=_before_in_queue(gone, subject))
         subject.gone.append(GonePartition(partition=gone, unread_by=unread))
-        subject.partitions.append(RebuiltPartition(partition=gone))
+        subject.partitions.append(RebuiltPartition(partition=gone, forsaken=True, lost=True))
     subject.partitions_named = max(subject.partitions_named, len(subject.partitions))
 
 
@@ -77,6 +75,18 @@ def _row(number: int, children: Sequence[Partition], broker_group: str, subject:
         state=PartitionState.EXPIRED,
         parents=(),
     )
+
+
+def _before_in_queue(gone: Partition, subject: RebuiltSubject) -> tuple[PartitionId, ...]:
+    """The partition before a lost one in its queue: the latest of those that were sealed or are gone too."""
+    before = [
+        row.partition.partition_id
+        for row in subject.partitions
+        if row.partition.queue == gone.queue
+        and row.partition.partition_id < gone.partition_id
+        and (row.lost or row.partition.state is PartitionState.SEALED)
+    ]
+    return (max(before),) if before else ()
 
 
 def _left_before(

@@ -38,6 +38,7 @@ class RebuiltPartition:
     partition: Partition
     end_offset: int | None = None
     forsaken: bool = False
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 Invariants
     A group that is to handle a message again is to handle again, in order, all that is behind it in its queue: where a
     partition is not acked to its end, whatever continues it begins at its first message.
+    An offset of a lost partition means the first message behind the loss.
     A reset of one partition sets that one, and looks at nothing else: there an operator answers for the order.
     Children are set before their parents: what is done after an interruption never leaves a gap behind what comes again.
 """
@@ -14,7 +15,14 @@ from dataclasses import dataclass
 
 from ..protocol.errors import InvalidRequestError
 from ..protocol.progress import ResetGroup, ResetTo
-from ..protocol.queues import Segment, check_logic_offset, physical_cursors, queue_max, queue_min
+from ..protocol.queues import (
+    Segment,
+    check_logic_offset,
+    is_behind_loss,
+    physical_cursors,
+    queue_max,
+    queue_min,
+)
 from ..protocol.routing import Partition
 
 
@@ -90,8 +98,11 @@ def _logic_offset(ask: ResetGroup, chain: Sequence[Found], segments: Sequence[Se
             return queue_max(segments)
         case ResetTo.OFFSET:
             assert ask.offset is not None
-            check_logic_offset(segments, ask.offset)
-            return ask.offset
+            at = ask.offset
+            if is_behind_loss(chain[0].partition):
+                at = max(at, segments[0].logic_start)
+            check_logic_offset(segments, at)
+            return at
         case ResetTo.TIME:
             for one in chain:
                 if one.at_time is not None:

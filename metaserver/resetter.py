@@ -28,6 +28,7 @@ from ..protocol.errors import (
 )
 from ..protocol.progress import CursorView, GroupReset, ResetGroup, ResetTo, SetCursor
 from ..protocol.routing import Partition
+from ..protocol.text import counted
 from ..rpc.client import BrokerClient
 from ..rpc.network import Network
 from .catalogue import HOSTED_AT_ONCE_MAX
@@ -177,7 +178,7 @@ class Resetter:
         problems = [one for one in await asyncio.gather(*map(tell, ids)) if one]
         if problems:
             raise ResetUnfinishedError(
-                f"of {len(places)} partitions {len(done)} are set; {problems[0]}",
+                f"of {counted(len(places), 'partition')} {len(done)} are set; {problems[0]}",
                 partitions=len(places),
                 set=len(done),
             )

@@ -22,6 +22,7 @@ from itertools import pairwise
 from ..protocol.errors import InvalidRequestError, NotEnoughBrokersError, PartitionUnknownError
 from ..protocol.ids import BrokerGroup, PartitionId, QueueNumber
 from ..protocol.routing import split_ranges
+from ..protocol.text import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +156,8 @@ def _find(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
         if one.partition_id == partition_id:
             return one
     raise PartitionUnknownError(
-        f"partition {partition_id} is not an open partition of this subject",
+        f"partition {partition_id} is not an open partition of this subject; those that are: "
+        f"{listed(sorted(one.partition_id for one in current))}",
         partition_id=partition_id,
     )
 

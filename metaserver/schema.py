@@ -199,13 +199,6 @@ operations = Table(
     Column("running", BigInteger, unique=True, comment="its subject, until the route has changed"),
     Column("driver", String(64), comment="the metaserver that sees to it"),
     Column("driven_until", BigInteger, nullable=False, comment="from then on another may"),
-    Column(
-        "accept_loss",
-        Boolean,
-        nullable=False,
-        server_default=false(),
-        comment="what a silent broker has is given up",
-    ),
     sqlite_autoincrement=True,  # an id is never given twice
 )
 
@@ -216,6 +209,13 @@ steps = Table(
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
     Column("action", String(8), nullable=False),
     Column("done", Boolean, nullable=False),
+    Column(
+        "given_up",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="the loss of the disk that has to seal it is accepted",
+    ),
 )
 
 groups = Table(

@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol.control import AcceptFolder, RefusedBroker
-from ..protocol.errors import BrokerGroupUnknownError, InvalidRequestError
+from ..protocol.errors import InvalidRequestError
 from ..protocol.ids import check_name
 from .schema import accepted_folders, brokers, refused_brokers
 from .store_announce import forget_heard
-from .store_brokers import known_broker, refused_now, refused_view
+from .store_brokers import known_broker, refused_now, refused_view, unknown_group
 
 
 def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) -> RefusedBroker:
@@ -33,7 +33,7 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     here = {"of_group": broker_group, "for_ms": 0}
     row = connection.execute(known_broker, here).one_or_none()
     if row is None:
-        raise BrokerGroupUnknownError(broker_group=broker_group)
+        raise unknown_group(connection, broker_group)
     if row.alive:
         raise InvalidRequestError(
             f"broker group {broker_group!r} is alive at {row.address}: nothing of it is given up"

@@ -23,6 +23,7 @@ from ..protocol.errors import (
 )
 from ..protocol.ids import BrokerGroup, check_name
 from ..protocol.routing import PartitionState
+from ..protocol.text import counted, listed
 from .dialect import insert_new, insert_or_replace, now_ms
 from .schema import (
     brokers,
@@ -117,7 +118,11 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
     if row.broker_id != report.broker_id:
         hosted = _hosted(connection, report.broker_group)
         if row.alive or hosted:
-            state = f"alive at {row.address}" if row.alive else f"silent, with {hosted} partitions"
+            state = (
+                f"alive at {row.address}"
+                if row.alive
+                else f"silent, with {counted(hosted, 'partition')}"
+            )
             raise BrokerGroupTakenError(
                 f"broker group {report.broker_group!r} belongs to another data folder, which is {state}",
                 broker_group=report.broker_group,
@@ -289,8 +294,15 @@ def broker_alive(connection: Connection, broker_group: str) -> bool:
     alive = sa.select(brokers.c.expires_at > now_ms()).where(brokers.c.broker_group == broker_group)
     found = connection.execute(alive).scalar_one_or_none()
     if found is None:
-        raise BrokerGroupUnknownError(broker_group=broker_group)
+        raise unknown_group(connection, broker_group)
     return bool(found)
+
+
+def unknown_group(connection: Connection, broker_group: str) -> BrokerGroupUnknownError:
+    """The error of a broker group that never reported itself; it names those that did."""
+    known = connection.execute(sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group))
+    text = f"there is no broker group {broker_group!r}; those there are: {listed(known.scalars())}"
+    return BrokerGroupUnknownError(text, broker_group=broker_group)
 
 
 def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> None:
@@ -304,7 +316,7 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
     check_name("broker group", broker_group)
     here = brokers.c.broker_group == broker_group
     if not connection.execute(sa.update(brokers).where(here).values(cordoned=cordoned)).rowcount:
-        raise BrokerGroupUnknownError(broker_group=broker_group)
+        raise unknown_group(connection, broker_group)
 
 
 def lock_brokers(connection: Connection, *, alone: bool = False) -> None:

@@ -2,8 +2,7 @@
 
     the broker group answers     any subject on which something runs refuses the whole evacuation: again later
     it is gone for good          the same, and what only it had is given up: also of strict subjects, and all that is
-    (accept_loss)                sealed there; refused while a static subject has partitions there: their offsets count
-                                 on from an end that nobody else knows
+    (accept_loss)                sealed there; a static subject's queue goes on above all offsets that it can have had
     it is silent, and left       each subject by itself: planned; or what runs there and waits for the group is let
     behind (without_source)      go on without it; or told as busy, with what it waits for.  What is sealed there
                                  holds whoever has not read it: that is planned to be forsaken as well
@@ -18,7 +17,7 @@ Invariants
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import sqlalchemy as sa
@@ -27,6 +26,7 @@ from sqlalchemy.engine import Connection
 from ..protocol.errors import CreationRunningError, InvalidRequestError, OperationRunningError
 from ..protocol.ids import BrokerGroup, PartitionId, check_name
 from ..protocol.operations import BusySubject, Reshape, StepAction
+from ..protocol.queues import start_behind_loss
 from ..protocol.routing import OrderStrategy, PartitionState
 from .reshape import NOTHING, plan_evacuation
 from .schema import drained, groups, operations, partitions, steps, subjects
@@ -68,8 +68,8 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
 
     Raises:
         InvalidNameError, BrokerGroupUnknownError, NotEnoughBrokersError
-        InvalidRequestError: without its help, although it answers; or its loss is accepted, and a static subject has
-            partitions there.
+        InvalidRequestError: without its help, although it answers; or its loss is accepted, and the logic offsets of a
+            static subject end there.
         OperationRunningError, CreationRunningError: with its help, and a subject is not free.
     """
     source = BrokerGroup(ask.broker_group)
@@ -90,10 +90,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     )
     load = Counter(writable_groups(connection))
     plans = []
-    names = connection.execute(found).scalars().all()
-    if ask.accept_loss:
-        _check_none_static(connection, source, names)
-    for name in names:
+    for name in connection.execute(found).scalars().all():
         subject = find_subject(connection, name, lock=True)
         assert subject is not None
         running = running_operation(connection, subject.subject_id)
@@ -112,26 +109,15 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
         planned = replace(planned_operation(connection, subject, plan), busy=busy)
         if ask.accept_loss:
             planned = replace(planned, losses=read_losses(connection, plan.sealed))
+            _check_starts(subject, [child.name for child in planned.children()])
         plans.append(planned)
     return plans
 
 
-def _check_none_static(connection: Connection, source: BrokerGroup, names: Sequence[str]) -> None:
-    """
-    The folder of a lost broker group is refused for ever, and static subjects wait for it.
-
-    Raises:
-        InvalidRequestError: a static subject is among those that have partitions there.
-    """
-    static = sa.select(subjects.c.name).where(subjects.c.name.in_(names), subjects.c.static)
-    held = connection.execute(static.order_by(subjects.c.name)).scalars().all()
-    if held:
-        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
-        raise InvalidRequestError(
-            f"the loss of broker group {source!r} cannot be accepted: static subject {held[0]!r}{more} has "
-            "partitions there, whose offsets count on from an end that only its data folder knows",
-            subjects=len(held),
-        )
+def _check_starts(subject: SubjectRow, names: Iterable[str]) -> None:
+    """Let children pass that can begin behind a loss.  Raises InvalidRequestError: logic offsets end there."""
+    for name in names if subject.static else ():
+        start_behind_loss(name)
 
 
 def _reorders(subject: SubjectRow) -> bool:
@@ -158,11 +144,35 @@ def _holding_there(
     return tuple(connection.execute(found.order_by(partitions.c.partition_id)).scalars())
 
 
-def let_go_on(connection: Connection, operation_id: int, *, accept_loss: bool = False) -> None:
-    """A running operation waits for silent sources no longer.  Its subject is locked."""
-    here = operations.c.operation_id == operation_id
-    said = {"without_source": True} | ({"accept_loss": True} if accept_loss else {})
-    connection.execute(sa.update(operations).where(here).values(said))
+def _children_of(connection: Connection, operation_id: int) -> list[str]:
+    """The names of an operation's children."""
+    found = (
+        sa.select(partitions.c.name)
+        .join(steps, steps.c.partition_id == partitions.c.partition_id)
+        .where(steps.c.operation_id == operation_id, steps.c.action == StepAction.HOST)
+    )
+    return list(connection.execute(found).scalars())
+
+
+def let_go_on(connection: Connection, operation_id: int, ask: Reshape) -> None:
+    """
+    A running operation waits no longer for silent sources, or for the broker group whose loss is accepted.
+
+    Its subject is locked.
+    """
+    if not ask.accept_loss:
+        here = operations.c.operation_id == operation_id
+        connection.execute(sa.update(operations).where(here).values(without_source=True))
+        return
+    there = sa.select(partitions.c.partition_id).where(
+        partitions.c.broker_group == ask.broker_group
+    )
+    given_up = sa.and_(
+        steps.c.operation_id == operation_id,
+        steps.c.action == StepAction.SEAL,
+        steps.c.partition_id.in_(there),
+    )
+    connection.execute(sa.update(steps).where(given_up).values(given_up=True))
 
 
 def _not_free(
@@ -194,6 +204,8 @@ def _not_free(
     elif waits:
         freed = running
         problem = ""
+        if ask.accept_loss:
+            _check_starts(subject, _children_of(connection, running))
         holding_up = _SEALED if ask.accept_loss else _holding
         holding = _holding_there(connection, subject, BrokerGroup(ask.broker_group), holding_up)
         if hosts or leaving < there or holding:

@@ -20,7 +20,9 @@ from .schema import brokers, drained, groups, lost_folders, partitions, steps
 
 
 def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
-    """Give partitions up, and refuse the data folders that had them."""
+    """Give partitions up, and refuse the data folders that had them; none changes nothing."""
+    if not ids:
+        return
     here = partitions.c.partition_id.in_(ids)
     gone = {"state": PartitionState.EXPIRED, "lost": True, "forsaken": True}
     connection.execute(sa.update(partitions).where(here).values(gone))

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol.errors import DatabaseEmptyError
+from ..protocol.text import counted
 from .schema import brokers, subjects
 
 _subjects = sa.exists(sa.select(subjects.c.subject_id))
@@ -33,7 +34,7 @@ def database_lost(connection: Connection) -> DatabaseEmptyError | None:
         return None
     return DatabaseEmptyError(
         f"the database knows no subject, and broker group {row.broker_group!r} has "
-        f"{row.hosted} partitions: it was lost, or is another one",
+        f"{counted(row.hosted, 'partition')}: it was lost, or is another one",
         broker_group=row.broker_group,
         partitions=row.hosted,
     )

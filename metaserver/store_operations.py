@@ -51,12 +51,11 @@ class Operation:
     """Those the subject was created with."""
     retention: Retention
     static: bool
-    """Of the subject: the children have to go on at the very offsets at which their parents end."""
+    """Of the subject: the children go on at the logic offsets at which their parents end, or behind their loss."""
     state: OperationState
     may_forsake: bool
-    """The route may change although a silent broker has not sealed: the operator said so, and the subject's
-    strategy allows messages to be reordered; or the loss of what the broker has was accepted."""
-    accept_loss: bool
+    """The route may change although the silent brokers have not sealed: the operator said so, and the subject, not
+    static, allows messages to be reordered; or the losses of all that they have were accepted."""
     todo: tuple[Partition, ...]
     """What has to be hosted or sealed in this state, or, in OPEN, to hear of consumer groups that were made since it was
     hosted; without an address its broker is silent."""
@@ -111,14 +110,17 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
     todo: tuple[Partition, ...] = ()
     held: set[str] = set()
     sources: tuple[Partition, ...] = ()
+    parents = _undone(connection, operation_id, StepAction.SEAL)
+    accepted = set(connection.execute(_accepted, {"of_operation": operation_id}).scalars())
+    waits = [one for one in parents if one.partition_id not in accepted]
+    if _may_forsake(row):
+        waits = []
     if state in _ACTION:
         todo = _undone(connection, operation_id, _ACTION[state])
     elif state is OperationState.OPEN:
         todo = _unheard(connection, row.subject_id, operation_id)
     if state is OperationState.PLAN:
-        parents = _undone(connection, operation_id, StepAction.SEAL)
-        silent: set[str] = {one.broker_group for one in parents if one.address is None}
-        held = set() if _may_forsake(row) else silent
+        held = {one.broker_group for one in waits if one.address is None}
         sources = () if held else tuple(one for one in parents if one.address is not None)
     return Operation(
         operation_id=row.operation_id,
@@ -130,8 +132,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         static=row.static,
         state=state,
         groups=_named_groups(connection, row.subject_id),
-        may_forsake=_may_forsake(row),
-        accept_loss=row.accept_loss and not row.static,
+        may_forsake=not waits,
         todo=todo,
         held=tuple(sorted(held)),
         sources=sources,
@@ -178,10 +179,14 @@ def _named_groups(connection: Connection, subject_id: int) -> tuple[tuple[int, s
 
 
 def _may_forsake(row: sa.Row[Any]) -> bool:
-    if row.static:
-        return False
-    reorders = bool(row.without_source) and row.order_strategy == OrderStrategy.BEST_TRIED
-    return reorders or bool(row.accept_loss)
+    """May whatever silent brokers have be read after what comes next."""
+    best_tried = row.order_strategy == OrderStrategy.BEST_TRIED and not row.static
+    return bool(row.without_source) and best_tried
+
+
+_accepted = sa.select(steps.c.partition_id).where(
+    steps.c.operation_id == sa.bindparam("of_operation"), steps.c.given_up
+)
 
 
 _sealed_at = (
@@ -312,7 +317,7 @@ def advance_operation(
     match operation.state:
         case OperationState.PLAN if asked and not (operation.todo or operation.held):
             after = OperationState.SEAL
-        case OperationState.SEAL if not operation.todo or (operation.may_forsake and silent):
+        case OperationState.SEAL if not operation.todo or (silent and operation.may_forsake):
             after = OperationState.OPEN
         case OperationState.OPEN if not operation.todo:
             after = _open(connection, operation)
@@ -346,9 +351,9 @@ def _open(connection: Connection, operation: Operation) -> OperationState:
     connection.execute(_set_partitions, {"ids": sealed, "state": PartitionState.SEALED})
     # Their ends are not known until their brokers are back and say them, not even if they had said them before.
     left = {"forsaken": True, "end_offset": None}
-    if operation.accept_loss:
-        lose_partitions(connection, forsaken)
-        forsaken = []
+    lost = [row.partition_id for row in rows if row.partition_id in forsaken and row.given_up]
+    lose_partitions(connection, lost)
+    forsaken = [one for one in forsaken if one not in lost]
     connection.execute(_set_partitions, {"ids": forsaken, **left})
     connection.execute(_set_partitions, {"ids": children, "state": PartitionState.OPEN})
     if operation.static:
@@ -370,11 +375,11 @@ _left = (
         operations.c.operation_id,
         operations.c.state,
         operations.c.without_source,
-        operations.c.accept_loss,
         subjects.c.order_strategy,
         subjects.c.static,
         steps.c.action,
         steps.c.partition_id,
+        steps.c.given_up,
         (brokers.c.expires_at > now_ms()).label("alive"),
     )
     .select_from(operations)
@@ -405,11 +410,11 @@ def idle_operations(connection: Connection) -> list[int]:
 def _can_go_on(todo: list[sa.Row[Any]]) -> bool:
     """Is there a broker to ask, or nothing to ask any more; `todo` are the undone steps, or one row without."""
     state = OperationState(todo[0].state)
-    forsakes = _may_forsake(todo[0])
+    leaves = [_may_forsake(row) or row.given_up for row in todo]
     now = [bool(row.alive) for row in todo if row.action == _ACTION.get(state, "")]
     if state is OperationState.PLAN and not now:
-        return forsakes or all(row.alive for row in todo)
-    return not now or any(now) or (forsakes and state is OperationState.SEAL)
+        return all(row.alive or left for row, left in zip(todo, leaves, strict=True))
+    return not now or any(now) or (all(leaves) and state is OperationState.SEAL)
 
 
 def groups_of(connection: Connection, subject_id: int) -> list[int]:

@@ -22,6 +22,7 @@ from ..protocol.errors import (
 from ..protocol.ids import MAX_I64, BrokerGroup, check_name
 from ..protocol.operations import OperationKind, OperationState, Reshape, StepAction
 from ..protocol.routing import PartitionState
+from ..protocol.text import LISTED_MAX, listed
 from .dialect import now_ms
 from .reshape import Plan, plan_merge, plan_move, plan_resize, plan_split
 from .schema import operations, partition_parents, partitions, steps, subjects
@@ -101,7 +102,7 @@ def begin_operations(
     for planned in plan_operations(connection, ask):
         operation_id = planned.freed
         if operation_id:
-            let_go_on(connection, operation_id, accept_loss=ask.accept_loss)
+            let_go_on(connection, operation_id, ask)
         elif planned.plan.sealed:
             operation_id = _journal(connection, ask, planned, driver=driver, lease_ms=lease_ms)
         begun.append((operation_id, planned))
@@ -114,6 +115,18 @@ _subject_name = (
     .where(partitions.c.partition_id == sa.bindparam("of_partition"))
 )
 
+_open_ids = (
+    sa.select(partitions.c.partition_id)
+    .where(partitions.c.state == PartitionState.OPEN)
+    .order_by(partitions.c.partition_id)
+    .limit(LISTED_MAX)
+)
+_open_count = (
+    sa.select(sa.func.count())
+    .select_from(partitions)
+    .where(partitions.c.state == PartitionState.OPEN)
+)
+
 
 def _subject_of(connection: Connection, ids: tuple[int, ...]) -> str:
     """The subject of the first of these partitions."""
@@ -122,8 +135,10 @@ def _subject_of(connection: Connection, ids: tuple[int, ...]) -> str:
         found = connection.execute(_subject_name, {"of_partition": ids[0]})
         known = found.scalar_one_or_none()
     if known is None:
-        which = f"no partition {ids[0]}" if ids else "no partition given"
-        raise PartitionUnknownError(which)
+        which = f"there is no partition {ids[0]}" if ids else "no partition is given"
+        first = connection.execute(_open_ids).scalars()
+        there_are = listed(first, connection.execute(_open_count).scalar_one())
+        raise PartitionUnknownError(f"{which}; open partitions: {there_are}")
     return str(known)
 
 
@@ -155,7 +170,6 @@ def _journal(
             kind=ask.kind,
             state=OperationState.PLAN,
             without_source=ask.without_source or ask.accept_loss,
-            accept_loss=ask.accept_loss,
             problem="",
             running=subject_id,
             driver=driver,
@@ -182,7 +196,13 @@ def _journal(
         connection.execute(sa.insert(partition_parents), parents)
         todo.append((partition_id, StepAction.HOST))
     rows = [
-        {"operation_id": operation_id, "partition_id": one, "action": action, "done": False}
+        {
+            "operation_id": operation_id,
+            "partition_id": one,
+            "action": action,
+            "done": False,
+            "given_up": ask.accept_loss and action is StepAction.SEAL,
+        }
         for one, action in todo
     ]
     connection.execute(sa.insert(steps), rows)

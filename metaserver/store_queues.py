@@ -2,7 +2,7 @@
 
 Invariants
     A child of a static subject has one parent, whose queue and range it has, and begins at the logic offset at which
-    that one was sealed.
+    that one was sealed; behind a parent that is lost, with an end that nobody knows, above all that it can have had.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol.errors import SubjectNotStaticError
-from ..protocol.queues import QueueList, QueueView, SegmentView
+from ..protocol.queues import QueueList, QueueView, SegmentView, start_behind_loss
 from ..protocol.routing import Partition
 from .dialect import at_one_moment
 from .schema import partition_parents, partitions
@@ -22,20 +22,29 @@ from .store_subjects import SERVED, open_subject_row
 
 
 def go_on(connection: Connection, children: Collection[int]) -> None:
-    """Let these children begin where their parents, which are sealed, end."""
-    parent = partitions.alias("parent")
+    """Let these children begin where their parents end, which are sealed or lost."""
+    parent, child = partitions.alias("parent"), partitions.alias("child")
     rows = connection.execute(
         sa.select(
-            partition_parents.c.partition_id,
-            (parent.c.logic_start + parent.c.end_offset).label("logic_start"),
+            child.c.partition_id,
+            child.c.name,
+            parent.c.logic_start,
+            parent.c.end_offset,
+            parent.c.lost,
         )
+        .select_from(partition_parents)
         .join(parent, parent.c.partition_id == partition_parents.c.parent_id)
+        .join(child, child.c.partition_id == partition_parents.c.partition_id)
         .where(partition_parents.c.partition_id.in_(children))
     ).all()
     for row in rows:
-        assert row.logic_start is not None, f"a parent of {row.partition_id} has no end"
+        if row.end_offset is not None:
+            start = row.logic_start + row.end_offset
+        else:
+            assert row.lost, f"a parent of {row.partition_id} has no end"
+            start = start_behind_loss(row.name)
         here = partitions.c.partition_id == row.partition_id
-        connection.execute(sa.update(partitions).where(here).values(logic_start=row.logic_start))
+        connection.execute(sa.update(partitions).where(here).values(logic_start=start))
 
 
 def read_queues(connection: Connection, name: str) -> QueueList:

@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 from ..protocol.errors import ConfigError
 from ..protocol.operations import OperationKind, OperationState
 from ..protocol.routing import PartitionState
+from ..protocol.text import counted
 from .dialect import insert_new, insert_or_replace, now_ms
 from .rebuild_rows import RebuiltCluster, RebuiltGroup, RebuiltOperation, RebuiltSubject
 from .schema import (
@@ -79,7 +80,7 @@ def check_empty(connection: Connection) -> None:
     count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
     if count:
         raise ConfigError(
-            f"the database is not empty: it knows {count} subjects, and is left alone"
+            f"the database is not empty: it knows {counted(count, 'subject')}, and is left alone"
         )
 
 
@@ -116,6 +117,7 @@ def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict
                 "state": one.state,
                 "end_offset": row.end_offset,
                 "forsaken": row.forsaken,
+                "lost": row.lost,
                 "logic_start": one.logic_start,
             }
             if one.partition_id:

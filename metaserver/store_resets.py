@@ -217,23 +217,35 @@ def end_reset(
     mark_unsettled(connection, group_id)
 
 
+_not_drained_before = (
+    sa.select(partition_parents, partitions.c.lost)
+    .join(partitions, partitions.c.partition_id == partition_parents.c.parent_id)
+    .outerjoin(
+        drained,
+        sa.and_(
+            drained.c.group_id == sa.bindparam("of_group"),
+            drained.c.partition_id == partition_parents.c.parent_id,
+        ),
+    )
+    .where(
+        partition_parents.c.partition_id.in_(sa.bindparam("ids")),
+        sa.or_(partitions.c.state != PartitionState.EXPIRED, partitions.c.lost),
+        drained.c.partition_id.is_(None),
+    )
+)
+"""What holds a group up before these partitions; a lost one does where what it continues does."""
+
+
 def _through(connection: Connection, group_id: int, at_end: Sequence[int]) -> list[int]:
     """Of the partitions that a group is at the end of, those of which it has also drained all that they continue."""
-    parents = partition_parents.c
-    found = connection.execute(
-        sa.select(parents.partition_id, parents.parent_id)
-        .join(partitions, partitions.c.partition_id == parents.parent_id)
-        .outerjoin(
-            drained,
-            sa.and_(drained.c.group_id == group_id, drained.c.partition_id == parents.parent_id),
-        )
-        .where(
-            parents.partition_id.in_(at_end),
-            partitions.c.state != PartitionState.EXPIRED,
-            drained.c.partition_id.is_(None),
-        )
-    )
     waits: dict[int, set[int]] = {}
-    for row in found:
-        waits.setdefault(row.partition_id, set()).add(row.parent_id)
-    return sorted(drained_through(at_end, waits))
+    lost: set[int] = set()
+    todo = set(at_end)
+    while todo:
+        which = {"of_group": group_id, "ids": sorted(todo)}
+        rows = connection.execute(_not_drained_before, which).all()
+        for row in rows:
+            waits.setdefault(row.partition_id, set()).add(row.parent_id)
+        todo = {row.parent_id for row in rows if row.lost} - lost
+        lost |= todo
+    return [one for one in sorted(drained_through({*at_end, *lost}, waits)) if one not in lost]

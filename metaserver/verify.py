@@ -14,6 +14,7 @@ from ..protocol.control import HostPartition, PartitionStatus
 from ..protocol.limits import LOGICAL_PARTITIONS
 from ..protocol.operations import OperationState, StepAction
 from ..protocol.routing import Partition, PartitionState
+from ..protocol.text import counted
 from ..protocol.verification import CheckView, Verification
 from .verify_drained import drained_too_early
 from .verify_heard import missing_at_broker
@@ -291,7 +292,7 @@ def _cursors_in_range(index: Index) -> Iterator[str]:
             if not 0 <= one.cursor <= one.cursor + one.acked_above <= status.next_offset:
                 yield (
                     f"partition {partition_id}, group {one.group!r}: cursor {one.cursor}, "
-                    f"{one.acked_above} acked above, of {status.next_offset} messages"
+                    f"{one.acked_above} acked above, of {counted(status.next_offset, 'message')}"
                 )
 
 
@@ -393,7 +394,7 @@ CHECKS = (
     Check(
         "V02",
         "parents-overlap",
-        "parents share and cover their child's range; static queues have no gap",
+        "parents share and cover their child's range; static queues have no gap but behind a loss",
         _parents_overlap,
     ),
     Check("V03", "hosted-as-known", "brokers host what SQL says, as SQL says it", _hosted_as_known),

@@ -1,10 +1,11 @@
-"""Is a partition of a static subject the continuation of the one before it in its queue, offset for offset.  Pure."""
+"""Does a partition of a static subject continue the one before it in its queue, at its end or behind its loss.  Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ..protocol.routing import Partition
+from ..protocol.queues import is_behind_loss
+from ..protocol.routing import Partition, PartitionState
 from .verify_views import PartitionView
 
 
@@ -22,6 +23,11 @@ def broken_chain(known: Mapping[int, PartitionView], one: Partition) -> Iterator
                 f"partition {one.partition_id} of queue {one.queue} continues partition "
                 f"{before.partition_id}, which has another queue or range"
             )
+        gone = parent.forsaken or (
+            before.state is PartitionState.EXPIRED and parent.end_offset is None
+        )
+        if gone and is_behind_loss(one):
+            return
         start = None if parent.end_offset is None else before.logic_start + parent.end_offset
     if one.logic_start != start:
         yield (

@@ -32,6 +32,7 @@ from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..protocol.message import check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
+from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.home import NO_THREAD, Resident
@@ -68,14 +69,18 @@ class Producer(Resident):
         async with Producer("127.0.0.1:7000") as producer:
             receipt = await producer.send("flights", b"...", key=b"UA-N14228")
 
-    It works in the event loop and the process that it is opened in, and is refused elsewhere.  One that is made before
-    a fork may be opened in each process, and one that was closed may be opened again: it begins anew, under its own id.
+    `send` queues a message and returns at once; the ticket that it returns is awaited for the receipt.  `flush` waits
+    for all that was sent, and leaving the block does so too.
+
+    A producer works in the event loop and the process that it is opened in, and is refused elsewhere.  One that is made
+    before a fork may be opened in each process, and one that was closed may be opened again: it begins anew, under an
+    id of its own.
 
     Args:
-        meta: `host:port` of a metaserver, or several.
+        meta: `host:port` of a metaserver, or several: in a list, or in one text with commas.
         strategy: what the caller expects the subject to have; another one stored there is an error.
         settings: batches, windows, time-outs.
-        dice: for pauses, and the places of messages without a key; never for identities.
+        network, clock, dice: for tests, that script what a producer meets.
 
     Raises:
         ConfigError: an argument that cannot work.
@@ -119,6 +124,13 @@ class Producer(Resident):
         self._account = Account(self._settings.queue_bytes)
 
     async def __aenter__(self) -> Self:
+        """
+        Connect to a metaserver.
+
+        Raises:
+            NotSentError, OutcomeUnknownError: none answers; call it again.
+            AlreadyOpenError: it is open, or not yet closed whole.
+        """
         network = self._connections.open(on_fork=self._forked)
         meta = MetaClient(network, self._addresses)
         self._begin(meta)
@@ -301,7 +313,7 @@ class Producer(Resident):
                 if not count % await_every:
                     await asyncio.sleep(0)
         except KeylaneError as error:
-            text = f"{count} messages were queued, the next was not: {error.message}"
+            text = f"{counted(count, 'message was', 'messages were')} queued, the next was not: {error.message}"
             raise PartlyQueuedError(text, queued=count) from error
         await self.flush()
         return count

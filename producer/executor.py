@@ -31,6 +31,7 @@ from ..protocol.errors import (
 from ..protocol.frames import Append, Appended
 from ..protocol.message import Receipt
 from ..protocol.routing import Partition
+from ..protocol.text import counted
 from ..rpc.client import BrokerClient
 from ..rpc.network import Channel
 from .account import Account
@@ -379,8 +380,9 @@ class Executor:
             parcel.leave(refused=refused)
         if step is Step.ELSEWHERE:
             log.warning(
-                "%s: %d messages go to another partition, declared as reordered: %s",
-                self.group.partition_name, sum(map(len, leaving)), error.message,
+                "%s: %s to another partition, declared as reordered: %s",
+                self.group.partition_name,
+                counted(sum(map(len, leaving)), "message goes", "messages go"), error.message,
             )  # fmt: skip
         self._report.over(now_ms)
         self._on_leave(self, leaving, step)
@@ -406,10 +408,10 @@ class Executor:
         parcels = self.parcels
         oldest_ms = self._clock.wall_ms() - parcels[0].times[0] // 1_000_000
         log.warning(
-            "%s at %s: %d messages wait, the oldest for %.0f s: %s",
+            "%s at %s: %s, the oldest for %.0f s: %s",
             self.group.partition_name,
             self.partition.address or f"broker group {self.group.broker_group}",
-            sum(map(len, parcels)), max(0, oldest_ms) / 1000, error.message,
+            counted(sum(map(len, parcels)), "message waits", "messages wait"), max(0, oldest_ms) / 1000, error.message,
         )  # fmt: skip
 
     def _moves_again(self) -> None:

@@ -7,6 +7,7 @@ Untold    how many messages were given up since the last `flush` whose tickets n
 from __future__ import annotations
 
 from ..protocol.errors import Fate, GivenUpError, KeylaneError
+from ..protocol.text import counted
 
 CAUSES_KEPT = 16
 """Only the first cause is told; a later one steps in where all messages of the first were told by their tickets."""
@@ -28,7 +29,12 @@ class Untold:
         if not self.messages:
             return None
         cause = next((one.cause for one in self.causes if one.untold), None)
-        text = f"{self.messages} messages were given up, {self.unknown} of them may be stored"
+        gone = counted(self.messages, "message was", "messages were")
+        if self.messages == 1:
+            fate = "it may be stored" if self.unknown else "it is not stored"
+        else:
+            fate = f"{self.unknown} of them may be stored"
+        text = f"{gone} given up, {fate}"
         if cause is not None:
             text += f"; the first: {cause.message}"
         error = GivenUpError(text, messages=self.messages, unknown=self.unknown)

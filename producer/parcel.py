@@ -64,8 +64,8 @@ class Parcel:
         """Bytes of keys, values and properties, and of their columns."""
         self.marks: bytearray | None = None
         """REORDERED and POSSIBLE of each message, as far as any is marked."""
-        self.deadlines: dict[int, int] | None = None
-        """Boot milliseconds at which messages are given up, by index, of those that have a time-out."""
+        self.deadlines: dict[int, tuple[int, int]] | None = None
+        """Boot milliseconds at which messages are given up, and their time-outs, by index, of those that have one."""
         self.first_deadline_ms = 0
         """The earliest of them."""
         self.sequence = -1
@@ -132,7 +132,7 @@ class Parcel:
         if mark:
             self.mark(here, mark)
         if parcel.deadlines is not None and index in parcel.deadlines:
-            self.set_deadline(here, parcel.deadlines[index])
+            self.set_deadline(here, *parcel.deadlines[index])
 
     def divided(self, takes: Callable[[int], bool]) -> tuple[Parcel | None, Parcel | None]:
         """Its unsettled messages in two new parcels, of those taken and of the rest; None for one without any."""
@@ -149,14 +149,14 @@ class Parcel:
             part.adopt(self, index)
         return parts[0], parts[1]
 
-    def set_deadline(self, index: int, at_ms: int) -> None:
-        """Give message `index` up at this boot time."""
+    def set_deadline(self, index: int, at_ms: int, timeout_ms: int) -> None:
+        """Give message `index` up at this boot time, `timeout_ms` after it was sent."""
         if self.deadlines is None:
             self.deadlines = {}
             self.first_deadline_ms = at_ms
         elif at_ms < self.first_deadline_ms:
             self.first_deadline_ms = at_ms
-        self.deadlines[index] = at_ms
+        self.deadlines[index] = at_ms, timeout_ms
 
     def drop_deadlines(self, indexes: list[int]) -> None:
         """These messages have none any more."""
@@ -164,7 +164,7 @@ class Parcel:
         for index in indexes:
             del self.deadlines[index]
         if self.deadlines:
-            self.first_deadline_ms = min(self.deadlines.values())
+            self.first_deadline_ms = min(self.deadlines.values())[0]
         else:
             self.deadlines = None
 

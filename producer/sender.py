@@ -28,6 +28,7 @@ from ..protocol.routing import (
     logical_partition,
     route_table,
 )
+from ..protocol.text import counted
 from ..rpc.client import BrokerClient, MetaClient
 from .account import Account
 from .executor import Executor, MessageGroup
@@ -141,7 +142,7 @@ class SubjectSender:
         if reordered:
             parcel.mark(index, REORDERED)
         if timeout_ms:
-            parcel.set_deadline(index, self._clock.boot_ms() + timeout_ms)
+            parcel.set_deadline(index, self._clock.boot_ms() + timeout_ms, timeout_ms)
             self._expire_often(timeout_ms)
 
     def _expire_often(self, timeout_ms: int) -> None:
@@ -157,15 +158,17 @@ class SubjectSender:
         """Give up what is not acked in its time, and halt its keys."""
         self._expiring = self._loop.call_later(self._expire_ms / 1000, self._expire)
         executors = self.executors
-        parcels = [parcel for one in executors for parcel in one.parcels]
-        if not self._halts.expire([*parcels, *self._hold]):
+        waiting = [(parcel, one.waiting_for) for one in executors for parcel in one.parcels]
+        waiting += [(parcel, self._held_for) for parcel in self._hold]
+        if not self._halts.expire(waiting):
             return
-        held = [self._halts.withdraw(one) for one in self._hold if len(one)]
+        withdraw = self._halts.withdraw
+        held = [withdraw(one, waits_for=self._held_for) for one in self._hold if len(one)]
         self._hold = [one for one in held if one is not None]
         self._hold.append(Parcel(self._loop.create_future()))
         self.careful = True
         for executor in executors:
-            executor.sift(self._halts.withdraw)
+            executor.sift(partial(withdraw, waits_for=executor.waiting_for))
 
     def resume(self, key: bytes) -> None:
         """Let messages of a halted key be sent again."""
@@ -200,9 +203,9 @@ class SubjectSender:
             unsent = self._unsettled()
             if unsent and not self._closing:
                 log.warning(
-                    "a producer of %s was never closed: %d messages were not acked and are given up; use: "
+                    "a producer of %s was never closed: %s not acked and given up; use: "
                     "async with Producer(...), or await producer.close()",
-                    self.subject, unsent,
+                    self.subject, counted(unsent, "message was", "messages were"),
                 )  # fmt: skip
             raise
 
@@ -243,8 +246,8 @@ class SubjectSender:
         elif self._held_report.waits(now_ms):
             oldest_ms = self._clock.wall_ms() - self._hold[0].times[0] // 1_000_000
             log.warning(
-                "%s: %d messages are held, the oldest for %.0f s: %s",
-                self.subject, held, max(0, oldest_ms) / 1000, why,
+                "%s: %s held, the oldest for %.0f s: %s",
+                self.subject, counted(held, "message is", "messages are"), max(0, oldest_ms) / 1000, why,
             )  # fmt: skip
 
     async def _ask(self) -> Route:

@@ -40,13 +40,16 @@ def check_broker_address(address: str) -> None:
 
 def addresses_of(meta: object) -> list[str]:
     """
-    The addresses in `meta`: `host:port`, or several.  Whether anybody is there is for the connection to find out.
+    The addresses in `meta`: `host:port`, or several, in one text with commas or in a list of such texts.
+
+    Whether anybody is there is for the connection to find out.
 
     Raises:
         ConfigError: none, or something that is no text.
     """
     given = [meta] if isinstance(meta, str) or not isinstance(meta, Iterable) else list(meta)
-    found = [one for one in given if isinstance(one, str) and one]
-    if not found or len(found) < len(given):
+    texts = [one for one in given if isinstance(one, str) and one]
+    addresses = [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    if not addresses or len(texts) < len(given):
         raise ConfigError(f"meta is host:port of a metaserver, or several, not {meta!r:.80}")
-    return found
+    return addresses

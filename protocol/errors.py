@@ -77,11 +77,11 @@ class HandlerTypeError(ConfigError, TypeError):
 
 
 class WorkerCancelledError(KeylaneError):
-    """The task that runs a handler was cancelled by the handler, or by a part of the program that does not own it."""
+    """A task that runs handlers was cancelled, and not by its consumer: by a handler, or by other code of the program."""
 
     code = 1011
-    summary = "a task that runs handlers was cancelled from outside"
-    hint = "Do not cancel asyncio.current_task() in a handler, nor tasks that the consumer made: raise an error instead."
+    summary = "a task that runs handlers was cancelled, and not by its consumer"
+    hint = "The consumer has ended.  A handler must not cancel asyncio.current_task(), nor other code a task of the consumer."
 
 
 class RefusedError(KeylaneError):
@@ -187,7 +187,7 @@ class PartitionUnknownError(RefusedError):
     code = 1113
     summary = "the broker does not hold this partition"
     retry = Retry.AFTER_NEW_ROUTE
-    hint = "Ask the metaserver for the route again."
+    hint = "keylane subject describe NAME lists a subject's partitions; a program asks the metaserver for the route again."
 
 
 class StaleRouteError(RefusedError):
@@ -323,7 +323,7 @@ class BrokerGroupUnknownError(RefusedError):
 
     code = 1154
     summary = "no such broker group"
-    hint = "The groups that ever reported themselves are in the metaserver's health."
+    hint = "keylane broker list shows the broker groups that there are."
 
 
 class GroupStrategyError(RefusedError):

@@ -57,7 +57,7 @@ class GivenUpError(DeliveryError):
 
 
 class DeliveryTimeoutError(DeliveryError):
-    """A message was not acked in its time.  details: `subject`, `key`, `value`, `properties`."""
+    """A message was not acked in its time; the text says what it waited for.  details: `subject`, `key`, `value`, `properties`."""
 
     code = 1184
     summary = "the message was not acked in its time"

@@ -28,6 +28,9 @@ TTL_MS_MAX = 600_000
 
 PARTITIONS_MAX = LOGICAL_PARTITIONS
 
+PARTITION_MESSAGES_MAX = 1 << 42
+"""Messages that a partition ever takes: a logic queue goes on behind a lost partition as if that had been full."""
+
 CONTROL_BYTES_MAX = 1 << 20
 """Body of one JSON control call; aiohttp sends larger ones badly."""
 

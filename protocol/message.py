@@ -10,10 +10,14 @@ import msgspec
 
 from .errors import ClosedError, CorruptBatchError, InvalidRequestError, MessageTooLargeError
 from .limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX
+from .text import counted
 
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, str]).decode
+
+SHOWN_BYTES = 32
+"""Of a key or a value, in the text of a message."""
 
 
 class Delivery(Protocol):
@@ -55,6 +59,13 @@ class Message(msgspec.Struct, gc=False):
     packed_properties: bytes = b""
     delivery: Delivery | None = None
 
+    def __repr__(self) -> str:
+        """Where it is, and the first bytes of its key and value: short, however large the message is."""
+        return (
+            f"<Message of {self.subject} partition {self.partition_id} offset {self.offset}, "
+            f"key {_beginning(self.order_key)}, value {_beginning(self.value)}, attempt {self.attempt}>"
+        )
+
     async def ack(self) -> None:
         """
         Say that this message is handled; the ack queue carries it to the broker within milliseconds.
@@ -83,6 +94,10 @@ class Message(msgspec.Struct, gc=False):
     def properties(self) -> Mapping[str, str]:
         """The properties the sender gave; read only.  Raises CorruptBatchError."""
         return unpack_properties(self.packed_properties)
+
+
+def _beginning(data: bytes) -> str:
+    return f"{data[:SHOWN_BYTES]!r}{'…' * (len(data) > SHOWN_BYTES)} ({counted(len(data), 'byte')})"
 
 
 class Receipt(msgspec.Struct, frozen=True):

@@ -7,22 +7,36 @@
     ├──────────────────────┼────────────────────┼────────▶
     0                      40                   65              logic = logic_start + offset
 
+A partition whose disk is lost for good may have ended anywhere.  What continues it begins at a multiple of the most
+that a partition holds, by the number in its own name: above all that the queue has ever had.
+
+    partition 3, s.p0      partition 7, s.p5: lost          partition 9, s.p8
+    [0, 40)                [0, ?)                           [0, …
+    ├──────────────────────┼╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌├────────▶
+    0                      40                               8 · 2**42
+
 Invariants
-    The first partition of a chain begins at logic offset 0, each other where its parent was sealed: no offset of a
-    queue is missing, and none is there twice.
-    What retention removed is missing at the head of a partition, and nowhere else.
+    The first partition of a chain begins at logic offset 0, each other where its parent was sealed, or behind a loss.
+    Logic offsets grow along a chain, and none is there twice.  Offsets are missing before a partition behind a loss,
+    and where retention has removed the head of a partition; nowhere else.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import Struct
 
 from .control import PartitionStatus, TimeBound
-from .errors import OffsetOutOfRangeError
+from .errors import InvalidRequestError, OffsetOutOfRangeError
+from .ids import MAX_I64
+from .limits import PARTITION_MESSAGES_MAX
 from .routing import Partition
+
+_NUMBER = re.compile(r"\.p([0-9]{1,9})$")
+_NUMBER_MAX = MAX_I64 // PARTITION_MESSAGES_MAX - 1
 
 
 class SegmentView(Struct, frozen=True, kw_only=True):
@@ -68,6 +82,40 @@ class Segment:
     def logic_end(self) -> int:
         """One past the logic offset of its last message."""
         return self.logic_start + self.next_offset
+
+
+def name_number(name: str) -> int | None:
+    """The number in a partition's name, `subject.p8`: it rises within a subject, so that children have higher ones."""
+    match = _NUMBER.search(name)
+    return None if match is None else int(match[1])
+
+
+def start_behind_loss(name: str) -> int:
+    """
+    The logic offset at which a partition begins that continues a lost one of which nobody knows the end.
+
+    Each partition of its chain before it has a lower number and at most PARTITION_MESSAGES_MAX messages: so all of
+    their logic offsets are lower.  The name is on the broker's disk, so that a rebuild finds the same offset.
+
+    Raises:
+        InvalidRequestError: the subject has had so many partitions that offsets end there.
+    """
+    number = name_number(name)
+    if number is None or number > _NUMBER_MAX:
+        raise InvalidRequestError(
+            f"logic offsets cannot go on in partition {name!r} behind a loss: they end at number {_NUMBER_MAX}"
+        )
+    return number * PARTITION_MESSAGES_MAX
+
+
+def is_behind_loss(one: Partition) -> bool:
+    """True if messages before this partition in its queue are lost, and nobody knows how many."""
+    number = name_number(one.name)
+    return (
+        one.logic_start > 0
+        and number is not None
+        and one.logic_start == number * PARTITION_MESSAGES_MAX
+    )
 
 
 def segment_of(view: SegmentView, status: PartitionStatus) -> Segment:

@@ -36,7 +36,12 @@ from ..protocol.control import (
     SwitchGroup,
     TimeBound,
 )
-from ..protocol.errors import NotSentError, OutcomeUnknownError, StorageError
+from ..protocol.errors import (
+    InvalidRequestError,
+    NotSentError,
+    OutcomeUnknownError,
+    StorageError,
+)
 from ..protocol.frames import Answer, Pull, PullShared, Request
 from ..protocol.limits import PULLS_AT_ONCE_MAX
 from ..protocol.operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
@@ -245,8 +250,14 @@ class MetaClient:
         return await self._call("POST", path, GroupView, body=body)
 
     async def health(self) -> Health:
-        """Is it ready."""
-        return await self._call("GET", "/v1/health", Health)
+        """
+        Is it ready.
+
+        Raises:
+            InvalidRequestError: the address is another program's.
+        """
+        health = await self._call("GET", "/v1/health", Health)
+        return _of_program("metaserver", self._addresses[0], health)
 
 
 class BrokerClient:
@@ -339,8 +350,14 @@ class BrokerClient:
         return await self._control("POST", f"/v1/partitions/{partition_id}/groups", Done, body)
 
     async def health(self) -> Health:
-        """Is it ready, and does it take writes."""
-        return await self._control("GET", "/v1/health", Health)
+        """
+        Is it ready, and does it take writes.
+
+        Raises:
+            InvalidRequestError: the address is another program's.
+        """
+        health = await self._control("GET", "/v1/health", Health)
+        return _of_program("broker", self.address, health)
 
     async def _control(self, method: str, path: str, answer: type[T], body: object = None) -> T:
         return await self._network.control(
@@ -355,6 +372,17 @@ class BrokerClient:
 
 def _segment(text: str) -> str:
     return quote(text, safe="")
+
+
+def _of_program(program: str, address: str, health: Health) -> Health:
+    """`health`, if it is a `program`'s.  Raises InvalidRequestError."""
+    if health.program != program:
+        raise InvalidRequestError(
+            f"{address} is the address of a {health.program}, not of a {program}",
+            address=address,
+            program=health.program,
+        )
+    return health
 
 
 def _numbered(request: Request, correlation_id: int) -> Request:

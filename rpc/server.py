@@ -169,6 +169,8 @@ async def _typed_errors(request: web.Request, handler: Handler) -> web.StreamRes
         )
     except web.HTTPException as error:
         text = f"{request.method} {request.path[:200]!r}: {error.status} {error.reason}"
+        if error.status == 404:
+            text += "; this server is another program than was meant, or of another version"
         return _error_response(InvalidRequestError(text), error.status)
     except Exception:
         log.exception("%s %s failed", request.method, request.path)

@@ -34,11 +34,12 @@ def status(
     queue: int | None = None,
     wanted: int = 2,
     static: bool = False,
+    name: str = "",
 ) -> PartitionStatus:
     """A partition as its broker has it; without a `queue`, it is the first of one of its own."""
     partition = Partition(
         partition_id=number,
-        name=f"s.p{number - 1}",
+        name=name or f"s.p{number - 1}",
         queue=number - 1 if queue is None else queue,
         range_start=start,
         range_end=end,

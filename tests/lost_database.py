@@ -11,8 +11,8 @@ from pathlib import Path
 from cluster import Cluster
 
 
-async def rebuild_lost_database(cluster: Cluster, folder: Path) -> None:
-    """Kill the metaserver, delete its folder, run `keylane meta rebuild`, start it again."""
+async def rebuild_lost_database(cluster: Cluster, folder: Path, *, gone: str = "") -> None:
+    """Kill the metaserver, delete its folder, run `keylane meta rebuild`, start it again; `gone` is a broker group."""
     data = folder / "meta-0"
     cluster.meta_program.kill()
     shutil.rmtree(data)
@@ -21,7 +21,8 @@ async def rebuild_lost_database(cluster: Cluster, folder: Path) -> None:
         [
             *(sys.executable, "-m", "keylane.cli", "meta", "rebuild"),
             *("--data", str(data)),
-            *(f"--broker={one.address}" for one in cluster.brokers),
+            *(f"--broker={one.address}" for one in cluster.brokers if one.process.poll() is None),
+            *([f"--gone={gone}"] if gone else []),
         ],
         check=False,
         capture_output=True,

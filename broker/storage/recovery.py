@@ -36,6 +36,7 @@ from ...protocol.record import (
     read_header,
     read_record,
 )
+from ...protocol.text import counted
 from .commit_log import BARRIER, FOLDER, segment_bases, segment_path
 from .files import AppendFile, Files, replace_large_file
 from .trail import Trace, TrailCursor, durable_end, trail_bases
@@ -111,7 +112,9 @@ def recover_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int 
     try:
         if found.cut_bytes:
             log.warning(
-                "cut %d bytes of an unfinished write at position %d", found.cut_bytes, found.end
+                "cut %s of an unfinished write at position %d",
+                counted(found.cut_bytes, "byte"),
+                found.end,
             )
             file.truncate(found.end - last)
         _write_again(files, file, base=last, start=found.unproven, end=found.end)

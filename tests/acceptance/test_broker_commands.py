@@ -158,7 +158,12 @@ def test_folders_that_are_none(tmp_path, folder):
         assert not missing.exists()
     process = BrokerProcess(folder).start()
     try:
-        assert "another broker is using" in keylane("verify", str(folder)).stderr
+        for command in ("verify", "dump", "index verify"):
+            refused = keylane(*command.split(), str(folder))
+            assert refused.returncode == 1
+            assert "a broker is using the data folder" in refused.stderr
+            assert "stop it first" in refused.stderr
+            assert "keylane broker health" in refused.stderr
         done = keylane("health", process.address, "-o", "json")
         assert done.returncode == 0
         health = json.loads(done.stdout)

@@ -518,3 +518,40 @@ def test_a_reader_that_leaves(dev):
     consumer.stderr.close()
     (group,) = dev.json("group", "describe", "pipe", "g")
     assert 0 < group["lag"] <= 19_990
+
+
+def test_an_address_of_another_program_is_told(dev):
+    """A metaserver is no broker, nor a broker a metaserver, whatever its health says."""
+    broker = next(iter(dev.facts["brokers"].values()))
+    done = keylane("broker", "health", dev.meta)
+    assert_error(done, "InvalidRequestError", 1104)
+    assert f"{dev.meta} is the address of a metaserver, not of a broker" in done.stderr
+    assert "takes writes" not in done.stdout
+    for command in (("broker", "list"), ("produce", "ready", "v")):
+        done = keylane(*command, meta=broker)
+        assert_error(done, "InvalidRequestError", 1104)
+        assert f"{broker} is the address of a broker, not of a metaserver" in done.stderr
+    for command in (("subject", "list"), ("consume", "ready", "-g", "g")):
+        done = keylane(*command, meta=broker)
+        assert_error(done, "InvalidRequestError", 1104)
+        assert "404 Not Found; this server is another program than was meant" in done.stderr
+
+
+def test_several_metaservers_are_given_with_commas(dev):
+    """One that does not answer is passed over."""
+    done = keylane("produce", "ready", "v", meta=f"127.0.0.1:1,{dev.meta}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_move_of_what_is_not_there_names_what_is(dev):
+    """Partitions and broker groups, and the commands that list them."""
+    done = dev.run("subject", "move", "99999", "--to", "broker-1")
+    assert_error(done, "PartitionUnknownError", 1113)
+    assert "there is no partition 99999; open partitions: 1, 2" in done.stderr
+    assert "keylane subject describe" in done.stderr
+    (described,) = dev.json("subject", "describe", "ready")
+    partition = str(described["partitions"][0]["partition_id"])
+    done = dev.run("subject", "move", partition, "--to", "nowhere")
+    assert_error(done, "BrokerGroupUnknownError", 1154)
+    assert "there is no broker group 'nowhere'; those there are: broker-1, broker-2" in done.stderr
+    assert "keylane broker list" in done.stderr

@@ -8,24 +8,33 @@ from hypothesis import strategies as st
 
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import OffsetOutOfRangeError
+from keylane.protocol.limits import PARTITION_MESSAGES_MAX
 from keylane.protocol.queues import (
     Segment,
     check_logic_offset,
+    is_behind_loss,
     logic_cursor,
     logic_offset_at,
     physical_cursors,
     queue_max,
     queue_min,
+    start_behind_loss,
+)
+from keylane.protocol.routing import Partition, PartitionState
+
+lengths = st.lists(
+    st.tuples(st.integers(0, 6), st.integers(0, 6), st.sampled_from([0, 0, 5])),
+    min_size=1,
+    max_size=6,
 )
 
-lengths = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=6)
 
-
-def chain_of(sizes: list[tuple[int, int]]) -> list[Segment]:
-    """Segments of (messages, how many of them retention has removed), one after another."""
+def chain_of(sizes: list[tuple[int, int, int]]) -> list[Segment]:
+    """Segments of (messages, how many of them retention has removed, offsets that are lost before them)."""
     found = []
     start = 0
-    for number, (count, gone) in enumerate(sizes, 1):
+    for number, (count, gone, lost) in enumerate(sizes, 1):
+        start += lost
         found.append(
             Segment(
                 partition_id=number,
@@ -52,12 +61,12 @@ def test_min_and_max(sizes):
     """Min is the first message still there, max one past the last that ever came; they meet when all is gone."""
     chain = chain_of(sizes)
     left = [logic for logic, _, _ in messages(chain)]
-    total = sum(count for count, _ in sizes)
+    total = sum(count + lost for count, _, lost in sizes)
     assert queue_max(chain) == total
     assert queue_min(chain) == (min(left) if left else total)
 
 
-@given(lengths, st.integers(0, 40))
+@given(lengths, st.integers(0, 70))
 def test_an_offset_becomes_cursors_and_comes_back(sizes, logic):
     """After a reset to an offset the group has acked what lies below, and comes to the first message at or above it."""
     chain = chain_of(sizes)
@@ -113,7 +122,7 @@ def test_an_offset_for_a_time(sizes, data):
         assert logic_offset_at(chain, found, bound) == expected
 
 
-@given(lengths, st.integers(-1, 40))
+@given(lengths, st.integers(-1, 70))
 def test_an_offset_outside_is_refused(sizes, logic):
     """Between min and max, both included, is let through; the refusal names the two."""
     chain = chain_of(sizes)
@@ -127,3 +136,25 @@ def test_an_offset_outside_is_refused(sizes, logic):
         low,
         high,
     )
+
+
+@given(st.lists(st.tuples(st.integers(0, PARTITION_MESSAGES_MAX), st.booleans()), max_size=9))
+def test_logic_offsets_grow_over_losses(chain):
+    """However full each partition was, what comes behind a loss is above all of it, and is told from what counts on."""
+    end = 0
+    for number, (count, behind_loss) in enumerate(chain, 1):
+        name = f"s.p{number}"
+        start = start_behind_loss(name) if behind_loss else end
+        assert start >= end
+        partition = Partition(
+            partition_id=number,
+            name=name,
+            queue=0,
+            range_start=0,
+            range_end=1024,
+            broker_group="g1",
+            state=PartitionState.SEALED,
+            logic_start=start,
+        )
+        assert is_behind_loss(partition) or not behind_loss
+        end = start + count

@@ -186,7 +186,7 @@ async def test_messages_removed_unread_by_time_are_counted_logged_and_kept(caplo
     told = [one.getMessage() for one in caplog.records if "has not read" in one.getMessage()]
     removes, unread = "retention removes", "messages of flights that group"
     assert told == [
-        f"{removes} {second} {unread} quick has not read, in 1 partitions",
+        f"{removes} {second} {unread} quick has not read, in 1 partition",
         f"{removes} {first - 5 + second} {unread} slow has not read, in 2 partitions",
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker import group_commit
+from keylane.broker import group_commit, partition
 from keylane.broker.control import BrokerControl
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -124,3 +124,15 @@ async def test_an_empty_partition_is_sealed_when_it_should_be_empty(office):
     for _ in range(2):
         status = await office.control.seal(None, {"id": "1", "empty": "1"})
         assert (status.state, status.next_offset) == (PartitionState.SEALED, 0)
+
+
+async def test_a_partition_takes_no_more_messages_than_it_may_hold(office, monkeypatch):
+    """Logic offsets behind a loss rest on it.  A batch that does not fit is refused whole, and what is stored is told."""
+    monkeypatch.setattr(partition, "PARTITION_MESSAGES_MAX", 5)
+    await office.desk.append(batch(count=4))
+    with pytest.raises(OverloadedError, match="move it"):
+        await office.desk.append(batch(sequence=4, count=2))
+    await office.desk.append(batch(count=4))
+    await office.desk.append(batch(sequence=4, count=1))
+    assert office.store.state.partition(1).next_offset == 5
+    assert await office.seal() is PartitionState.SEALED

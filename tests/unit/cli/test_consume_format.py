@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from keylane.cli.consume import message_json, parse_format
+from keylane.cli.consume import parse_format
+from keylane.cli.message_json import message_json
 from keylane.protocol.errors import ConfigError
 from keylane.protocol.message import Message, pack_properties
 
@@ -44,6 +45,31 @@ def test_bad_templates(template):
         parse_format(template)
 
 
+def test_a_line_has_no_control_character_of_the_message():
+    """Neither key nor value nor properties end the line or command the terminal; the template's own tab stays."""
+    evil = "\x1b[2J\r\n\t\x9b31m\u202e"
+    message = Message(
+        subject="s",
+        order_key=evil.encode(),
+        value=evil.encode(),
+        offset=5,
+        partition_id=2,
+        sent_at_ns=7,
+        packed_properties=pack_properties({evil: evil}),
+    )
+    shown = r"\x1b[2J\r\n\t\x9b31m\u202e"
+    assert parse_format("{key}\t{value}")(message) == f"{shown}\t{shown}"
+    assert parse_format("{properties}")(message).isprintable()
+    assert message_json(message).isprintable()
+
+
+def test_properties_that_are_none_are_shown_all_the_same():
+    """Only the sender looked at them."""
+    message = Message("s", b"k", b"v", 5, 2, 7, packed_properties=b"\xff")
+    assert parse_format("{value} {properties}")(message) == "v \\xff"
+    assert json.loads(message_json(message))["properties_base64"] == "/w=="
+
+
 def test_json():
     """As JSON, a message is one compact object with everything a reader may want, named as in other answers."""
     line = message_json(MESSAGE)
@@ -60,7 +86,7 @@ def test_json():
         "partition_id": 2,
         "offset": 5,
         "key": "k",
-        "value": "v\\xff",
+        "value_base64": "dv8=",
         "fencing_token": 9,
         "attempt": 1,
         "sent_at_ns": 7,

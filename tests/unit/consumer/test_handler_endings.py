@@ -127,6 +127,56 @@ async def test_a_task_that_ends_with_generator_exit_fails_and_keeps_its_worker()
     assert not crashed
 
 
+@pytest.mark.parametrize("ignores", [False, True])
+async def test_a_handler_that_awaits_a_task_ended_by_generator_exit_keeps_its_worker(ignores: bool):
+    """The event loop closes whoever awaits such a task, handler and worker; the worker goes on, in first and later tries."""
+    crashed: list[BaseException] = []
+    client = Client()
+
+    async def work(message: Message) -> None:
+        await asyncio.sleep(0)
+        if message.attempt < 4:
+            raise GeneratorExit
+
+    async def handle(message: Message) -> None:
+        try:
+            await asyncio.create_task(work(message))
+        except GeneratorExit:
+            if ignores:
+                await asyncio.sleep(0)
+            raise
+
+    workers = workers_of(handle, crashed=crashed)
+    client.give(workers, b"k", b"k", b"other")
+    await eventually(lambda: sorted(client.handled) == [0, 1, 2])
+    await workers.close()
+    assert not crashed
+
+
+async def test_a_lease_that_ended_meanwhile_gives_up_what_generator_exit_ended():
+    """The message is forgotten, and the next one of its key too; the worker is there for other partitions."""
+    crashed: list[BaseException] = []
+    client, other = Client(1), Client(2)
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        client.lose()
+        raise GeneratorExit
+
+    async def handle(message: Message) -> None:
+        if message.partition_id == 1:
+            await asyncio.create_task(work())
+
+    workers = workers_of(handle, crashed=crashed)
+    client.give(workers, b"k", b"k")
+    await eventually(lambda: client.room.count == 0)
+    other.give(workers, b"k")
+    await eventually(lambda: other.handled == [0])
+    await workers.close()
+    assert not crashed
+    assert client.handled == []
+
+
 async def test_a_task_that_a_handler_returned_is_cancelled_with_its_worker():
     """A hand-over that cancels the handler cancels the task that it returned, and waits for its end."""
     client = Client()

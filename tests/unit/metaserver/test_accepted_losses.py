@@ -7,11 +7,16 @@ import pytest
 from keylane.metaserver.leases import Readable, readable_partitions
 from keylane.metaserver.store_brokers import report_broker
 from keylane.metaserver.store_history import operation_views, subject_history
-from keylane.metaserver.store_operations import idle_operations
+from keylane.metaserver.store_operations import (
+    advance_operation,
+    claim_operation,
+    idle_operations,
+    note_steps,
+)
 from keylane.metaserver.store_plans import plan_operations
 from keylane.metaserver.store_subjects import read_route
 from keylane.protocol.control import BrokerHeartbeat
-from keylane.protocol.errors import InvalidRequestError, LossAcceptedError
+from keylane.protocol.errors import LossAcceptedError
 from keylane.protocol.ids import PartitionId
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy, PartitionState
@@ -88,21 +93,6 @@ def test_an_operation_that_waits_for_a_lost_disk_goes_on(rows: Rows) -> None:
     assert view.state is OperationState.DONE
 
 
-def test_loss_is_refused_while_a_static_subject_has_partitions_there(rows: Rows) -> None:
-    """Nothing is changed, of other subjects neither, and the data folder is taken when it comes back."""
-    rows.create("s", 3, order_strategy=STRICT)
-    rows.create("t", 3, static=True)
-    rows.silence("g1")
-    before = rows.run(read_route, "s"), rows.run(read_route, "t")
-    with pytest.raises(InvalidRequestError, match="static subject 't'"):
-        rows.run(plan_operations, LOSE_G1)
-    with pytest.raises(InvalidRequestError, match="static subject 't'"):
-        rows.begin(LOSE_G1)
-    assert (rows.run(read_route, "s"), rows.run(read_route, "t")) == before
-    assert lost(rows, "s") == set()
-    rows.report("g1")
-
-
 def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> Readable:
     return Readable(
         partition_id=PartitionId(number),
@@ -125,3 +115,23 @@ def test_a_child_of_a_lost_partition_waits_for_what_that_continued(
     ]
     through = {PartitionId(one) for one in drained}
     assert [one.partition_id for one in readable_partitions(chain, through)] == readable
+
+
+def test_the_loss_of_a_disk_gives_up_nothing_of_another_that_is_silent(rows: Rows) -> None:
+    """A resize waits for two silent brokers; the loss of one is accepted, and it waits for the other."""
+    rows.create("s", 3, order_strategy=STRICT)
+    ((operation_id, _),) = rows.begin(Reshape(kind=OperationKind.RESIZE, subject="s", partitions=1))
+    todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).todo
+    rows.run(note_steps, operation_id, dict.fromkeys(one.partition_id for one in todo), "")
+    assert rows.run(advance_operation, operation_id) is OperationState.SEAL
+    (child,) = rows.run(operation_views, [operation_id])[0].children
+    away = sorted({"g1", "g2", "g3"} - {child.broker_group})
+    rows.silence(*away)
+    here = {one.broker_group: one.partition_id for one in rows.run(read_route, "s").partitions}
+    accepted = Reshape(kind=OperationKind.EVACUATE, broker_group=away[0], accept_loss=True)
+    rows.begin(accepted)
+    assert rows.drive(operation_id) is OperationState.SEAL
+    assert lost(rows, "s") == set()
+    rows.report(away[1])
+    assert rows.drive(operation_id) is None
+    assert lost(rows, "s") == {here[away[0]]}

@@ -28,6 +28,7 @@ from keylane.protocol.errors import (
     NotEnoughBrokersError,
     OperationRunningError,
     PartitionUnknownError,
+    RefusedError,
     SubjectUnknownError,
 )
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
@@ -216,6 +217,42 @@ BAD = [
         InvalidRequestError,
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        (
+            Reshape(kind=OperationKind.MOVE, partition_ids=(99_999,), broker_group="g1"),
+            "there is no partition 99999; open partitions: 1, 2",
+        ),
+        (
+            Reshape(kind=OperationKind.MERGE, partition_ids=(1, 99)),
+            "partition 99 is not an open partition of this subject; those that are: 1, 2",
+        ),
+        (
+            Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="nowhere"),
+            "there is no broker group 'nowhere'; those there are: g1, g2",
+        ),
+        (
+            Reshape(kind=OperationKind.EVACUATE, broker_group="nowhere"),
+            "there is no broker group 'nowhere'; those there are: g1, g2",
+        ),
+    ],
+)
+def test_a_refusal_names_what_there_is(rows: Rows, ask: Reshape, text: str):
+    """Partitions that are open, and broker groups, so that the next try is right; the hint has the command."""
+    with pytest.raises(RefusedError) as caught:
+        rows.begin(ask)
+    assert caught.value.message == text
+    assert "keylane" in caught.value.hint
+
+
+def test_a_refusal_counts_partitions_that_it_does_not_name(rows: Rows):
+    """A cluster may have a million."""
+    rows.create("many", 100)
+    with pytest.raises(PartitionUnknownError, match=", 10, … and 92 more"):
+        rows.begin(Reshape(kind=OperationKind.SPLIT, partition_ids=(99_999,)))
 
 
 @pytest.mark.parametrize(("ask", "error"), BAD)

@@ -19,6 +19,7 @@ from keylane.metaserver.verify import verify
 from keylane.metaserver.verify_views import BrokerAnswer, Views
 from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
 from keylane.protocol.errors import InvalidNameError, InvalidRequestError
+from keylane.protocol.limits import PARTITION_MESSAGES_MAX
 from told_groups import settle_group
 
 GONE = Word(gone=("g1",))
@@ -139,8 +140,42 @@ def test_what_was_open_there_is_not_made_up() -> None:
         plan_rebuild([source(part(2), group="g2")], Word(gone=("g2",)))
     with pytest.raises(InvalidNameError):
         rebuilt(part(2), word=Word(gone=("",)))
-    with pytest.raises(InvalidRequestError, match="at which offset"):
-        rebuilt(part(2, 1, static=True, queue=0), word=LOSE)
+
+
+def test_a_static_queue_begins_behind_a_partition_that_is_gone() -> None:
+    """At the offset that its name says, above all that was there; what continues it counts on."""
+    child = part(2, 1, static=True, queue=0, sealed=True, messages=10)
+    subject = rebuilt(child, part(3, 2, static=True, queue=0), word=LOSE)
+    starts = {one.partition.partition_id: one.partition.logic_start for one in subject.partitions}
+    assert starts == {1: 0, 2: PARTITION_MESSAGES_MAX, 3: PARTITION_MESSAGES_MAX + 10}
+
+
+def test_a_static_queue_keeps_its_order_over_a_partition_that_is_gone(engine: sa.Engine) -> None:
+    """1 has messages left, 2 was behind it, 3 is empty and 4 open: none is granted before 1 is drained."""
+    before = part(1, static=True, queue=0, sealed=True, messages=40, token=3, cursor=20)
+    empty = part(3, 2, static=True, queue=0, sealed=True, messages=0, token=4)
+    found = source(before, empty, part(4, 3, static=True, queue=0), group="g2")
+    cluster = plan_rebuild([found], LOSE)
+    (subject,) = cluster.subjects
+    assert {one.partition.partition_id: one.partition.parents for one in subject.partitions} == {
+        1: (),
+        2: (1,),
+        3: (2,),
+        4: (3,),
+    }
+    with engine.begin() as connection:
+        store_rebuilt(connection, cluster, route_version=1_000_000)
+        view = read_sql_view(connection)
+        report = BrokerHeartbeat(broker_group="g2", broker_id="id-g2", address="g2:1")
+        report_broker(connection, report, ttl_ms=60_000)
+        ask = Join(subject="s", group="g", session=SESSION)
+        group_id = join_group(connection, ask, sessions_max=10).group_id
+        assert leave_duty(connection, rebuilt_duty(group_id), holder="rebuild")  # a ttl later
+        settle_group(connection, group_id)
+        grants = read_grants(connection, SESSION).grants
+    assert [one.partition.partition_id for one in grants] == [1]
+    verified = verify(Views(before=view, answers=[], after=view)).checks
+    assert [one.violations for one in verified if one.code == "V02"] == [[]]
 
 
 def test_a_name_that_nobody_misses_changes_nothing(engine: sa.Engine) -> None:

@@ -229,3 +229,33 @@ def test_a_named_lease(rows: Rows):
     assert rows.run(take_duty, "x", holder="one", lease_ms=100)
     rows.run(forget_duties)
     assert rows.run(take_duty, "x", holder="two", lease_ms=100)
+
+
+@pytest.mark.parametrize(("cursor", "through"), [(4, []), (10, [1, 4])])
+def test_an_empty_partition_behind_a_loss_waits_for_what_the_lost_one_continued(
+    rows: Rows, cursor: int, through: list[int]
+):
+    """1 ends at 10, 3 continued it and is lost, 4 is sealed empty behind that: it is drained with 1, not before."""
+    rows.begin()
+    for number, state, end in ((3, PartitionState.EXPIRED, None), (4, PartitionState.SEALED, 0)):
+        values = {
+            "partition_id": number,
+            "subject_id": 1,
+            "name": f"s.p{number - 1}",
+            "queue": number,
+            "range_start": 0,
+            "range_end": 512,
+            "broker_group": "g1",
+            "state": state,
+            "end_offset": end,
+            "forsaken": end is None,
+            "lost": end is None,
+        }
+        rows.say(sa.insert(partitions).values(values))
+    lineage = [{"partition_id": 3, "parent_id": 1}, {"partition_id": 4, "parent_id": 3}]
+    rows.say(sa.insert(partition_parents).values(lineage))
+    rows.say(sa.delete(drained))
+    rows.now_ms += 10_000
+    tokens = rows.begin("two")
+    rows.end(tokens, {1: cursor, 2: 0, 4: 0}, "two")
+    assert rows.drained() == through

@@ -11,6 +11,7 @@ from keylane.metaserver.verify import verify
 from keylane.metaserver.verify_views import PartitionView, SqlView, SubjectView, Views
 from keylane.protocol.control import PartitionStatus
 from keylane.protocol.errors import InvalidRequestError
+from keylane.protocol.limits import PARTITION_MESSAGES_MAX
 from keylane.protocol.operations import OperationState
 from keylane.protocol.routing import OrderStrategy, PartitionState
 
@@ -104,3 +105,21 @@ def test_a_chain_is_checked():
     assert "logic offset 39" in broken(row(1, start=0, end=40), row(2, 1, start=39))[0]
     assert "logic offset 5" in broken(row(1, start=5))[0]
     assert "another queue" in broken(row(1, start=0, end=4), row(2, 1, start=4, queue=1))[0]
+
+
+def test_a_chain_behind_a_loss_is_checked():
+    """What continues a lost partition begins where its name says; behind one that is there it is named."""
+    gone = PartitionView(
+        subject_id=1,
+        partition=msgspec.structs.replace(
+            row(2, 1, start=40).partition, state=PartitionState.EXPIRED
+        ),
+        forsaken=True,
+    )
+    first, span = row(1, start=0, end=40), PARTITION_MESSAGES_MAX
+    assert (
+        broken(first, gone, row(3, 2, start=2 * span, end=5), row(4, 3, start=2 * span + 5)) == []
+    )
+    assert "logic offset 40" in broken(first, gone, row(3, 2, start=40))[0]
+    assert "logic offset" in broken(first, gone, row(3, 2, start=2 * span + 1))[0]
+    assert "ends at 40" in broken(first, row(3, 1, start=2 * span))[0]

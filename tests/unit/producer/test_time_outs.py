@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -27,6 +28,8 @@ async def test_a_message_is_told_with_its_error_when_its_time_is_over():
         assert told.value.fate is Fate.NOT_DONE
         message = {"subject": "s", "key": b"k", "value": b"1", "properties": {"a": "b"}}
         assert told.value.details == message
+        text = r"a message of 's', key digest ac52cb5ff985d463, was not acked in 0\.\d s: cannot reach the server"
+        assert re.fullmatch(text, told.value.message)
         with pytest.raises(KeyHaltedError) as halted:
             await asyncio.wait_for(newer, 30)
         assert (halted.value.fate, halted.value.details["value"]) == (Fate.NOT_DONE, b"2")
@@ -56,6 +59,7 @@ async def test_a_message_on_its_way_is_told_as_unknown_when_its_time_is_over():
         with pytest.raises(DeliveryTimeoutError) as told:
             await asyncio.wait_for(late, 30)
         assert told.value.fate is Fate.UNKNOWN
+        assert "the connection ended before the answer" in told.value.message
         assert not same_batch.done
         with pytest.raises(KeyHaltedError):
             await asyncio.wait_for(behind, 30)
@@ -77,8 +81,8 @@ async def test_a_message_in_the_hold_is_told_when_its_time_is_over():
         network.unreachable.add("meta")
         tickets = [producer.send("s", b"1", key=key, timeout=0.05) for key in (b"k", b"")]
         behind = producer.send("s", b"2")
-        for ticket in tickets:
-            with pytest.raises(DeliveryTimeoutError):
+        for ticket, whose in zip(tickets, ("key digest", "no key"), strict=True):
+            with pytest.raises(DeliveryTimeoutError, match=f"{whose}.*: cannot reach the server"):
                 await asyncio.wait_for(ticket, 30)
         with pytest.raises(KeyHaltedError):
             producer.send("s", b"2", key=b"k")

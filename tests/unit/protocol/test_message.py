@@ -62,3 +62,20 @@ def test_sizes_up_to_the_limits_pass_and_one_more_does_not():
         check_message_size(KEY_BYTES_MAX + 1, 0, 0)
     with pytest.raises(MessageTooLargeError):
         check_message_size(KEY_BYTES_MAX, MESSAGE_BYTES_MAX - KEY_BYTES_MAX - 5, 6)
+
+
+def test_a_message_prints_short_however_large_it_is():
+    """Where it is, the first bytes of key and value with their lengths, and the attempt."""
+    small = Message("orders", b"customer-7", b"paid", 17, 3, 2, attempt=4)
+    assert (
+        repr(small)
+        == str(small)
+        == (
+            "<Message of orders partition 3 offset 17, key b'customer-7' (10 bytes), "
+            "value b'paid' (4 bytes), attempt 4>"
+        )
+    )
+    large = Message("s" * 200, b"\xff" * 1024, b"\x1b" * MESSAGE_BYTES_MAX, 2**63 - 1, 3, 2)
+    assert len(repr(large)) < 700
+    assert f"… ({MESSAGE_BYTES_MAX} bytes)" in repr(large)
+    assert repr(large).isprintable()

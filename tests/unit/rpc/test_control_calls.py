@@ -44,8 +44,9 @@ from keylane.rpc.server import ControlRoute, status_of
 class Meta:
     """Control handlers of a small metaserver."""
 
-    def __init__(self, name: str = "meta") -> None:
+    def __init__(self, name: str = "metaserver", reason: str = "") -> None:
         self.name = name
+        self.reason = reason
         self.asked: list[tuple[object, dict[str, str]]] = []
         self.error: Exception | None = None
         self.wait: asyncio.Event | None = None
@@ -62,7 +63,7 @@ class Meta:
             raise SubjectExistsError(subject=body.subject)
         if "subject" in params:
             raise SubjectUnknownError(subject=params["subject"])
-        return Health(program=self.name, ready=True)
+        return Health(program=self.name, ready=True, reason=self.reason)
 
     def routes(self) -> list[ControlRoute]:
         return [
@@ -92,7 +93,7 @@ def client(network: HttpNetwork, server) -> MetaClient:
 
 async def test_a_call_gets_its_answer(client, meta):
     """A body arrives as it was sent, and the answer as it was given."""
-    assert await client.health() == Health(program="meta", ready=True)
+    assert await client.health() == Health(program="metaserver", ready=True)
     assert await client.leave(Leave(session="s")) == Done()
     assert meta.asked == [(None, {}), (Leave(session="s"), {})]
 
@@ -259,6 +260,26 @@ async def test_the_answer_of_another_program_is_a_typed_error(network):
     listener.close()
 
 
+@pytest.mark.parametrize(("program", "other"), [("metaserver", "broker"), ("broker", "metaserver")])
+async def test_the_health_of_another_program_is_told(network, serve, program, other):
+    """An address of a broker is none of a metaserver, though both have a health, and the other way round."""
+    server = await serve(*Meta(other).routes())
+    client = MetaClient(network, [server.address])
+    with pytest.raises(InvalidRequestError) as caught:
+        await (
+            client if program == "metaserver" else BrokerClient(network, server.address)
+        ).health()
+    assert (
+        caught.value.message == f"{server.address} is the address of a {other}, not of a {program}"
+    )
+
+
+async def test_a_call_that_the_server_does_not_have_is_told(network, server):
+    """As that of a metaserver, made to a broker's address."""
+    with pytest.raises(InvalidRequestError, match="404 Not Found; this server is another program"):
+        await MetaClient(network, [server.address]).verify()
+
+
 async def test_an_answer_of_the_wrong_shape_is_a_typed_error(network, server):
     """JSON that is not the answer asked for is an InternalError, not a half-read value."""
     with pytest.raises(InternalError):
@@ -292,7 +313,7 @@ async def test_all_addresses_dead_is_not_sent(network):
 @pytest.fixture
 async def pair(serve, server) -> tuple[list[str], Meta]:
     """Addresses of the metaserver and of another, and that other."""
-    other = Meta("other")
+    other = Meta(reason="the other")
     second = await serve(*other.routes())
     return [server.address, second.address], other
 
@@ -314,7 +335,7 @@ async def test_what_may_be_done_twice_goes_on_where_one_hangs(network, pair, met
     addresses, other = pair
     meta.wait = asyncio.Event()
     client = MetaClient(network, addresses, timeout_ms=60)
-    assert (await client.health()).program == "other"
+    assert (await client.health()).reason == "the other"
     assert await client.leave(Leave(session="s")) == Done()
     assert len(other.asked) == 2
     assert len(meta.asked) == 1
@@ -326,7 +347,7 @@ async def test_a_metaserver_without_its_database_is_asked_last(network, pair, me
     addresses, other = pair
     meta.error = StorageError("cannot reach the database", operation="connect")
     client = MetaClient(network, addresses)
-    assert (await client.health()).program == "other"
+    assert (await client.health()).reason == "the other"
     assert client._addresses[0] == addresses[1]
     other.error = meta.error
     with pytest.raises(StorageError):
@@ -348,10 +369,11 @@ async def test_a_machine_that_takes_no_connection_was_sent_nothing(network, monk
             one.close()
 
 
-async def test_a_broker_answers_control_calls_on_the_same_port(network, server):
+async def test_a_broker_answers_control_calls_on_the_same_port(network, serve):
     """Data plane and control calls share one address."""
+    server = await serve(*Meta("broker").routes())
     client = BrokerClient(network, server.address)
-    assert (await client.health()).program == "meta"
+    assert (await client.health()).program == "broker"
     with pytest.raises(InvalidRequestError, match="404"):
         await client.partition(7)
     await client.close()

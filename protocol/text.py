@@ -1,0 +1,58 @@
+"""Words for people: counts with their nouns, times, keys as digests, and text of others without control characters.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from hashlib import blake2b
+
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, line ends, marks that turn the direction of writing, and halves of characters."""
+LISTED_MAX = 10
+_ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """The count with its noun: "1 message", "2 messages"; `plural` where it is more than an s."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def listed(items: Iterable[object], total: int | None = None) -> str:
+    """
+    The first items, and how many more there are: "1, 2, 3", "1, 2, …, 10, … and 90 more"; "none" of none.
+
+    `total`: how many there are, where `items` has only the first LISTED_MAX.
+    """
+    texts = list(map(str, items))
+    more = (len(texts) if total is None else total) - LISTED_MAX
+    if more > 0:
+        texts[LISTED_MAX:] = [f"… and {more} more"]
+    return ", ".join(texts) or "none"
+
+
+def seconds(ms: int) -> str:
+    """Milliseconds in seconds, with one decimal below ten of them."""
+    return f"{ms / 1000:.1f} s" if ms < 10_000 else f"{ms // 1000} s"
+
+
+def key_digest(order_key: bytes) -> str:
+    """An order key as logs and errors name it: `printf %s KEY | b2sum -l 64` prints the same digest."""
+    if not order_key:
+        return "no key"
+    return f"key digest {blake2b(order_key, digest_size=8).hexdigest()}"
+
+
+def printable(text: str) -> str:
+    r"""`text` with every control character escaped, as `\t`, `\x1b` or `\u202e`: a terminal obeys none of it."""
+    return _CONTROL.sub(_escaped, text)
+
+
+def json_printable(text: str) -> str:
+    """`text`, which is JSON on one line, with every control character in its strings escaped as JSON has it."""
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
+    number = ord(character)
+    return _ESCAPES.get(character) or (f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}")

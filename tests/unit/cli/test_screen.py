@@ -1,0 +1,55 @@
+"""What a command shows: nothing of users' text commands the terminal, and our own colours stay."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from keylane.cli.options import OutputFormat
+from keylane.cli.screen import make_table, show_error, show_json, show_line, show_table
+from keylane.protocol.errors import InvalidRequestError
+
+EVIL = "\x1b[2J\r\n\t\x9b31m\u202e\x7f[bold]\udcff"
+SHOWN = r"\x1b[2J\r\n\t\x9b31m\u202e\x7f[bold]\udcff"
+
+
+def test_a_table_has_no_control_character_of_its_cells(capsys: pytest.CaptureFixture[str]):
+    """Title and cells alike."""
+    show_table(make_table(EVIL, ("name", "count#"), [(EVIL, 1)]))
+    printed = capsys.readouterr().out
+    assert printed.count(SHOWN) == 2
+    assert printed.replace("\n", "").isprintable()
+
+
+def test_a_table_keeps_its_own_colours():
+    """On a terminal the title is bold, by a code of ours."""
+    screen = io.StringIO()
+    table = make_table("title", ("name",), [(EVIL,)])
+    Console(file=screen, force_terminal=True, color_system="standard", width=120).print(table)
+    assert "\x1b[1mtitle" in screen.getvalue()
+    assert SHOWN in screen.getvalue()
+
+
+def test_lines_and_errors_have_no_control_character(capsys: pytest.CaptureFixture[str]):
+    """An error keeps its hint in a line of its own."""
+    show_line(EVIL)
+    show_line(EVIL, errors=True)
+    show_error(InvalidRequestError(f"no: {EVIL}"), OutputFormat.TABLE)
+    printed = capsys.readouterr()
+    assert printed.out == f"{SHOWN}\n"
+    first, second, hint = printed.err.splitlines()
+    assert (first, second) == (SHOWN, f"keylane: no: {SHOWN} [InvalidRequestError 1104]")
+    assert hint == f"  {InvalidRequestError.hint}"
+
+
+def test_json_has_no_control_character(capsys: pytest.CaptureFixture[str]):
+    """And says the same."""
+    text = EVIL.removesuffix("\udcff")
+    show_json({"a": text})
+    show_error(InvalidRequestError(text), OutputFormat.JSON)
+    printed = capsys.readouterr()
+    assert printed.out.rstrip("\n").isprintable()
+    assert printed.err.rstrip("\n").isprintable()
+    assert json.loads(printed.out) == {"a": text}
+    assert json.loads(printed.err)["message"] == text

@@ -1,0 +1,57 @@
+"""Words for people: nouns agree with their counts, and no character of a user's data commands a terminal."""
+
+import subprocess
+import unicodedata
+
+import pytest
+
+from keylane.protocol.text import counted, key_digest, listed, printable, seconds
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 messages"), (1, "1 message"), (2, "2 messages"), (26_385, "26385 messages")],
+)
+def test_a_count_agrees_with_its_noun(count, text):
+    """One has no s."""
+    assert counted(count, "message") == text
+
+
+def test_an_irregular_plural_is_given():
+    """A noun that takes more than an s."""
+    assert (counted(1, "try", "tries"), counted(2, "try", "tries")) == ("1 try", "2 tries")
+
+
+def test_a_long_list_is_cut():
+    """With how much is left out."""
+    assert (listed([]), listed([7]), listed([1, 2])) == ("none", "7", "1, 2")
+    assert listed(range(1, 13)) == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, … and 2 more"
+
+
+def test_printable_text_has_no_control_character():
+    """Of all of Unicode nothing is left that moves a cursor, ends a line or turns the writing; the rest is as it was."""
+    everything = "".join(map(chr, range(0x11_0000)))
+    shown = printable(everything)
+    assert not any(unicodedata.category(one) in {"Cc", "Cs", "Zl", "Zp"} for one in shown)
+    assert not any(
+        unicodedata.bidirectional(one)
+        in {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+        for one in shown
+    )
+    shown.encode()
+    assert printable("Zoë → \N{SNOWMAN} \\n") == "Zoë → \N{SNOWMAN} \\n"
+    assert printable("\x1b[31m\t\r\n\0\x9b\u202e\udcff") == r"\x1b[31m\t\r\n\x00\x9b\u202e\udcff"
+
+
+def test_a_key_digest_is_what_b2sum_prints():
+    """An operator who knows a key finds its messages in the log."""
+    done = subprocess.run(
+        ["b2sum", "-l", "64"], input=b"customer-7", check=True, capture_output=True
+    )
+    assert key_digest(b"customer-7") == f"key digest {done.stdout.split()[0].decode()}"
+    assert key_digest(b"") == "no key"
+
+
+def test_seconds_have_a_decimal_below_ten():
+    """Of a long time nobody wants one."""
+    assert (seconds(50), seconds(9_949), seconds(61_999)) == ("0.1 s", "9.9 s", "61 s")
