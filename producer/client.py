@@ -8,6 +8,7 @@ import random
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from threading import get_ident
 from types import TracebackType
 from typing import NoReturn, Self
 
@@ -34,7 +35,7 @@ from ..protocol.routing import OrderStrategy
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
-from ..rpc.home import Resident
+from ..rpc.home import NO_THREAD, Resident
 from ..rpc.identity import DrawBits, from_system
 from ..rpc.network import Network
 from .account import Account
@@ -117,6 +118,7 @@ class Producer(Resident):
         self._of_parent: dict[str, SubjectSender] = {}
         """After a fork: kept, so that the parent's tasks are not finalized here."""
         self._open = False
+        self._thread = NO_THREAD
         self._ending: asyncio.Task[None] | None = None
         self._meta: MetaClient | None = None
         self._account = Account(self._settings.queue_bytes)
@@ -143,6 +145,7 @@ class Producer(Resident):
     def _begin(self, meta: MetaClient) -> None:
         """The state of a new opening: nothing of an earlier one is in it, and nothing of what a fork has copied."""
         self._meta = meta
+        self._thread = get_ident()
         self._dice = self._given_dice or random.Random(secrets.randbits(64))
         self._identity = Identity(self._draw_identity)
         self._senders = {}
@@ -203,6 +206,8 @@ class Producer(Resident):
         timeout_ms = self._timeout_ms if timeout is None else _milliseconds(timeout)
         if self._account.bytes >= self._queue_bytes:
             raise QueueFullError(queued_bytes=self._account.bytes)
+        if get_ident() != self._thread:  # two threads would mix up what is in one batch
+            self._home.check()
         if key:
             place = _hash(key) & 1023
             executor = sender.table[place]
@@ -210,9 +215,11 @@ class Producer(Resident):
             place = self._dice.getrandbits(10)
             executor = sender.keyless[place]
         if executor is None:
+            self._home.check()
             return sender.hold(key, value, packed, self._now_ns(), timeout_ms)
         reordered = sender.careful and sender.check(executor, key, place)
         if size > self._large_bytes:
+            self._home.check()
             executor.roll()
         # `Parcel.add`, written out: this is where a producer's time goes.
         parcel = executor.open
@@ -273,7 +280,11 @@ class Producer(Resident):
 
         Everything newer of the key that was not sent has failed by then: send it again in order, the oldest first.  A
         message whose error says `fate` UNKNOWN may be stored, or be stored yet, before what is sent from now on.
+
+        Raises:
+            ForkedError, OtherLoopError: open elsewhere.
         """
+        self._home.check_not_elsewhere()
         sender = self._senders.get(error.details.get("subject", ""))
         if sender is not None:
             sender.resume(error.details.get("key", b""))

@@ -232,6 +232,8 @@ class Executor:
                     parcel, call = calls.popleft()
                     self._settle(parcel, call.result())
                 while len(calls) < self._settings.in_flight_max:
+                    if not again and any(parcel.doubtful for parcel, _ in calls):
+                        break  # a broker knows only the latest batches again: nothing newer until this is answered
                     next_parcel = again.popleft() if again else self._take(idle=not calls)
                     if next_parcel is None:
                         break

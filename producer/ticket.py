@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.errors import OtherLoopError
+from ..protocol.errors import Fate, OtherLoopError
 from ..protocol.message import Receipt
 from .parcel import Parcel
 
@@ -23,7 +23,9 @@ class Ticket(msgspec.Struct, frozen=True, gc=False):
         parcel, index = self.parcel, self.index
         while type(parcel.outcome) is not Receipt and not parcel.settled(index):
             if parcel.future.get_loop() is not asyncio.get_running_loop():
-                raise OtherLoopError("the message was sent in another event loop")
+                error = OtherLoopError("the message was sent in another event loop")
+                error.fate = Fate.UNKNOWN  # it is on its way there
+                raise error
             # Shielded: one waiter that is cancelled must not cancel the whole batch.
             yield from asyncio.shield(parcel.waited_for(index)).__await__()
         return parcel.receipt(index)

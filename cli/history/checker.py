@@ -23,7 +23,8 @@
 Handling a message again under a higher token is no anomaly: delivery is at least once.  What an operator's reset
 sets a cursor back over is owed again, under tokens above the reset's; what it sets it past is owed to nobody.  What
 retention removes must have been handled for every group that the metaserver's database promises it to, whether the
-broker knows the group or not; it is owed to no other.
+broker knows the group or not; it is owed to no other.  A partition whose loss an operator has accepted is owed to nobody
+from then on; what came before and behind it keeps its order.
 
 Source: the names follow Jepsen's Kafka workload and Maelstrom; the rules of stale effects are those of linearizable
 registers: an accepted call counts against the fence only if it was asked after the higher one was served.
@@ -36,6 +37,7 @@ from typing import Any
 
 from .eras import Range
 from .events import (
+    AcceptedLost,
     Batched,
     Dropped,
     Ended,
@@ -63,6 +65,9 @@ from .ownership import Ownership
 from .progress import Progress
 from .routes import Routes, Sequences
 
+OFFSET_MAX = 1 << 63
+"""Above every offset."""
+
 
 def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
     """
@@ -78,6 +83,7 @@ def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
         {Settled: log.settled},
         {Ranged: log.ranged},
         {Forsaken: log.forsaken},
+        {AcceptedLost: log.lost},
         {Stored: log.stored},
         {Batched: judge.sequences.batched},
         {Routed: judge.routes.routed},
@@ -96,6 +102,7 @@ def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
         Recovered: judge.recovered,
         Resetting: judge.resetting,
         Expired: judge.expired,
+        AcceptedLost: judge.lost,
     }
     for judge.now, event in enumerate(events):
         taken = take.get(type(event))
@@ -126,6 +133,10 @@ class Judge:
         self.routes = Routes(self.found)
         self.now = 0
         self._groups: dict[str, dict[int, Progress]] = {}
+        self._lost: set[int] = set()
+        """Partitions whose loss is accepted."""
+        self._begun: dict[tuple[str, str, bytes], int] = {}
+        """(group, producer, key) → the newest message begun since a loss was accepted, in partitions that are not lost."""
         self._firsts: dict[int, int] = {}
         """Up to where partitions have expired."""
 
@@ -167,6 +178,8 @@ class Judge:
         if sending is None:
             return  # told already, as a phantom in the log
         self.progress(group, partition_id).begun(offset, sending.key, token, session)
+        if self._lost and sending.key and sending.strict:
+            self._check_lost(partition_id, (group, sending.producer, sending.key), sending.number)
         for before in log.before(place):
             if not self.progress(group, before[0]).through(before[1], token):
                 note(
@@ -174,6 +187,15 @@ class Judge:
                     f"{partition_id}/{offset} of {sending.key!r} begun before "
                     f"{before[0]}/{before[1]} was handled, under token {token}",
                 )
+
+    def _check_lost(self, partition_id: int, lane: tuple[str, str, bytes], number: int) -> None:
+        """What a consumer still has of a lost partition is handled before what is newer, or not at all."""
+        newest = self._begun.get(lane, -1)
+        if partition_id not in self._lost:
+            self._begun[lane] = max(newest, number)
+        elif number < newest:
+            said = f"number {number} of {lane[1]} for {lane[0]!r} begun behind {newest}"
+            self.found.note("inversion", f"{lane[2]!r}: {said}, in lost partition {partition_id}")
 
     def ended(
         self, group: str, partition_id: int, offset: int, token: int, session: str = ""
@@ -216,6 +238,11 @@ class Judge:
         for partitions in self._groups.values():
             if partition_id in partitions:
                 partitions[partition_id].eras.floor = first
+
+    def lost(self, partition_id: int) -> None:
+        """See `events.AcceptedLost`."""
+        self._lost.add(partition_id)
+        self.expired(partition_id, OFFSET_MAX, ())
 
     def recovered(self, group: str, partition_id: int, token: int, cursor: int) -> None:
         """See `events.Recovered`."""

@@ -24,7 +24,7 @@ class Sent(NamedTuple):
 class Settled(NamedTuple):
     """
     A producer heard what became of it: "stored", "not done", "unknown"; "gone" if it died before, or was closed and
-    could not tell; "withdrawn" if it was closed and said that it is stored nowhere; "flushed" if nobody asked about the
+    could not tell, or was told that it may have been on a lost disk; "withdrawn" if it was closed and said that it is stored nowhere; "flushed" if nobody asked about the
     message, and a flush or a close after it told no error.
     """
 
@@ -56,6 +56,12 @@ class Ranged(NamedTuple):
 
 class Forsaken(NamedTuple):
     """An operator let what continues a partition go on without it, and was told that this reorders its messages."""
+
+    partition_id: int
+
+
+class AcceptedLost(NamedTuple):
+    """An operator has accepted that a partition's disk is lost: from now on it is owed to nobody."""
 
     partition_id: int
 
@@ -203,6 +209,7 @@ Event = (
     | Stored
     | Ranged
     | Forsaken
+    | AcceptedLost
     | Batched
     | Routed
     | Started

@@ -72,6 +72,9 @@ class Log:
         self._elsewhere: dict[Place, Place] = {}
         self._ranges: dict[int, range] = {}
         self._forsaken: set[int] = set()
+        self._lost: set[int] = set()
+        self._around: dict[Place, Place] = {}
+        """Place → the one before it that is in no lost partition, if one that is lies between."""
 
     def ranged(self, partition_id: int, range_start: int, range_end: int) -> None:
         """See `events.Ranged`."""
@@ -80,6 +83,10 @@ class Log:
     def forsaken(self, partition_id: int) -> None:
         """See `events.Forsaken`."""
         self._forsaken.add(partition_id)
+
+    def lost(self, partition_id: int) -> None:
+        """See `events.AcceptedLost`."""
+        self._lost.add(partition_id)
 
     def sent(self, value: Value, key: bytes, producer: str, number: int, strict: bool) -> None:
         """See `events.Sent`."""
@@ -190,10 +197,18 @@ class Log:
                 declared = not strict and earlier[0] in self._forsaken
                 if earlier[0] != later[0] and not declared:
                     self._elsewhere[later] = earlier
+            left = [place for _, place in lane if place[0] not in self._lost]
+            for earlier, later in pairwise(left) if len(left) < len(lane) else ():
+                declared = not strict and earlier[0] in self._forsaken
+                if earlier[0] != later[0] and not declared:
+                    self._around[later] = earlier
 
     def before(self, place: Place) -> tuple[Place, ...]:
         """What has to be handled before the message at `place`."""
         here, there = self._before.get(place), self._elsewhere.get(place)
+        if self._around and place in self._around:
+            near = tuple(one for one in (here, there) if one is not None)
+            return (*near, self._around[place])
         if there is None:
             return () if here is None else (here,)
         return (there,) if here is None else (here, there)

@@ -34,8 +34,10 @@ after their effect), clocks (offset, drift of 5 %, jumps of an hour), pauses, cr
 losses with torn and lost writes, stalled, failing and full disks; sends, resizes, splits, merges, moves, evacuations,
 joins and leaves; in most seeds, users who open an object again, copy it with a fork, give it generators that repeat, send
 from two tasks, cancel whatever waits, flush instead of awaiting tickets, wrap handlers, raise odd errors, go on after a
-cancellation, run until a signal, redeploy, share a group, and have keys that fail for ever; in one seed of eight, silent brokers given up, the progress of consumer groups set anew, old messages
-removed.
+cancellation, run until a signal, redeploy, share a group, use what is open from another thread with an event loop of its
+own, and have keys that fail for ever; in one seed of eight, silent brokers given up, the progress of consumer groups set
+anew, old messages removed; in one of sixteen, a disk lost for good whose loss an operator accepts; in another one of
+sixteen, a broker that dies around the creation of a second subject and stays away until that is open.
 Then everything is healed and has to drain.  `make sim SEED=k` replays one seed.
 
 | date | version | seeds | faults | events | violations | seconds |

@@ -15,6 +15,7 @@ from keylane.producer.sender import SubjectSender
 from keylane.producer.settings import ProducerSettings
 from keylane.producer.ticket import Ticket
 from keylane.protocol.errors import (
+    AcceptedAsLostError,
     ClosedError,
     DeliveryTimeoutError,
     Fate,
@@ -25,7 +26,9 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.ids import Subject
 from keylane.protocol.routing import Partition, Route
+from sim.elsewhere import Calls, Visitor, calls_of_producer
 from sim.hosts import BrokerHost, Host
+from sim.loop import Process
 from sim.network import SimNetwork
 from sim.promises import is_sealed
 from sim.users import Identities, Preloaded, cancelled
@@ -88,6 +91,11 @@ class ProducerHost(Host):
         """What a message waits at least before any leaves its partition, by a clock that drifts."""
         self._long_wait = math.inf
         """When the first message was sent that waited so long."""
+        self._last: Ticket | None = None
+        self._abroad = random.Random(f"elsewhere {self.name} {self.dice.getstate()[1][:2]}")
+        """For what another thread asks of the producer."""
+        self.on_lost: Callable[[AcceptedAsLostError, Process, float], None] | None = None
+        """Told when a message was sent that may be lost, if a disk may be."""
         self._limits = copy.copy(self.dice)
         """How long messages may take."""
         self._limited = 0.05 if self._limits.random() < 0.3 else 0.0
@@ -99,7 +107,10 @@ class ProducerHost(Host):
         self._sent_at.clear()
         self._long_wait = math.inf
         self.busy = True
+        self._last = None
         self.spawn(self._run(count), process.context.copy())
+        if "loops" in self._habits:
+            Visitor(self, self._calls_elsewhere)
 
     def end(self, *, machine_down: bool) -> None:
         super().end(machine_down=machine_down)
@@ -109,6 +120,12 @@ class ProducerHost(Host):
         self._untold.clear()
         self.busy = False
         self._producer = None
+
+    def _calls_elsewhere(self) -> Calls:
+        if self._producer is None:
+            return {}
+        key = self._abroad.choice(self._keys)
+        return calls_of_producer(self._producer, SUBJECT, key, self._last, self._abroad)
 
     def close(self) -> None:
         """Have it closed at once, whatever it has not sent yet."""
@@ -305,6 +322,7 @@ class ProducerHost(Host):
                 assert "reopen" in self._habits, "closed, and nobody did so"
                 return
             self._record(Sent(value, key, name, self._number, self._strict))
+            self._last = ticket
             self.waiting[value] = None
             self._sent_at[value] = self.loop.now
             if "flush" in self._habits and self._rng.random() < 0.5:
@@ -363,6 +381,9 @@ class ProducerHost(Host):
             asked = asked or (self._twins and isinstance(error, ProducerFencedError))
             told = ("withdrawn", "gone") if self._closing or asked else ("not done", "unknown")
             outcome = told[error.fate is not Fate.NOT_DONE]
+            if isinstance(error, AcceptedAsLostError) and self.on_lost is not None:
+                self.on_lost(error, self.process, self._sent_at[value])
+                outcome = "gone"
             self._record(Settled(value, outcome))
             if isinstance(error, DeliveryTimeoutError):
                 await asyncio.sleep(0.05)

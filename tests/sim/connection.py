@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from keylane.protocol.errors import InternalError, KeylaneError, NotSentError, OutcomeUnknownError
 from keylane.protocol.frames import (
     Answer,
+    Append,
     Refused,
     Request,
     decode_answer,
@@ -48,6 +49,10 @@ class Connection:
         self._up = _Pipe(client.name, server.process.name)
         self._down = _Pipe(server.process.name, client.name)
         self._tasks: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def now(self) -> float:
+        return self._internet.loop.now
 
     def asks(self, kind: str) -> None:
         """The client makes a call."""
@@ -166,6 +171,8 @@ class SimChannel:
         if self._broken is not None:
             raise NotSentError(f"the connection to {self._address} is closed: {self._broken}")
         frame = encode_frame(request, payload)
+        if type(request) is Append:
+            self.connection.client.appends[request.partition_id] = self.connection.now
         future = asyncio.get_running_loop().create_future()
         self._waiting[request.correlation_id] = future
         try:

@@ -18,6 +18,7 @@ from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import KeylaneError, Retry
 from keylane.protocol.message import Message
 from sim.clients import SUBJECT, Record
+from sim.elsewhere import Calls, Visitor, calls_of_consumer
 from sim.handlers import WRAPPED, failure, plain
 from sim.hosts import Host
 from sim.network import SimNetwork
@@ -85,6 +86,11 @@ class ConsumerHost(Host):
         process = self.new_process()
         self.leaving = self._iterating = self._stopped = False
         self.spawn(self._run(), process.context.copy())
+        if "loops" in self._habits:
+            Visitor(self, self._calls_elsewhere)
+
+    def _calls_elsewhere(self) -> Calls:
+        return {} if self.consumer is None else calls_of_consumer(self.consumer, self._in_hand)
 
     def leave(self) -> None:
         """Close in good manners."""

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from history.grants import Leases
-from keylane.cli.history.events import Granted
+from keylane.cli.history.events import AcceptedLost, Granted
 from keylane.metaserver.dialect import prepare_sqlite
 from keylane.metaserver.migrate import migrate
 from sim.machine import Machine
@@ -64,7 +64,7 @@ def forget_database() -> None:
 class Shelf:
     """One database, used by all metaserver processes of a machine; it outlives them."""
 
-    def __init__(self, machine: Machine, record: Callable[[Granted], None]) -> None:
+    def __init__(self, machine: Machine, record: Callable[[Granted | AcceptedLost], None]) -> None:
         self._connection, self._raw, clock, empty = _connected()
         clock.machine = machine
         self._clock = clock
@@ -74,6 +74,9 @@ class Shelf:
         self.claims = Claims()
         self.watched = False
         """Whether the claims of consumer groups are kept."""
+        self.watches_losses = False
+        self.lost: set[int] = set()
+        """Partitions whose loss was accepted, if `watches_losses`."""
         self.boot = 0
         """The boot that the times in it belong to."""
         self._durable: bytes | None = None
@@ -96,6 +99,11 @@ class Shelf:
                 self._record(event)
         if self.watched:
             self.claims.note(raw.execute)
+        if self.watches_losses:
+            for (partition_id,) in raw.execute("SELECT partition_id FROM partitions WHERE lost"):
+                if partition_id not in self.lost:
+                    self.lost.add(partition_id)
+                    self._record(AcceptedLost(partition_id))
         return result
 
     def renew(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -44,6 +44,8 @@ class Faults(NetworkFaults):
     # ── processes ─────────────────────────────────────────────────────────────────────────────────────
     def restart(self, host: Host) -> None:
         """Start what is down; a broker that dies while starting is started again."""
+        if isinstance(host, BrokerHost) and host.gone:
+            return
         if host.running:
             if self.healed and host.leaving:  # it was stopped in its goodbye
                 self._later(0.5, self.restart, host)

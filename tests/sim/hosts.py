@@ -244,6 +244,10 @@ class BrokerHost(Host):
         self.removed = Removed()
         self.copied = False
         """Its disk is an older copy just now: what it finds there is nobody's."""
+        self.gone = False
+        """Nobody starts it until an operator does."""
+        self.lost_disk: SimDisk | None = None
+        """What was on the disk that was lost."""
         self.stalled_until = 0.0
         """Nothing comes back from the disk before."""
         self.crash_after_commits: int | None = None
@@ -407,6 +411,20 @@ class BrokerHost(Host):
         for partition_id in sorted(found - sealed) if quiet else ():
             self.loop.faults.append(f"partition {partition_id} was sealed, and took messages")
         return store
+
+    def replace_disk(self) -> None:
+        """The disk is lost; an empty one is there when the broker begins again."""
+        self.lost_disk = self.disk
+        self.disk = SimDisk(TORN_BYTES)
+        self.store = None
+
+    def look_at_lost_disk(self) -> Store | None:
+        """What a lost disk had, for the judges: nothing else reads it; None if none was lost."""
+        if self.lost_disk is None:
+            return None
+        self.disk, self.copied = self.lost_disk, True
+        self.disk.fail, self.disk.room = "", None
+        return self._open_store()
 
     async def _blocking(self, function: Callable[..., Any], /, *args: Any) -> Any:
         """As a thread would: some time before, the work at one moment, some time after."""

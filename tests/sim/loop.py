@@ -41,6 +41,12 @@ class Process:
         """What it does when it is told to stop."""
         self.alive = True
         self.paused = False
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """Which event loop its code runs in; None: that of the simulation."""
+        self.appends: dict[int, float] = {}
+        """When it last put an append to a partition on its way to a broker."""
+        self.threads: list[Process] = []
+        """More threads of the same program; they end with it."""
         self.ready: deque[events.Handle] = deque()
         self.queued = False
         """True while the loop has it in its list."""
@@ -48,6 +54,8 @@ class Process:
         self.context.run(PROCESS.set, self)
 
     def kill(self) -> None:
+        for thread in self.threads:
+            thread.kill()
         self.alive = False
         self.left = list(self.ready)
         """Never run; kept, so that nothing of it is taken apart before the end."""
@@ -64,6 +72,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self.faults: list[BaseException | str] = []
         """Exceptions that nobody caught."""
+        self.threads: list[asyncio.AbstractEventLoop] = []
+        """The event loops of processes' other threads."""
         self.world = Process("world")
         self.world.context.run(PROCESS.set, self.world)
         self._dice = dice
@@ -163,6 +173,8 @@ class SimLoop(asyncio.BaseEventLoop):
         if process.paused or not process.alive:
             return
         self._current = process
+        if process.loop is not None:
+            events._set_running_loop(process.loop)
         ready = process.ready
         for _ in range(len(ready)):
             if not ready or process.paused:
@@ -176,6 +188,8 @@ class SimLoop(asyncio.BaseEventLoop):
                     assert not process.alive
                     break
         self._current = self.world
+        if process.loop is not None:
+            events._set_running_loop(self)
         if ready and not process.paused and not process.queued:
             process.queued = True
             can_run.append(process)
@@ -198,11 +212,12 @@ class SimLoop(asyncio.BaseEventLoop):
         with warnings.catch_warnings():
             # What is begun by something that ends here never runs.
             warnings.simplefilter("ignore", RuntimeWarning)
-            for task in asyncio.all_tasks(self):
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                try:
-                    task.get_coro().close()
-                except BaseException:  # noqa: BLE001 - what a half-closed coroutine says is of no interest
-                    continue
+            for loop in (self, *self.threads):
+                for task in asyncio.all_tasks(loop):
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    try:
+                        task.get_coro().close()
+                    except BaseException:  # noqa: BLE001 - what a half-closed coroutine says is of no interest
+                        continue
         self._timers.clear()
         self.close()

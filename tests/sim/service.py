@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from keylane.broker.partition import HostedPartition
 from sim.consumers import ConsumerHost
@@ -50,6 +50,14 @@ class Service:
         self._since: dict[tuple[str, int], tuple[int, float]] = {}
         """Where a group stands in a partition that it may read, and since when."""
         self.problems: dict[tuple[str, int], str] = {}
+        self._lost: dict[int, set[int]] = {}
+        """What partitions on lost disks continue."""
+
+    def lost(self, partitions: Iterable[HostedPartition]) -> None:
+        """No broker has these any more; what they continue is read first all the same."""
+        for one in partitions:
+            facts = one.facts.partition
+            self._lost[int(facts.partition_id)] = {int(parent) for parent in facts.parents}
 
     def expect(self, group: str) -> None:
         """One more group has to be served."""
@@ -74,13 +82,13 @@ class Service:
     def may_read(self, group: str, name: int) -> bool:
         """Whether a group is through with all that a partition continues."""
         partitions = {int(one.facts.partition.partition_id): one for one in self._hosted()}
-        before = [partitions[one] for one in _before(name, partitions) if one in partitions]
+        before = [partitions[one] for one in self._before(name, partitions) if one in partitions]
         return all(cursor_of(one, group) >= one.readable_offset for one in before)
 
     def look(self, now_s: float) -> None:
         """See how long partitions wait."""
         partitions = {int(one.facts.partition.partition_id): one for one in self._hosted()}
-        before = {name: _before(name, partitions) for name in partitions}
+        before = {name: self._before(name, partitions) for name in partitions}
         for group in self.groups:
             unread = {
                 name
@@ -103,19 +111,21 @@ class Service:
                 f"{now_s - since_s:.1f} s; {self.limit_s:.1f} s are allowed"
             )
 
+    def _before(self, name: int, partitions: dict[int, HostedPartition]) -> set[int]:
+        """All that a partition continues, near and far, as far as brokers have it, or had it on a lost disk."""
+        found: set[int] = set()
+        left = [name]
+        while left:
+            partition_id = left.pop()
+            one = partitions.get(partition_id)
+            parents = self._lost.get(partition_id, set())
+            if one is not None:
+                parents = {int(parent) for parent in one.facts.partition.parents}
+            left += sorted(parents - found)
+            found |= parents
+        return found
+
 
 def cursor_of(partition: HostedPartition, group: str) -> int:
     found = partition.groups.get(group)
     return partition.first_offset if found is None else found.acked.cursor
-
-
-def _before(name: int, partitions: dict[int, HostedPartition]) -> set[int]:
-    """All that a partition continues, near and far, as far as brokers still have it."""
-    found: set[int] = set()
-    left = [name]
-    while left:
-        one = partitions.get(left.pop())
-        parents = {int(parent) for parent in one.facts.partition.parents} if one else set()
-        left += sorted(parents - found)
-        found |= parents
-    return found

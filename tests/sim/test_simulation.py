@@ -15,7 +15,7 @@ from sim.run import hunts, outcomes, pool, run_one
 
 SEEDS = 300
 FOUND = (
-    424, 1011, 1148, 1617, 11073, 13821, 5_000_846,
+    424, 1011, 1148, 1617, 7062, 11073, 13821, 5_000_846,
     32_523_450, 362_143_117, 777_000_041, 777_000_126, 777_000_152, 777_000_181, 999_000_029,
 )  # fmt: skip
 """Later seeds that found a fault once, of the product or of the simulation."""
@@ -80,7 +80,10 @@ SAMPLE = (
     "sealed_takes_appends",
     "reset_keeps_what_was_drained",
     "strict_is_given_up_too",
+    "lost_messages_are_sent_again",
+    "parents_of_a_lost_partition_are_passed_over",
     "home_is_left_early",
+    "home_is_looked_at_once_a_batch",
     "newer_do_not_wait",
     "second_copy_not_declared",
     "retention_passes_the_slowest_group",

@@ -15,6 +15,7 @@ promises, or to refuse with a typed error.
     redeploy   all consumers of a group are stopped and started, one after the other
     poison     handlers of some keys fail until long after everything else is healed
     run        consumers run until they are told to stop by a signal
+    loops      another thread, with an event loop of its own, uses what is open in the first one
     share      one more group consumes without an order, all its consumers from all partitions
 """
 
@@ -38,7 +39,7 @@ SHARED = "shared"
 """The name of the group that consumes without an order."""
 HABITS = (
     "seeded", "forked", "reopen", "tasks", "flush", "cancel", "wrap", "odd", "stubborn", "redeploy", "poison",
-    "run", "share",
+    "run", "share", "loops",
 )  # fmt: skip
 SHARES = (0.0, 0.2, 0.3, 0.5)
 """How many of the habits a seed's users have."""

@@ -25,12 +25,14 @@ from keylane.rpc.client import MetaClient
 from sim.clients import SUBJECT, ProducerHost
 from sim.consumers import ConsumerHost
 from sim.copies import Copier, for_copies, is_copied
+from sim.creating import SECOND, Creator, is_creating
 from sim.database import Shelf
 from sim.disk import Crashed
 from sim.faults import Faults
 from sim.hosts import BrokerHost, Host, MetaHost
 from sim.logs import Removed, read_log
 from sim.loop import Process, SimLoop, StuckError
+from sim.losing import Loser, for_losses, is_losing
 from sim.machine import Machine
 from sim.network import Internet, SimNetwork
 from sim.operators import Operator, for_operators, is_operated
@@ -39,6 +41,7 @@ from sim.retaining import DeadGroupHost, for_retention, is_retaining, verify_on_
 from sim.service import Idleness, Service
 from sim.signals import simulated_signals
 from sim.swarm import Swarm, draw, has_twins
+from sim.threads import simulated_threads
 from sim.users import SHARED, Preloaded, Users, for_users
 
 DRAIN_S = 90.0
@@ -83,6 +86,8 @@ class World:
             self.swarm = for_retention(seed, self.swarm)
         if is_copied(seed):
             self.swarm = for_copies(self.swarm)
+        if is_losing(seed):
+            self.swarm = for_losses(self.swarm)
         self.swarm = for_users(seed, self.swarm)
         self.preloaded = Preloaded()
         self.poison: set[bytes] = set()
@@ -108,6 +113,12 @@ class World:
         self.faults = Faults(self)
         self.operator = Operator(self, self._operator_meta)
         self.copier = Copier(self)
+        self.loser = Loser(self, self._operator_meta)
+        if is_losing(seed):
+            self.shelf.watches_losses = True
+            for producer in self.producers:
+                producer.on_lost = self.loser.check_told
+        self.creator = Creator(self, self._operator_meta)
         self.users = Users(self)
         groups = [f"group{index}" for index in range(self.swarm.groups)]
         if "share" in self.swarm.habits:
@@ -118,6 +129,11 @@ class World:
     @property
     def hosts(self) -> list[Host]:
         return [*self.metas, *self.brokers, *self.producers, *self.consumers]
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing that an operator began is under way."""
+        return self.operator.idle and self.loser.idle and self.creator.idle
 
     def _new_dice(self) -> random.Random:
         return random.Random(self.dice.getrandbits(64))
@@ -313,8 +329,13 @@ class World:
         ]
 
     async def _operations_done(self) -> bool:
+        subjects = [SUBJECT, SECOND] if is_creating(self.seed) else [SUBJECT]
         try:
-            running = (await self._operator_meta.operations(SUBJECT)).operations
+            running = [
+                one
+                for subject in subjects
+                for one in (await self._operator_meta.operations(subject)).operations
+            ]
         except KeylaneError:
             return False
         ended = {OperationState.DONE, OperationState.CANCELED}
@@ -343,6 +364,10 @@ class World:
             self._operator_does(self.operator.work())
         if is_copied(self.seed):
             self._operator_does(self.copier.work())
+        if is_losing(self.seed):
+            self._operator_does(self.loser.work())
+        if is_creating(self.seed):
+            self._operator_does(self.creator.work())
         if self.shelf.watched:
             self._operator_does(verify_on_the_way(self, self._operator_meta))
         if self.users.deeds:
@@ -359,16 +384,16 @@ class World:
         healed_at = self.loop.now - QUIET_S
         verified = False
         while not (
-            verified and self._drained() and self.operator.idle
+            verified and self._drained() and self.at_rest
         ):  # the last look is the moment of the final log
             if self.loop.now > healed_at + DRAIN_S:
                 return -1.0
             await asyncio.sleep(LOOK_S)
-            if self.operator.idle:
+            if self.at_rest:
                 self.service.look(self.loop.now)
             if (
                 self._drained()
-                and self.operator.idle
+                and self.at_rest
                 and await self._in_operator(self._operations_done())
             ):
                 found = await self._in_operator(self._verify())
@@ -387,9 +412,9 @@ class World:
     async def _outlive_poison(self) -> None:
         """Nothing else is at fault any more: all that other keys have is handled, and then those of these keys too."""
         stores = [one.store for one in self.brokers if one.running and one.store is not None]
-        debts = owed(self.service, stores, self.poison)
+        debts = owed(self.service, stores, self.poison) if self.at_rest else {}
         await asyncio.sleep(self.service.limit_s)
-        if self.operator.idle:  # else a group may have been stopped
+        if self.at_rest:  # else a group may have been stopped
             self.loop.faults += unhandled(debts, self.history)
         self.poison.clear()
 
@@ -415,6 +440,11 @@ class World:
                 store = broker.look_at_disk(quiet=quiet)
                 for partition_id, partition in sorted(store.state.partitions.items()):
                     self._read_log(store, partition_id, partition, broker.removed)
+                lost = broker.look_at_lost_disk()
+                for partition_id, partition in sorted(
+                    lost.state.partitions.items() if lost else ()
+                ):
+                    self._read_log(lost, partition_id, partition, broker.removed)
             except KeylaneError as error:  # what was told as durable cannot be read
                 self.loop.faults.append(error)
 
@@ -462,7 +492,7 @@ def run_seed(seed: int) -> Outcome:
     try:
         drained_s = -1.0
         try:
-            with simulated_signals():
+            with simulated_signals(), simulated_threads():
                 drained_s = world.loop.run_until_complete(world.live())
         except StuckError as error:
             world.loop.faults.append(error)

@@ -7,8 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from keylane.metaserver import catalogue, members, store_brokers, store_leases, store_operations
 from keylane.metaserver import leases as leases_module
-from keylane.metaserver import members, store_brokers, store_leases, store_operations
 from keylane.metaserver.dialect import now_ms
 from keylane.metaserver.reshaper import Reshaper
 from keylane.metaserver.schema import partitions, sessions, steps, subjects
@@ -190,6 +190,11 @@ def older_copy_is_taken(patches: Patches) -> None:
     patches.set(store_brokers, "_check_not_behind", lambda report, known: None)
 
 
+def creations_wait_for_their_brokers(patches: Patches) -> None:
+    """Whatever becomes of a broker, what was planned there is hosted there."""
+    patches.set(catalogue, "plan_creation_anew", lambda connection, subject_id: False)
+
+
 BREAKS: tuple[Breaks, ...] = (
     token_reused,
     granted_before_it_is_free,
@@ -208,4 +213,5 @@ BREAKS: tuple[Breaks, ...] = (
     route_version_not_raised,
     child_opened_before_seal,
     older_copy_is_taken,
+    creations_wait_for_their_brokers,
 )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from keylane.broker import resets
-from keylane.metaserver import resetter, store_operations, store_resets
+from keylane.metaserver import resetter, store_leases, store_operations, store_resets
 from keylane.metaserver.dialect import insert_new
 from keylane.metaserver.schema import drained
+from keylane.producer.executor import Executor
+from keylane.protocol.errors import AcceptedAsLostError
 from sim.mutants.mutant import Breaks, Patches
 
 
@@ -66,6 +69,46 @@ def strict_is_given_up_too(patches: Patches) -> None:
     patches.set(store_operations, "_may_forsake", lambda row: row.without_source and not row.static)
 
 
+def lost_messages_are_sent_again(patches: Patches) -> None:
+    """What may be stored, and handled, in a lost partition is sent elsewhere, and its sender hears nothing."""
+
+    def leave(self: Any) -> None:
+        for parcel in self._in_flight:
+            parcel.doubtful = False
+        real(self)
+
+    real = patches.set(Executor, "_leave_lost", leave)
+
+
+def all_that_waits_counts_as_lost(patches: Patches) -> None:
+    """What was never sent to a lost partition is told as lost with it."""
+
+    def leave(self: Any) -> None:
+        self.roll()
+        for parcel in [*self._in_flight, *self._queue]:
+            error = AcceptedAsLostError(partition_id=self.partition.partition_id)
+            self._account.give_up(parcel, error)
+        self._in_flight.clear()
+        self._queue.clear()
+        real(self)
+
+    real = patches.set(Executor, "_leave_lost", leave)
+
+
+def parents_of_a_lost_partition_are_passed_over(patches: Patches) -> None:
+    """What continues a lost partition is read beside what is before it."""
+
+    def readable(partitions: Any, drained: Any) -> Any:
+        return real([replace(one, parents=()) if one.lost else one for one in partitions], drained)
+
+    real = patches.set(store_leases, "readable_partitions", readable)
+
+
+def lost_counts_as_forsaken(patches: Patches) -> None:
+    """A lost partition is waited for."""
+    patches.set(store_operations, "lose_partitions", lambda connection, ids: None)
+
+
 BREAKS: tuple[Breaks, ...] = (
     reset_raises_no_fence,
     reset_leaves_one_out,
@@ -73,4 +116,8 @@ BREAKS: tuple[Breaks, ...] = (
     reset_forgets_the_last_one,
     reset_drains_empty_partitions,
     strict_is_given_up_too,
+    lost_messages_are_sent_again,
+    all_that_waits_counts_as_lost,
+    parents_of_a_lost_partition_are_passed_over,
+    lost_counts_as_forsaken,
 )

@@ -9,10 +9,12 @@ from keylane.broker.appends import Duplicate
 from keylane.consumer import shared_client
 from keylane.consumer.client import Consumer
 from keylane.consumer.membership import Membership
+from keylane.producer import client as producer_client
 from keylane.producer.account import Account
 from keylane.producer.client import Producer
-from keylane.protocol.errors import SequenceReusedError
+from keylane.protocol.errors import ClosedError, SequenceReusedError
 from keylane.protocol.frames import PullShared
+from keylane.rpc.home import NO_THREAD, Home
 from sim.mutants.mutant import Breaks, Patches
 
 
@@ -99,6 +101,28 @@ def shared_messages_held_for_an_hour(patches: Patches) -> None:
     patches.set(shared_client, "PullShared", pull)
 
 
+def _threads_are_alike(patches: Patches) -> None:
+    patches.set(producer_client, "get_ident", lambda: NO_THREAD)
+
+
+def home_is_not_looked_at(patches: Patches) -> None:
+    """Whatever thread and event loop calls, a client does what it is asked."""
+
+    def check_closed(self: Any) -> None:
+        if not self.here:
+            raise ClosedError("not open")
+
+    _threads_are_alike(patches)
+    patches.set(Home, "check", check_closed)
+    for name in ("check_not_elsewhere", "check_thread"):
+        patches.set(Home, name, lambda self: None)
+
+
+def home_is_looked_at_once_a_batch(patches: Patches) -> None:
+    """Another thread may send while a batch gathers."""
+    _threads_are_alike(patches)
+
+
 BREAKS: tuple[Breaks, ...] = (
     ids_of_the_users_generator,
     id_drawn_when_made,
@@ -107,4 +131,6 @@ BREAKS: tuple[Breaks, ...] = (
     cancelled_close_is_broken_off,
     flush_tells_no_failure,
     shared_messages_held_for_an_hour,
+    home_is_not_looked_at,
+    home_is_looked_at_once_a_batch,
 )

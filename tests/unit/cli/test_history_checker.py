@@ -6,6 +6,7 @@ import pytest
 
 from keylane.cli.history.checker import check_history
 from keylane.cli.history.events import (
+    AcceptedLost,
     Batched,
     Dropped,
     Ended,
@@ -252,6 +253,37 @@ def test_what_was_forsaken_is_waited_for_by_nobody():
     declared = [Ranged(1, 0, 1024), Forsaken(1)]
     assert not _kinds([*declared, *_child_first(strict=False)])
     assert _kinds([*declared, *_child_first(strict=True)]) == {"skip"}
+
+
+def _around_a_lost_partition(*handled_before):
+    """0 in partition 1, 1 in lost partition 2, 2 in partition 3; a group has begun with 3, and ends 1 at last."""
+    return [
+        *(sent(number) for number in range(3)),
+        *(settled(number, 0, partition=number + 1) for number in range(3)),
+        *handled_before,
+        started(2, offset=0, partition=3),
+        ended(2, offset=0, partition=3),
+        started(0, 2, offset=0, partition=1),
+        ended(0, 2, offset=0, partition=1),
+        *(stored(number, 0, partition=number + 1) for number in range(3)),
+    ]
+
+
+def test_a_lost_partition_is_owed_to_nobody_once_that_is_accepted():
+    """What continues it waits until then, and for ever for what is before it."""
+    first = [started(0, offset=0), ended(0, offset=0)]
+    assert not _kinds(_around_a_lost_partition(*first, AcceptedLost(2)))
+    assert _kinds([*_around_a_lost_partition(*first), AcceptedLost(2)]) == {"skip"}
+    assert _kinds(_around_a_lost_partition(AcceptedLost(2))) == {"skip"}
+    assert "starvation" in _kinds(_around_a_lost_partition(*first))
+
+
+def test_a_message_of_a_lost_partition_is_not_begun_behind_a_newer_message():
+    """A consumer that still has some of it handles that first, or not at all."""
+    first = [started(0, offset=0), ended(0, offset=0), AcceptedLost(2)]
+    history = _around_a_lost_partition(*first)
+    assert _kinds([*history, started(1, offset=0, partition=2)]) == {"inversion"}
+    assert not _kinds(history)
 
 
 def test_a_million_events_are_one_pass():

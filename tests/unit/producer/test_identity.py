@@ -12,7 +12,8 @@ import pytest
 
 from forked import Child, error_of
 from keylane import Producer
-from keylane.protocol.errors import AlreadyOpenError, ClosedError, OtherLoopError
+from keylane.producer.ticket import Ticket
+from keylane.protocol.errors import AlreadyOpenError, ClosedError, Fate, OtherLoopError
 from scripted_network import QUICK, ScriptedNetwork
 
 SINGLE = replace(QUICK, batch_count=1)
@@ -201,3 +202,49 @@ async def test_nothing_behind_a_refused_batch_is_stored_under_a_shared_id():
         for ticket in tickets:
             await ticket
     assert network.stored == {1: [b"a0", b"b0", b"b1", b"b2"]}
+
+
+def test_a_send_in_another_thread_is_refused_while_a_batch_gathers():
+    """Two threads that fill one batch would give a message the key of another: the second is told so, each time."""
+    network = ScriptedNetwork()
+    loop = asyncio.new_event_loop()
+    producer = opened_in(loop, network)
+
+    def send_elsewhere(found: list[str]) -> None:
+        found.append(error_of(lambda: producer.send("s", b"elsewhere", key=b"k")))
+        found.append(error_of(lambda: producer.send("s", b"elsewhere")))
+
+    async def send_beside_a_thread() -> list[str]:
+        found: list[str] = []
+        ticket = producer.send("s", b"1", key=b"k")
+        thread = threading.Thread(target=send_elsewhere, args=(found,))
+        thread.start()
+        thread.join()
+        await ticket
+        return found
+
+    assert loop.run_until_complete(send_beside_a_thread()) == ["OtherLoopError"] * 2
+    loop.run_until_complete(producer.close())
+    loop.close()
+    assert network.stored == {1: [b"0", b"1"]}
+
+
+def test_a_ticket_awaited_in_another_loop_tells_an_unknown_fate():
+    """The message is on its way: whoever is told that it is not stored would send it twice."""
+    network = ScriptedNetwork()
+    loop = asyncio.new_event_loop()
+    producer = opened_in(loop, network)
+
+    async def queue() -> Ticket:
+        return producer.send("s", b"1", key=b"k")
+
+    async def wait(ticket: Ticket) -> None:
+        await ticket
+
+    ticket = loop.run_until_complete(queue())
+    with pytest.raises(OtherLoopError) as refused:
+        asyncio.run(wait(ticket))
+    assert refused.value.fate is Fate.UNKNOWN
+    loop.run_until_complete(producer.close())
+    loop.close()
+    assert network.stored == {1: [b"0", b"1"]}
