@@ -3,26 +3,39 @@
 Invariant
     The copy may lack consumer groups that its original was told of: from the transaction on it counts as told of none,
     so that it is told again before retention removes anything there.
+    No lease outlives the acceptance: the copy gives offsets away again that its consumers have handled, and what they
+    still have to ack would then be acks of other messages.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol.control import AcceptFolder, RefusedBroker
 from ..protocol.errors import InvalidRequestError
-from ..protocol.ids import check_name
-from .schema import accepted_folders, brokers, refused_brokers
+from ..protocol.ids import FencingToken, check_name
+from .schema import accepted_folders, brokers, leases, partitions, refused_brokers
 from .store_announce import forget_heard
 from .store_brokers import known_broker, refused_now, refused_view, unknown_group
+from .store_locked_group import (
+    lock_group,
+    raise_versions,
+    read_members,
+    set_group,
+    some_leases,
+    store_leases,
+)
 
 
 def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) -> RefusedBroker:
     """
     Go on with a copy of a broker group's data folder that is refused because it is behind, and journal that.
 
-    The copy may lack consumer groups that its original was told: it counts as told of none.
+    The copy may lack consumer groups that its original was told: it counts as told of none.  Leases of its partitions
+    end, and shared ones get another token.
 
     Raises:
         InvalidNameError
@@ -59,4 +72,36 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
         journal = {"broker_group": broker_group, **now, **known}
         connection.execute(sa.insert(accepted_folders).values(journal))
         forget_heard(connection, broker_group)
+        _end_leases(connection, broker_group)
     return refused_view(copy)
+
+
+def _end_leases(connection: Connection, broker_group: str) -> None:
+    """End what consumer groups hold of a broker group's partitions; they are settled anew.  The groups are locked."""
+    held = (
+        sa.select(leases.c.group_id, leases.c.partition_id)
+        .join(partitions, partitions.c.partition_id == leases.c.partition_id)
+        .where(
+            partitions.c.broker_group == broker_group,
+            sa.or_(leases.c.session.is_not(None), leases.c.wanted.is_not(None)),
+        )
+        .order_by(leases.c.group_id, leases.c.partition_id)
+    )
+    ids: dict[int, list[int]] = {}
+    for group_id, partition_id in connection.execute(held):
+        ids.setdefault(group_id, []).append(partition_id)
+    for group_id, partition_ids in ids.items():
+        group = lock_group(connection, group_id)
+        last_token = group.last_token
+        ended = []
+        for lease in some_leases(connection, group_id, partition_ids).values():
+            if group.shared:
+                last_token = FencingToken(last_token + 1)
+                ended.append(replace(lease, token=last_token))
+            else:
+                ended.append(replace(lease, session=None, wanted=None, withdrawn=False))
+        store_leases(connection, group_id, ended)
+        version = group.version + 1
+        columns = {"version": version, "last_token": last_token, "settled": False}
+        set_group(connection, group_id, **columns)
+        raise_versions(connection, read_members(connection, group_id), version)

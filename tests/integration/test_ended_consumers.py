@@ -62,14 +62,17 @@ async def test_a_crashed_consumer_gives_its_partitions_back(shared_cluster: Clus
         await asyncio.gather(first.close(), first.close())
 
 
+@pytest.mark.parametrize("count", [1, 200], ids=["fewer", "more"])
 async def test_a_broker_that_has_less_than_was_read_is_read_anew(
-    own_cluster: Cluster, tmp_path: Path
+    own_cluster: Cluster, tmp_path: Path, count: int
 ):
-    """An operator accepts an older copy of its folder: the next token begins at the broker's cursor."""
+    """An operator accepts an older copy of its folder: the next token begins at the broker's cursor, also where it
+    has grown beyond what was read before."""
     route = await own_cluster.create("older", partitions=1)
     program = own_cluster.brokers[int(route.partitions[0].broker_group[1:]) - 1]
     folder = tmp_path / f"broker-{route.partitions[0].broker_group[1:]}"
     seen: list[Message] = []
+    new = [b"new %d" % number for number in range(count)]
 
     async def send(values: list[bytes]) -> None:
         async with Producer(own_cluster.meta) as producer:
@@ -90,7 +93,8 @@ async def test_a_broker_that_has_less_than_was_read_is_read_anew(
         shutil.move(tmp_path / "copy", folder)
         program.restart()
         await accept(own_cluster.meta, route.partitions[0].broker_group)
-        await send([b"new"])
-        await eventually(lambda: seen[-1].value == b"new", seconds=60)
+        await send(new)
+        await eventually(lambda: seen[-1].value == new[-1], seconds=60)
     assert seen[-1].fencing_token > seen[0].fencing_token
-    assert seen[-1].offset == 1
+    assert [one.value for one in seen[21:]] == new
+    assert [one.offset for one in seen[21:]] == list(range(1, 1 + len(new)))

@@ -22,7 +22,7 @@ CATCHES: dict[str, int] = {
     "cursor_never_saved": 0,
     "cursor_read_once_for_all_tokens": 1,
     "damaged_bodies_pass_recovery": 25,
-    "deadline_by_the_calendar": 46,
+    "deadline_by_the_calendar": 293,
     "deadline_from_the_answer": 83,
     "deadline_not_checked": 38,
     "dedup_forgotten_at_restart": 36,
