@@ -23,9 +23,7 @@ steps = sa.table(
 
 def upgrade() -> None:
     """Bring the schema here."""
-    op.add_column(
-        "steps", _flag("given_up", "the loss of its disk is accepted")
-    )
+    op.add_column("steps", _flag("given_up", "the loss of its disk is accepted"))
     accepted = sa.select(operations.c.operation_id).where(operations.c.accept_loss)
     seals = sa.and_(steps.c.action == "seal", steps.c.operation_id.in_(accepted))
     op.execute(sa.update(steps).where(seals).values(given_up=True))
