@@ -74,6 +74,8 @@ class ScriptedNetwork:
         """Partitions whose batches are lost on the way, nobody knows where."""
         self.mute: set[int] = set()
         """Partitions whose batches are stored, and whose answers are lost."""
+        self.mute_offset: int | None = None
+        """The batch that is stored at this offset never gets its answer."""
         self.producers: dict[tuple[int, int], ProducerState] = {}
         """What is known of (partition id, producer id), by which a batch sent again is stored once."""
         self.clashed: set[tuple[int, int]] = set()
@@ -177,7 +179,7 @@ class ScriptedChannel:
         return self._answer(request, base, duplicate=False)
 
     def _answer(self, request, base: int, *, duplicate: bool):
-        if request.partition_id in self.network.mute:
+        if request.partition_id in self.network.mute or base == self.network.mute_offset:
             raise OutcomeUnknownError
         return Appended(request.correlation_id, base, "fsync", duplicate), memoryview(b"")
 

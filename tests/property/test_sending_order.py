@@ -148,7 +148,11 @@ def test_short_failures_reorder_nothing(strategy, plan, seed):
     for what, whom in plan:
         short.append((what, min(whom, 100) if what == "wait" else whom))
         if what in {"unreachable", "lost", "mute"}:
-            short += [("wait", 400), ("mend", whom), ("wait", 300)]  # longer than a pause between tries
+            short += [
+                ("wait", 400),
+                ("mend", whom),
+                ("wait", 300),
+            ]  # longer than a pause between tries
     sent, network = outcome(short, strategy, seed)
     for one in sent:
         assert one.receipt is not None

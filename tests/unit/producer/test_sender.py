@@ -60,6 +60,21 @@ async def test_a_new_route_that_comes_before_the_refusal_lets_nothing_newer_by()
     assert network.stored == {1: [b"0"], 2: [b"1", b"2", b"3"]}
 
 
+async def test_a_batch_without_an_answer_is_settled_before_newer_ones():
+    """A broker remembers the latest batches only: an older one that is sent again behind them would be stored twice."""
+    network = ScriptedNetwork()
+    network.mute_offset = 0
+    settings = ProducerSettings(backoff=QUICK.backoff, batch_count=1, in_flight_max=2)
+    values = [b"%d" % number for number in range(30)]
+    async with Producer("meta", network=network, settings=settings) as producer:
+        for value in values:
+            producer.send("s", value, key=b"k")
+        await asyncio.sleep(0.1)
+        assert len(network.stored[1]) <= 2
+        network.mute_offset = None
+    assert network.stored[1] == values
+
+
 async def test_a_sealed_partition_is_asked_once():
     """Until the newer route is here, what a sealed partition refused waits and is not sent there again."""
     network = ScriptedNetwork()
