@@ -81,13 +81,9 @@ async def running_broker(
             identity = claim_folder(files, broker_group=settings.group, dice=dice)
             narrow_rights(str(settings.data))
             store = Store.open(
-                files,
-                settings,
-                clock=clock,
-                run_commit=run_commit,
-                run_read=run_read,
+                files, settings, clock=clock, run_commit=run_commit, run_read=run_read,
                 run_background=run_background,
-            )
+            )  # fmt: skip
             return identity, store, begin_opening(files, rng=random.SystemRandom())
 
         identity, store, opening = await run_commit(open_store)
