@@ -54,7 +54,6 @@ CATCHES: dict[str, int] = {
     "key_hashed_anew": 0,
     "lanes_ignore_keys": 1,
     "lanes_run_backwards": 1,
-    "large_appends_get_no_turn": 19,
     "later_detour_not_declared": 93,
     "lease_by_the_calendar": 55,
     "line_waits_for_a_commit": 777_000_152,
