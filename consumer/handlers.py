@@ -11,6 +11,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
@@ -31,7 +32,7 @@ def check_handler(handler: object) -> None:
     """
     if not callable(handler):
         raise HandlerTypeError(f"handler is a function of a message, not {handler!r:.80}")
-    for function in (handler, getattr(handler, "__call__", None)):  # noqa: B004 - an object may define it
+    for function in _bodies(handler):
         if inspect.isasyncgenfunction(function):
             raise HandlerTypeError(f"handler {handler!r:.80} is an async generator function")
         if inspect.isgeneratorfunction(function) and not _makes_awaitables(function):
@@ -39,10 +40,8 @@ def check_handler(handler: object) -> None:
 
 
 def is_async(handler: Handler) -> bool:
-    """True for `async def`, for a partial of it, and for an object whose `__call__` is one."""
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004 - an object may define it
-    )
+    """True for `async def`, for an object whose `__call__` is one, and for a partial of either."""
+    return any(inspect.iscoroutinefunction(function) for function in _bodies(handler))
 
 
 async def settle(result: object) -> None:
@@ -86,10 +85,15 @@ async def _ended(future: asyncio.Future[object]) -> object:
     return future.result()
 
 
+def _bodies(handler: object) -> tuple[object, object]:
+    """What a call of the handler may run: the function that its partials hold, or the `__call__` of that object."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    return handler, getattr(handler, "__call__", None)  # noqa: B004 - an object may define it
+
+
 def _makes_awaitables(function: object) -> bool:
     """True for a generator function decorated with `types.coroutine`."""
-    while isinstance(getattr(function, "func", None), Callable):  # type: ignore[arg-type]  # partials
-        function = function.func  # type: ignore[attr-defined]
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
     return bool(code is not None and code.co_flags & inspect.CO_ITERABLE_COROUTINE)

@@ -180,7 +180,7 @@ class Catalogue:
         A refused report that is no second broker's: it came late, from where the broker was before it moved.
 
         So it is if the data folder is the known one, and nobody listens at the address, or another than who reported:
-        of another data folder, or another opening of the same.
+        another program, a broker of another data folder, or another opening of the same.
         """
         known = await self._database.read(broker_place, report.broker_group)
         if known is None or known.broker_id != report.broker_id:
@@ -189,14 +189,20 @@ class Catalogue:
             return True  # two brokers do not listen there: it is of an opening before
         try:
             broker_id, opening = await self._identity(report.address)
-        except NotSentError:
+        except (NotSentError, InvalidRequestError):  # nobody, or no broker
             return True
         except KeylaneError:
             return False  # who does not answer may be there
         return (broker_id, opening or report.opening) != (report.broker_id, report.opening)
 
     async def _identity(self, address: str) -> tuple[str, str]:
-        """Which data folder is in use at an address, and its opening.  Raises NotSentError, OutcomeUnknownError."""
+        """
+        Which data folder is in use at an address, and its opening.
+
+        Raises:
+            NotSentError, OutcomeUnknownError
+            InvalidRequestError: another program listens there.
+        """
         broker = BrokerClient(self._network, address, timeout_ms=PROBE_TIMEOUT_MS)
         details = (await broker.health()).details
         return str(details.get("broker_id", "")), str(details.get("opening", ""))

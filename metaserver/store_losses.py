@@ -3,6 +3,7 @@
 Invariants
     A lost partition is expired: nobody reads it, nothing waits for its end; what it continued is still read first.
     The data folder that had it is refused from then on, so that no message is acked where nobody will read it.
+    So is a folder whose loss is accepted when a partition opens there that has not heard of every consumer group.
 """
 
 from __future__ import annotations
@@ -26,15 +27,22 @@ def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
     here = partitions.c.partition_id.in_(ids)
     gone = {"state": PartitionState.EXPIRED, "lost": True, "forsaken": True}
     connection.execute(sa.update(partitions).where(here).values(gone))
-    there = sa.select(partitions.c.broker_group).where(here)
+    refuse_folders(connection, ids)
+    waits = sa.and_(steps.c.partition_id.in_(ids), steps.c.action == StepAction.SEAL)
+    connection.execute(sa.update(steps).where(waits).values(done=True))
+
+
+def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
+    """Refuse the data folders that have these partitions from now on; none changes nothing."""
+    if not ids:
+        return
+    there = sa.select(partitions.c.broker_group).where(partitions.c.partition_id.in_(ids))
     folders = sa.select(brokers.c.broker_id, brokers.c.broker_group).where(
         brokers.c.broker_group.in_(there), brokers.c.broker_id != ""
     )
     rows = [dict(row) for row in connection.execute(folders).mappings()]
     if rows:
         insert_new(connection, lost_folders, rows)
-    waits = sa.and_(steps.c.partition_id.in_(ids), steps.c.action == StepAction.SEAL)
-    connection.execute(sa.update(steps).where(waits).values(done=True))
 
 
 def read_losses(connection: Connection, ids: Collection[int]) -> tuple[LossView, ...]:

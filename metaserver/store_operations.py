@@ -3,7 +3,8 @@
 Invariants
     An operation moves on only when every step of its state is noted, in one transaction for each state.
     The route changes in one transaction: parents SEALED, children OPEN, version + 1.
-    No child opens before its broker has every consumer group of the subject on its disk.
+    No child opens before its broker has every consumer group of the subject on its disk, or its data folder is refused
+    because the loss of it is accepted.
     Every function may be called again: what is done stays done.
 """
 
@@ -24,7 +25,7 @@ from ..protocol.routing import OrderStrategy, Partition, PartitionState, route_t
 from .dialect import now_ms
 from .schema import brokers, groups, operations, partitions, steps, subjects
 from .store_announce import store_heard, unheard_children
-from .store_losses import lose_partitions
+from .store_losses import lose_partitions, refuse_folders
 from .store_partitions import BY_ID, Choice, some_partitions
 from .store_queues import go_on
 from .store_subjects import read_route
@@ -66,6 +67,9 @@ class Operation:
     messages and their children not yet."""
     sources: tuple[Partition, ...] = ()
     """The parents whose brokers are to say, before anything is sealed, that they could."""
+    left_unheard: tuple[int, ...] = ()
+    """The children that open although their brokers have not heard of each group: their loss is accepted, and their
+    broker groups are silent."""
 
 
 _claimed = (
@@ -108,6 +112,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
     row = connection.execute(_operation, {"of_operation": operation_id}).one()
     state = OperationState(row.state)
     todo: tuple[Partition, ...] = ()
+    left_unheard: tuple[int, ...] = ()
     held: set[str] = set()
     sources: tuple[Partition, ...] = ()
     parents = _undone(connection, operation_id, StepAction.SEAL)
@@ -118,7 +123,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
     if state in _ACTION:
         todo = _undone(connection, operation_id, _ACTION[state])
     elif state is OperationState.OPEN:
-        todo = _unheard(connection, row.subject_id, operation_id)
+        todo, left_unheard = _unheard(connection, row.subject_id, operation_id)
     if state is OperationState.PLAN:
         held = {one.broker_group for one in waits if one.address is None}
         sources = () if held else tuple(one for one in parents if one.address is not None)
@@ -136,6 +141,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         todo=todo,
         held=tuple(sorted(held)),
         sources=sources,
+        left_unheard=left_unheard,
     )
 
 
@@ -154,18 +160,28 @@ def _undone(connection: Connection, operation_id: int, action: StepAction) -> tu
     return some_partitions(connection, _to_do, of_operation=operation_id, what=action)
 
 
-_children = sa.select(steps.c.partition_id).where(
-    steps.c.operation_id == sa.bindparam("of_operation"),
-    steps.c.action == StepAction.HOST,
-    sa.not_(steps.c.given_up),
+_children = sa.select(steps.c.partition_id, steps.c.given_up).where(
+    steps.c.operation_id == sa.bindparam("of_operation"), steps.c.action == StepAction.HOST
 )
 
 
-def _unheard(connection: Connection, subject_id: int, operation_id: int) -> tuple[Partition, ...]:
-    """The children whose brokers have not heard of each group of the subject; no broker will hear on a lost disk."""
-    children = connection.execute(_children, {"of_operation": operation_id}).scalars().all()
-    missing = unheard_children(connection, subject_id, children)
-    return some_partitions(connection, BY_ID, ids=missing) if missing else ()
+def _unheard(
+    connection: Connection, subject_id: int, operation_id: int
+) -> tuple[tuple[Partition, ...], tuple[int, ...]]:
+    """
+    The children whose brokers have not heard of each group of the subject.
+
+    Returns:
+        Those that have to hear, and the ids of those that are on a silent broker whose loss is accepted.
+    """
+    rows = connection.execute(_children, {"of_operation": operation_id})
+    given_up = {row.partition_id: row.given_up for row in rows}
+    missing = unheard_children(connection, subject_id, list(given_up))
+    children = some_partitions(connection, BY_ID, ids=missing) if missing else ()
+    lost = tuple(
+        one.partition_id for one in children if one.address is None and given_up[one.partition_id]
+    )
+    return tuple(one for one in children if one.partition_id not in lost), lost
 
 
 _named = (
@@ -358,6 +374,8 @@ def _open(connection: Connection, operation: Operation) -> OperationState:
     forsaken = [one for one in forsaken if one not in lost]
     connection.execute(_set_partitions, {"ids": forsaken, **left})
     connection.execute(_set_partitions, {"ids": children, "state": PartitionState.OPEN})
+    # Else their brokers could come back and serve them.
+    refuse_folders(connection, operation.left_unheard)
     if operation.static:
         go_on(connection, children)
     connection.execute(_route_raised, {"of_subject": operation.subject_id})

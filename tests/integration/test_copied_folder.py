@@ -180,6 +180,26 @@ async def test_a_late_report_of_where_a_broker_was_is_no_second_broker(copied: C
     assert await address_of_first(copied.cluster.meta) == second
 
 
+async def test_a_late_report_is_no_second_broker_when_another_program_listens_where_it_was(
+    copied: Copied,
+) -> None:
+    """The port of a broker that moved may be a metaserver's meanwhile."""
+    copied.cluster.brokers[0].kill()
+    second = await asyncio.to_thread(copied.start_copy)
+    await asyncio.to_thread(copied.registration_once, second, "registered")
+    network = HttpNetwork()
+    meta = copied.cluster.meta
+    try:
+        broker_id = (await BrokerClient(network, second).health()).details["broker_id"]
+        late = BrokerHeartbeat(broker_group="g1", broker_id=broker_id, address=meta)
+        with pytest.raises(DataFolderError, match="is a copy"):
+            await MetaClient(network, [meta]).broker_heartbeat(late)
+    finally:
+        await network.close()
+    assert await verified(meta) == {}
+    assert await address_of_first(meta) == second
+
+
 async def test_a_second_folder_under_one_name_is_seen(own_cluster: Cluster) -> None:
     """Another identity under the name of a live group is refused by name, and verify shows it."""
     await own_cluster.create(SUBJECT, partitions=2)

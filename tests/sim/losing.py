@@ -1,18 +1,21 @@
 """In some seeds a broker's disk is lost for good: an operator accepts the loss, and an empty broker takes its place.
 
 It draws from a generator of its own.  What only that disk had is owed to nobody from the moment in which the database
-says that the partition is lost, and not before: until then whatever continues the partition waits for it.  All else is
-judged as ever: what the disk had counts as stored once, where it was; the order of what is before and behind it holds;
-a producer is told of each message that may have been there, and of no other.
+says that the partition is lost, and not before: until then whatever continues the partition waits for it.  The database
+may say so only of partitions that were on the lost disk.  All else is judged as ever: what the disk had counts as stored
+once, where it was; the order of what is before and behind it holds; a producer is told of each message that may have
+been there, and of no other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from keylane.broker.store import Store
 from keylane.protocol.errors import AcceptedAsLostError, KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
@@ -104,6 +107,15 @@ class Loser:
                 return
             except KeylaneError:
                 await asyncio.sleep(0.3)
+
+    # ── what the database says ────────────────────────────────────────────────────────────────────────
+    def check_lost(self, disks: Iterable[Store]) -> None:
+        """The database calls those partitions lost only that were on a lost disk."""
+        hosted = {int(partition_id) for disk in disks for partition_id in disk.state.partitions}
+        self._world.loop.faults += [
+            f"partition {partition_id} counts as lost, and was on no lost disk"
+            for partition_id in sorted(self._world.shelf.lost - hosted)
+        ]
 
     # ── what producers are told ───────────────────────────────────────────────────────────────────────
     def check_told(self, error: AcceptedAsLostError, sender: Process, sent_at_s: float) -> None:

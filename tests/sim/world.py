@@ -435,18 +435,20 @@ class World:
 
     def read_logs(self, *, quiet: bool) -> None:
         """The final log into the history, as the brokers' disks give it to readers after the power went."""
+        lost_disks: list[Store] = []
         for broker in self.brokers:
             try:
                 store = broker.look_at_disk(quiet=quiet)
                 for partition_id, partition in sorted(store.state.partitions.items()):
                     self._read_log(store, partition_id, partition, broker.removed)
                 lost = broker.look_at_lost_disk()
-                for partition_id, partition in sorted(
-                    lost.state.partitions.items() if lost else ()
-                ):
-                    self._read_log(lost, partition_id, partition, broker.removed)
+                if lost is not None:
+                    lost_disks.append(lost)
+                    for partition_id, partition in sorted(lost.state.partitions.items()):
+                        self._read_log(lost, partition_id, partition, broker.removed)
             except KeylaneError as error:  # what was told as durable cannot be read
                 self.loop.faults.append(error)
+        self.loser.check_lost(lost_disks)
 
     def _read_log(
         self, store: Store, partition_id: int, partition: HostedPartition, removed: Removed

@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from keylane.broker import resets
 from keylane.metaserver import resetter, store_leases, store_operations, store_resets
 from keylane.metaserver.dialect import insert_new
-from keylane.metaserver.schema import drained
+from keylane.metaserver.schema import drained, partitions
 from keylane.producer.executor import Executor
 from keylane.protocol.errors import AcceptedAsLostError
+from keylane.protocol.routing import PartitionState
 from sim.mutants.mutant import Breaks, Patches
 
 
@@ -109,6 +110,19 @@ def lost_counts_as_forsaken(patches: Patches) -> None:
     patches.set(store_operations, "lose_partitions", lambda connection, ids: None)
 
 
+def loss_takes_what_is_elsewhere(patches: Patches) -> None:
+    """With a lost disk, sealed partitions on other disks are given up, and what groups had not read of them."""
+
+    def lose(connection: Any, ids: Any) -> None:
+        real(connection, ids)
+        if ids:
+            elsewhere = partitions.c.state == PartitionState.SEALED
+            gone = {"state": PartitionState.EXPIRED, "lost": True, "forsaken": True}
+            connection.execute(sa.update(partitions).where(elsewhere).values(gone))
+
+    real = patches.set(store_operations, "lose_partitions", lose)
+
+
 BREAKS: tuple[Breaks, ...] = (
     reset_raises_no_fence,
     reset_leaves_one_out,
@@ -120,4 +134,5 @@ BREAKS: tuple[Breaks, ...] = (
     all_that_waits_counts_as_lost,
     parents_of_a_lost_partition_are_passed_over,
     lost_counts_as_forsaken,
+    loss_takes_what_is_elsewhere,
 )

@@ -15,6 +15,7 @@ import pytest
 from cluster import eventually
 from handling import Client, workers_of
 from keylane import Consumer
+from keylane.consumer.handlers import is_async
 from keylane.protocol.errors import ConfigError, HandlerTypeError
 from keylane.protocol.message import Message
 
@@ -258,6 +259,20 @@ class AgenObject:
         yield 1
 
 
+class GenObject:
+    def __call__(self, message: Message) -> Iterator[int]:
+        yield 1
+
+
+class PartialMethods:
+    """Handlers that `functools.partialmethod` makes."""
+
+    async def method(self, number: int, message: Message) -> AsyncIterator[int]:
+        yield number
+
+    bound = functools.partialmethod(method, 1)
+
+
 @pytest.mark.parametrize(
     "handler",
     [
@@ -267,6 +282,12 @@ class AgenObject:
         functools.partial(gen_handler),
         AgenObject(),
         AgenObject().method,
+        GenObject(),
+        functools.partial(AgenObject()),
+        functools.partial(functools.partial(AgenObject()), 1),
+        functools.partial(GenObject()),
+        functools.partial(AgenObject().method),
+        PartialMethods().bound,
         "handle",
     ],
 )
@@ -288,3 +309,23 @@ def test_a_generator_based_coroutine_is_no_generator():
 
     Consumer("127.0.0.1:1", subject="s", group="g", handler=handle)
     Consumer("127.0.0.1:1", subject="s", group="g", handler=functools.partial(handle))
+
+
+def test_a_partial_of_a_callable_object_is_a_handler_when_its_body_runs():
+    """Also where its `__call__` is a coroutine function, or a generator that `types.coroutine` makes awaitable."""
+
+    class Plain:
+        def __call__(self, message: Message) -> None: ...
+
+    class Async:
+        async def __call__(self, message: Message) -> None: ...
+
+    class Based:
+        @types.coroutine
+        def __call__(self, message: Message) -> Any:
+            yield
+
+    for made in (Plain(), Async(), Based()):
+        handler = functools.partial(made)
+        Consumer("127.0.0.1:1", subject="s", group="g", handler=handler)
+        assert is_async(handler) is isinstance(made, Async)

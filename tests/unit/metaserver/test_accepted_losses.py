@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.metaserver.leases import Readable, readable_partitions
+from keylane.metaserver.store_announce import unheard_children
 from keylane.metaserver.store_brokers import report_broker
 from keylane.metaserver.store_history import operation_views, subject_history
 from keylane.metaserver.store_operations import (
@@ -15,7 +16,7 @@ from keylane.metaserver.store_operations import (
 )
 from keylane.metaserver.store_plans import plan_operations
 from keylane.metaserver.store_sessions import join_group
-from keylane.metaserver.store_subjects import read_route
+from keylane.metaserver.store_subjects import find_subject, read_route
 from keylane.protocol.control import BrokerHeartbeat, Join
 from keylane.protocol.errors import LossAcceptedError
 from keylane.protocol.ids import PartitionId
@@ -138,10 +139,8 @@ def test_the_loss_of_a_disk_gives_up_nothing_of_another_that_is_silent(rows: Row
     assert lost(rows, "s") == {here[away[0]]}
 
 
-def test_an_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_group(
-    rows: Rows,
-) -> None:
-    """Nobody else would end the operation, and with it the subject could not leave the lost disk."""
+def begin_unheard_move(rows: Rows) -> int:
+    """A move to g3 that waits in OPEN: g3 is silent, and has not heard of the group "g" that was made meanwhile."""
     rows.create("s", 2, order_strategy=STRICT)
     source, *_ = (one for one in rows.run(read_route, "s").partitions if one.broker_group != "g3")
     move = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3")
@@ -155,7 +154,22 @@ def test_an_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_grou
     rows.run(join_group, Join(subject="s", group="g", session="a" * 16), sessions_max=9)
     rows.silence("g3")
     assert rows.drive(operation_id) is OperationState.OPEN
+    return operation_id
 
+
+def unheard(rows: Rows, name: str, broker_group: str) -> list[int]:
+    """The open partitions of a subject on a broker group that has not heard of each of its groups."""
+    places = rows.run(read_route, name).open_partitions()
+    found = [one.partition_id for one in places if one.broker_group == broker_group]
+    subject_id = rows.run(find_subject, name).subject_id
+    return list(rows.run(unheard_children, subject_id, found))
+
+
+def test_an_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_group(
+    rows: Rows,
+) -> None:
+    """Nobody else would end the operation, and with it the subject could not leave the lost disk."""
+    operation_id = begin_unheard_move(rows)
     lose = Reshape(kind=OperationKind.EVACUATE, broker_group="g3", accept_loss=True)
     rows.begin(lose)
     assert rows.drive(operation_id) is None
@@ -163,3 +177,28 @@ def test_an_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_grou
     ((again, _),) = rows.begin(lose)
     assert rows.drive(again) is None
     assert "g3" not in open_places(rows, "s")
+
+
+def test_a_folder_is_refused_when_its_loss_let_a_child_open_before_it_heard_of_a_group(
+    rows: Rows,
+) -> None:
+    """It would serve the child, and remove messages there that the group has not read."""
+    operation_id = begin_unheard_move(rows)
+    rows.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g3", accept_loss=True))
+    assert rows.drive(operation_id) is None
+    assert unheard(rows, "s", "g3")
+    with pytest.raises(LossAcceptedError):
+        rows.report("g3")
+
+
+def test_a_child_hears_of_a_group_when_its_broker_returns_before_the_loss_took_effect(
+    rows: Rows,
+) -> None:
+    """As with parents: what a broker that is back can still do is not given up."""
+    operation_id = begin_unheard_move(rows)
+    rows.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g3", accept_loss=True))
+    rows.report("g3")
+    assert rows.drive(operation_id) is None
+    assert "g3" in open_places(rows, "s")
+    assert unheard(rows, "s", "g3") == []
+    rows.report("g3")
