@@ -166,12 +166,13 @@ def older_route_accepted(patches: Patches) -> None:
 
 
 def lost_is_not_asked(patches: Patches) -> None:
-    """What may be stored is given up when its broker does not have the partition, and nobody is asked why."""
+    """The metaserver tells where brokers are, and nobody asks it which partitions are lost."""
 
-    async def gone(self: Any, error: Any) -> bool:
-        return bool(self.gone)
+    async def ask(self: Any) -> None:
+        history = await self._meta.history(self.subject)
+        self._follow_brokers(one.partition for one in history.partitions)
 
-    patches.set(Executor, "_gone_for_good", gone)
+    patches.set(SubjectSender, "_ask_history", ask)
 
 
 def refused_batch_stays_out(patches: Patches) -> None:
