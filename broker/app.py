@@ -24,6 +24,7 @@ from ..rpc.server import Server
 from .cleaning import Cleaning
 from .control import BrokerControl
 from .known_groups import forget_told
+from .old_tokens import refuse_old_tokens
 from .registration import Registration
 from .service import BrokerService
 from .settings import BrokerSettings
@@ -80,13 +81,9 @@ async def running_broker(
             identity = claim_folder(files, broker_group=settings.group, dice=dice)
             narrow_rights(str(settings.data))
             store = Store.open(
-                files,
-                settings,
-                clock=clock,
-                run_commit=run_commit,
-                run_read=run_read,
+                files, settings, clock=clock, run_commit=run_commit, run_read=run_read,
                 run_background=run_background,
-            )
+            )  # fmt: skip
             return identity, store, begin_opening(files, rng=random.SystemRandom())
 
         identity, store, opening = await run_commit(open_store)
@@ -106,6 +103,7 @@ async def running_broker(
             clock=clock,
             on_welcome=lambda: run_background(note_heard, files, opening),
             on_missed=lambda: forget_told(store),
+            on_fence=lambda token: refuse_old_tokens(store, token),
         )
         cleaning = Cleaning(
             store, files, settings, clock=clock, standing=registration, run_commit=run_commit,

@@ -33,6 +33,11 @@ SHARED = "*"
 """In the place of a session: the token is that of every session of the group."""
 
 
+def operator_session(strategy: ConsumeStrategy) -> str:
+    """In the place of a session, of a token that an operator brought."""
+    return RESET_SHARED if strategy is ConsumeStrategy.SHARED else RESET
+
+
 @dataclass(slots=True)
 class PullLock:
     """The fence of one (partition, consumer group) and who holds the lock."""

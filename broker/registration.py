@@ -58,11 +58,13 @@ class Registration:
         clock: Clock | None = None,
         on_welcome: Callable[[], Awaitable[object]] | None = None,
         on_missed: Callable[[], object] | None = None,
+        on_fence: Callable[[int], Awaitable[object]] | None = None,
     ) -> None:
         """
         Args:
             on_welcome: called once, when a metaserver has taken the first report.
             on_missed: called when the metaserver says that this broker may not know of some consumer group.
+            on_fence: called with the highest token from before this data folder was accepted, before anybody is served.
         """
         self._meta = meta
         self._report = report
@@ -70,6 +72,7 @@ class Registration:
         self._boot_ms = (clock or SystemClock()).boot_ms
         self._on_welcome = on_welcome
         self._on_missed = on_missed
+        self._on_fence = on_fence
         self._welcome = asyncio.Event()
         self._began_ms = self._boot_ms()
         self._welcomed = False
@@ -109,6 +112,8 @@ class Registration:
         while True:
             try:
                 welcome = await self._meta.broker_heartbeat(self._report(), within_ms=within_ms)
+                if welcome.fence and self._on_fence is not None:
+                    await self._on_fence(welcome.fence)
             except KeylaneError as error:
                 failures += 1
                 self.problem = error.message

@@ -14,10 +14,9 @@ import asyncio
 from ..protocol.errors import OffsetOutOfRangeError
 from ..protocol.offsets import AckedOffsets
 from ..protocol.progress import SetCursor
-from ..protocol.routing import ConsumeStrategy
 from .group_commit import Entry
 from .partition import Group, HostedPartition
-from .pull_lock import RESET, RESET_SHARED, decide_acquire
+from .pull_lock import decide_acquire, operator_session
 from .records import encode_body
 from .store import OWN_RECORD_BYTES, Store
 
@@ -34,7 +33,7 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     partition.check_owners()
     store.firsts.rise(partition.partition_id)
     group = partition.group_for_acquire(ask.group)
-    session = RESET_SHARED if ask.strategy is ConsumeStrategy.SHARED else RESET
+    session = operator_session(ask.strategy)
     rises = decide_acquire(group.lock, token=ask.token, session=session, ttl_ms=1)
     if ask.cursor > partition.readable_offset:
         raise OffsetOutOfRangeError(

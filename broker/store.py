@@ -109,6 +109,8 @@ class Store:
         )
         self.index_damage = IndexDamage(state, files, settings.index, run_blocking=run_read)
         self.firsts = FirstOffsets(state, save=self.save_progress)
+        self.fence_floor = 0
+        """Tokens up to it are from before this data folder was accepted by an operator: no group takes them."""
         self._wake: Callable[[int], None] = lambda _partition_id: None
 
     @classmethod

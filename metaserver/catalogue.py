@@ -51,7 +51,7 @@ from ..rpc.client import BrokerClient
 from ..rpc.network import Network
 from .database import Database
 from .settings import MetaserverSettings
-from .store_accepted import accept_folder
+from .store_accepted import accept_folder, accepted_fence, check_complete
 from .store_announce import groups_missed
 from .store_brokers import (
     broker_place,
@@ -135,13 +135,15 @@ class Catalogue:
             self._wakeups.wake(await self._database.read(subject_names, changed))
         if report.untold:
             self._untold[report.broker_group] = report.untold
-        missed = False
+        missed, fence = False, 0
         if not renewed or report.opened_after:  # the broker may not have read an answer yet
             missed = await self._database.read(groups_missed, report.broker_group)
+            fence = await self._database.read(accepted_fence, report.broker_group)
         return BrokerWelcome(
             heartbeat_ms=settings.broker_heartbeat_ms,
             ttl_ms=settings.broker_ttl_ms,
             groups_missed=missed,
+            fence=fence,
         )
 
     def take_untold(self) -> list[tuple[int, ...]]:
@@ -211,13 +213,19 @@ class Catalogue:
 
         Raises:
             InvalidNameError, BrokerGroupUnknownError, InvalidRequestError
+            NotSentError, OutcomeUnknownError: what is in the folder could not be asked.
         """
+        would = replace(ask, dry_run=True)
+        copy = await self._database.write(accept_folder, broker_group, would)
+        hosted = await BrokerClient(self._network, copy.address).partitions()
+        await self._database.read(check_complete, broker_group, hosted.partitions)
+        if ask.dry_run:
+            return copy
         accepted = await self._database.write(accept_folder, broker_group, ask)
-        if not ask.dry_run:
-            log.warning(
-                "broker group %s goes on with the data folder at %s, whose log ends at %d; it had come to %d",
-                broker_group, accepted.address, accepted.log_end, accepted.known_log_end,
-            )  # fmt: skip
+        log.warning(
+            "broker group %s goes on with the data folder at %s, whose log ends at %d; it had come to %d",
+            broker_group, accepted.address, accepted.log_end, accepted.known_log_end,
+        )  # fmt: skip
         return accepted
 
     async def lost(self) -> DatabaseEmptyError | None:

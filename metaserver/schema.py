@@ -28,6 +28,7 @@ from sqlalchemy import (
     Table,
     UniqueConstraint,
     false,
+    text,
 )
 
 metadata = MetaData(
@@ -111,6 +112,13 @@ accepted_folders = Table(
     Column("log_end", BigInteger, nullable=False),
     Column("known_opening", String(512), nullable=False),
     Column("known_log_end", BigInteger, nullable=False),
+    Column(
+        "fence",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="its broker refuses every token up to this",
+    ),
     comment="data folders that were behind, and that an operator went on with",
 )
 

@@ -3,21 +3,25 @@
 Invariant
     The copy may lack consumer groups that its original was told of: from the transaction on it counts as told of none,
     so that it is told again before retention removes anything there.
-    No lease outlives the acceptance: the copy gives offsets away again that its consumers have handled, and what they
-    still have to ack would then be acks of other messages.
+    No token outlives the acceptance: the copy gives offsets away again that its consumers have handled, and what they
+    still have to ack would then be acks of other messages.  Leases end here; the broker refuses their tokens, which it
+    is told with the answer to its report, before it serves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..protocol.control import AcceptFolder, RefusedBroker
+from ..protocol.control import AcceptFolder, PartitionStatus, RefusedBroker
 from ..protocol.errors import InvalidRequestError
 from ..protocol.ids import FencingToken, check_name
-from .schema import accepted_folders, brokers, leases, partitions, refused_brokers
+from ..protocol.routing import PartitionState
+from ..protocol.text import listed
+from .schema import accepted_folders, brokers, groups, leases, partitions, refused_brokers
 from .store_announce import forget_heard
 from .store_brokers import known_broker, refused_now, refused_view, unknown_group
 from .store_locked_group import (
@@ -69,39 +73,91 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
         now = {"opening": copy.opening, "log_end": copy.log_end}
         connection.execute(sa.update(brokers).where(group).values(now))
         known = {"known_opening": row.opening, "known_log_end": row.log_end}
-        journal = {"broker_group": broker_group, **now, **known}
-        connection.execute(sa.insert(accepted_folders).values(journal))
         forget_heard(connection, broker_group)
-        _end_leases(connection, broker_group)
+        fence = _end_leases(connection, broker_group)
+        journal = {"broker_group": broker_group, **now, **known, "fence": fence}
+        connection.execute(sa.insert(accepted_folders).values(journal))
     return refused_view(copy)
 
 
-def _end_leases(connection: Connection, broker_group: str) -> None:
-    """End what consumer groups hold of a broker group's partitions; they are settled anew.  The groups are locked."""
-    held = (
-        sa.select(leases.c.group_id, leases.c.partition_id)
-        .join(partitions, partitions.c.partition_id == leases.c.partition_id)
-        .where(
-            partitions.c.broker_group == broker_group,
-            sa.or_(leases.c.session.is_not(None), leases.c.wanted.is_not(None)),
-        )
-        .order_by(leases.c.group_id, leases.c.partition_id)
+def check_complete(
+    connection: Connection, broker_group: str, hosted: Iterable[PartitionStatus]
+) -> None:
+    """
+    Let a copy through that has every partition of the group, each sealed one with its end.
+
+    What is open in it and sealed in the database, or not in it at all, neither it nor anybody else could serve.
+
+    Raises:
+        InvalidRequestError: names what it lacks, and what can be done.
+    """
+    in_copy = {one.partition_id: one for one in hosted}
+    lacking = []
+    wanted = sa.select(
+        partitions.c.partition_id, partitions.c.state, partitions.c.end_offset
+    ).where(
+        partitions.c.broker_group == broker_group,
+        partitions.c.state.in_((PartitionState.OPEN, PartitionState.SEALED)),
     )
-    ids: dict[int, list[int]] = {}
-    for group_id, partition_id in connection.execute(held):
-        ids.setdefault(group_id, []).append(partition_id)
-    for group_id, partition_ids in ids.items():
-        group = lock_group(connection, group_id)
-        last_token = group.last_token
+    for partition_id, state, end_offset in connection.execute(
+        wanted.order_by(partitions.c.partition_id)
+    ):
+        status = in_copy.get(partition_id)
+        if status is None:
+            lacking.append(f"{partition_id} (not in the copy)")
+        elif state == PartitionState.SEALED and end_offset is not None:
+            ends = status.state is PartitionState.SEALED and status.next_offset == end_offset
+            lacking += [] if ends else [f"{partition_id} (sealed since, at {end_offset})"]
+    if lacking:
+        raise InvalidRequestError(
+            f"the copy of {broker_group!r}'s data folder is from before a change of partitions: it lacks "
+            f"{listed(lacking)}; stop it, and give the disk up: keylane subject evacuate {broker_group} --accept-loss",
+            partitions=len(lacking),
+        )
+
+
+def accepted_fence(connection: Connection, broker_group: str) -> int:
+    """The highest token from before the group's data folder was accepted; 0 if none ever was."""
+    highest = sa.select(sa.func.max(accepted_folders.c.fence)).where(
+        accepted_folders.c.broker_group == broker_group
+    )
+    return connection.execute(highest).scalar_one() or 0
+
+
+def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
+    """
+    End what consumer groups hold of a broker group's partitions; they are settled anew.  The groups are locked.
+
+    Returns:
+        A token above all that were granted, of any consumer group that has partitions there; what is granted from now
+        on is above it.
+    """
+    there = sa.select(partitions.c.partition_id).where(partitions.c.broker_group == broker_group)
+    subject_ids = sa.select(partitions.c.subject_id).where(
+        partitions.c.broker_group == broker_group
+    )
+    concerned = (
+        sa.select(groups.c.group_id)
+        .where(groups.c.subject_id.in_(subject_ids))
+        .order_by(groups.c.group_id)
+    )
+    locked = [lock_group(connection, one) for one in connection.execute(concerned).scalars().all()]
+    fence = FencingToken(max((one.last_token for one in locked), default=0) + 1)
+    for group in locked:
+        mine = sa.and_(leases.c.group_id == group.group_id, leases.c.partition_id.in_(there))
+        ids = connection.execute(sa.select(leases.c.partition_id).where(mine)).scalars().all()
+        last_token = fence
         ended = []
-        for lease in some_leases(connection, group_id, partition_ids).values():
+        for lease in some_leases(connection, group.group_id, ids).values():
             if group.shared:
                 last_token = FencingToken(last_token + 1)
                 ended.append(replace(lease, token=last_token))
             else:
-                ended.append(replace(lease, session=None, wanted=None, withdrawn=False))
-        store_leases(connection, group_id, ended)
+                free = replace(lease, token=fence, session=None, wanted=None, withdrawn=False)
+                ended.append(free)
+        store_leases(connection, group.group_id, ended)
         version = group.version + 1
         columns = {"version": version, "last_token": last_token, "settled": False}
-        set_group(connection, group_id, **columns)
-        raise_versions(connection, read_members(connection, group_id), version)
+        set_group(connection, group.group_id, **columns)
+        raise_versions(connection, read_members(connection, group.group_id), version)
+    return fence

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -27,6 +27,7 @@ from ..protocol.errors import (
     SequenceGapError,
     SequenceReusedError,
     StaleRouteError,
+    SubjectUnknownError,
 )
 from ..protocol.frames import Append, Appended
 from ..protocol.message import Receipt
@@ -35,7 +36,7 @@ from ..protocol.text import counted
 from ..rpc.client import BrokerClient
 from ..rpc.network import Channel
 from .account import Account
-from .failure import Situation, Step, decide_after_failure
+from .failure import NOT_HERE, Situation, Step, decide_after_failure
 from .identity import Identity
 from .parcel import Parcel
 from .settings import ProducerSettings
@@ -60,7 +61,8 @@ class Executor:
     `broker` is None while the metaserver knows no address of its broker group.  `spare(executor)` lists the available
     others; `on_leave(executor, parcels, step)` takes over, in order, all parcels that cannot stay (NEW_ROUTE or
     ELSEWHERE); `on_available()` hears that `available` changed; `on_empty(executor)` that nothing is left in one that
-    is `leaving`.  `epochs` rise over all executors of a subject: a partition that is
+    is `leaving`.  `ask_history()` asks the metaserver which partitions are lost and where their brokers are now, and
+    raises what the call raised.  `epochs` rise over all executors of a subject: a partition that is
     gone back to must not take new batches for repeats of what an earlier executor sent it.
     """
 
@@ -81,6 +83,7 @@ class Executor:
         epochs: Iterator[int],
         on_available: Callable[[], None],
         on_empty: Callable[[Executor], None],
+        ask_history: Callable[[], Awaitable[None]],
     ) -> None:
         self.group = group
         self.partition = partition
@@ -111,6 +114,7 @@ class Executor:
         self._account = account
         self._on_available = on_available
         self._on_empty = on_empty
+        self._ask_history = ask_history
         self._loop = asyncio.get_running_loop()
         self.open = self._new_parcel()
         self._queue: deque[Parcel] = deque()
@@ -197,7 +201,7 @@ class Executor:
             except KeylaneError as error:
                 self._attempt += 1
                 self._set_available(False)
-                if self._after_failure(error):
+                if self._after_failure(error, gone=await self._gone_for_good(error)):
                     continue
                 self.retries += 1
                 wait_ms = self._settings.backoff.wait_ms(self._attempt, self._dice)
@@ -322,7 +326,27 @@ class Executor:
             self._on_empty(self)
 
     # ── after a failure ──────────────────────────────────────────────────────────────────────────────
-    def _after_failure(self, error: KeylaneError) -> bool:
+    async def _gone_for_good(self, error: KeylaneError) -> bool:
+        """
+        True if nobody can tell any more whether the oldest parcel is stored, and no loss was accepted.
+
+        A broker that does not have the partition may be the empty one in the place of a lost one, or have the address
+        of one that moved.  The metaserver knows, and is asked after the refusal: an earlier answer may be of before.
+        """
+        doubtful = bool(self._in_flight) and self._in_flight[0].doubtful
+        if self.lost or not (self.gone and doubtful and isinstance(error, NOT_HERE)):
+            return False
+        address = self.partition.address
+        try:
+            await self._ask_history()
+        except SubjectUnknownError:
+            pass
+        except KeylaneError as silent:
+            log.debug("%s: history: %s", self.group.partition_name, silent.message)
+            return False
+        return self.gone and not self.lost and self.partition.address == address
+
+    def _after_failure(self, error: KeylaneError, *, gone: bool) -> bool:
         """Act on `error`, which the oldest parcel met; True if there is nothing to wait for."""
         if not self._in_flight and self._take(idle=True) is None:
             return False
@@ -346,7 +370,7 @@ class Executor:
                 waited_ms=now_ms - head.failed_at_ms,
                 doubtful=head.doubtful,  # what is behind it cannot be stored if it is not
                 leaving=self.leaving,
-                gone=self.gone,
+                gone=gone,
             ),
             may_leave=self._may_leave,
             settings=self._settings,

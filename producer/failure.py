@@ -48,7 +48,7 @@ _TRY_AGAIN = (
     InternalError,
     StorageError,
 )
-_NOT_HERE = (PartitionUnknownError, WrongBrokerError)
+NOT_HERE = (PartitionUnknownError, WrongBrokerError)
 """Refusals of a broker that need not be the one that was sent earlier tries: another may have its address now."""
 
 
@@ -67,7 +67,7 @@ class Situation:
     leaving: bool
     """The route has no such open partition any more."""
     gone: bool
-    """The route has no such partition at all: no broker answers for it."""
+    """The route has no such partition at all, and since the refusal the metaserver said that its loss is not accepted."""
 
 
 def decide_after_failure(
@@ -84,7 +84,7 @@ def decide_after_failure(
     """
     if isinstance(error, ProducerFencedError) and situation.doubtful:
         return Step.GIVE_UP  # only under the old epoch, which is fenced, would it be known again
-    may_be_stored = situation.doubtful and isinstance(error, _NOT_HERE)
+    may_be_stored = situation.doubtful and isinstance(error, NOT_HERE)
     if may_be_stored and situation.gone and not may_leave:
         return Step.GIVE_UP
     exhausted = (
@@ -93,9 +93,9 @@ def decide_after_failure(
         and situation.waited_ms >= settings.give_up_after_ms
     )
     left = situation.leaving and not situation.doubtful and isinstance(error, _TRY_AGAIN)
-    if left or (isinstance(error, (StaleRouteError, *_NOT_HERE)) and not may_be_stored):
+    if left or (isinstance(error, (StaleRouteError, *NOT_HERE)) and not may_be_stored):
         return Step.GIVE_UP if exhausted else Step.NEW_ROUTE
-    if not isinstance(error, (*_TRY_AGAIN, *_NOT_HERE)) or exhausted:
+    if not isinstance(error, (*_TRY_AGAIN, *NOT_HERE)) or exhausted:
         return Step.GIVE_UP
     if not may_leave or situation.failing_ms < settings.leave_after_ms:
         return Step.AGAIN

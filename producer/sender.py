@@ -328,12 +328,16 @@ class SubjectSender:
         Only they know whether a batch that was sent there is stored.
         """
         if any(one.gone and not one.available for one in self._executors.values()):
-            history = await self._meta.history(self.subject)
-            for one in history.partitions:
-                executor = self._executors.get(one.partition.partition_id)
-                if executor is not None and one.lost:
-                    executor.lost = True
-            self._follow_brokers(one.partition for one in history.partitions)
+            await self._ask_history()
+
+    async def _ask_history(self) -> None:
+        """Hear which partitions are lost, and where the brokers of all are now.  Raises KeylaneError."""
+        history = await self._meta.history(self.subject)
+        for one in history.partitions:
+            executor = self._executors.get(one.partition.partition_id)
+            if executor is not None and one.lost:
+                executor.lost = True
+        self._follow_brokers(one.partition for one in history.partitions)
 
     def _follow_brokers(self, partitions: Iterable[Partition]) -> None:
         """Executors go where their broker groups are now; also those of partitions that are open no more."""
@@ -371,6 +375,7 @@ class SubjectSender:
             epochs=self._epochs,
             on_available=self._availability_changed,
             on_empty=self._emptied,
+            ask_history=self._ask_history,
         )
 
     # ── leaving a partition ──────────────────────────────────────────────────────────────────────────

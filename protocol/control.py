@@ -132,6 +132,9 @@ class BrokerWelcome(Struct, frozen=True, kw_only=True):
     groups_missed: bool = False
     """Some consumer group in the database may be unknown to the broker: it removes nothing of a partition until it is told
     the partition's groups again."""
+    fence: int = 0
+    """Not 0 where an operator has accepted the data folder although it was behind: every token up to it was granted
+    before that, and is refused before anything is served."""
 
 
 class AcceptFolder(Struct, frozen=True, kw_only=True):

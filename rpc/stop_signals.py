@@ -23,7 +23,8 @@ class StopSignals:
     Sets `event` at the first SIGTERM or SIGINT between `__enter__` and `__exit__`.
 
     A handler that stood before is called as well, unless it is only there to interrupt the program: Python's for
-    SIGINT, or `asyncio.run`'s.  The second signal goes to what stood before alone, so by default it ends the process.
+    SIGINT, or `asyncio.run`'s.  The second signal goes to what stood before alone; by default, and under `asyncio.run`,
+    it ends the process.
     An ignored signal stays ignored.  In a thread that is not the main one nothing is installed: Python lets only the
     main thread handle signals.
     """
@@ -98,9 +99,11 @@ def _handle(number: int, frame: FrameType | None) -> None:
     global _came  # noqa: PLW0603  a process has one set of signal handlers
     if _came:
         before = _restore(number)
-        if callable(before):
+        if callable(before) and not _is_of_a_runner(before):
             before(number, frame)
         else:
+            # asyncio.run's handler would cancel the main task and wait for whoever ignores that.
+            signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         return
     _came = True
@@ -113,8 +116,11 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 def _only_interrupts(handler: Any) -> bool:
     """Is it Python's handler of SIGINT, or the one that `asyncio.run` puts in its place?"""
+    return handler is signal.default_int_handler or _is_of_a_runner(handler)
+
+
+def _is_of_a_runner(handler: Any) -> bool:
+    """Is it the handler of SIGINT that `asyncio.run` installs?"""
     if isinstance(handler, functools.partial):
         handler = handler.func
-    return handler is signal.default_int_handler or isinstance(
-        getattr(handler, "__self__", None), asyncio.Runner
-    )
+    return isinstance(getattr(handler, "__self__", None), asyncio.Runner)

@@ -94,6 +94,15 @@ class ScriptedNetwork:
         self.route = self.route_to(1, version=1)
         self.past: list[Partition] = []
         """Partitions that the route has no more."""
+        self.accepted_losses: set[int] = set()
+        """Partitions of `past` whose loss an operator has accepted."""
+        self.history_asks = 0
+        self.history_silent = False
+        """The metaserver answers no call for the history."""
+        self.history_late: asyncio.Event | None = None
+        """Answers with the history wait for it."""
+        self.strangers: set[str] = set()
+        """Addresses at which a broker of another group answers, which has no partition of the subject."""
 
     def route_to(self, partition_id: int, *, version: int, group: str = "g") -> Route:
         """A STRICT route to one partition of one broker group."""
@@ -112,14 +121,25 @@ class ScriptedNetwork:
         if address in self.unreachable:
             raise NotSentError
         if answer is SubjectHistory:
-            found = [PartitionHistory(partition=one) for one in self.past]
-            return SubjectHistory(subject="s", route_version=1, partitions=found)
+            return await self._past()
         known = int(query["known_version"])
         for _ in range(int(query["wait_ms"]) // 5):
             if self.route.version != known:
                 break
             await asyncio.sleep(0.005)
         return self.route
+
+    async def _past(self) -> SubjectHistory:
+        self.history_asks += 1
+        if self.history_silent:
+            raise NotSentError
+        if self.history_late is not None:
+            await self.history_late.wait()
+        partitions = [
+            PartitionHistory(partition=one, lost=one.partition_id in self.accepted_losses)
+            for one in self.past
+        ]
+        return SubjectHistory(subject="s", route_version=1, partitions=partitions)
 
     async def close(self) -> None:
         pass
@@ -148,7 +168,7 @@ class ScriptedChannel:
             raise self.network.refusal
         if request.partition_id in self.network.lost:
             raise OutcomeUnknownError
-        if request.partition_id in self.network.unknown:
+        if request.partition_id in self.network.unknown or self.address in self.network.strangers:
             self.network.asked += 1
             raise PartitionUnknownError(partition_id=request.partition_id)
         header = check_batch(payload)

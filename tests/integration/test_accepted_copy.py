@@ -6,10 +6,14 @@ import asyncio
 import shutil
 from pathlib import Path
 
+import pytest
+
 from broker_process import BrokerProcess
-from cluster import Cluster, silent
+from cluster import Cluster, alert_cluster, silent
 from integration.test_dead_groups import SEGMENT, dies_when_granted, handled, send
 from keylane.protocol.control import AcceptFolder
+from keylane.protocol.errors import InvalidRequestError
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 
@@ -56,3 +60,39 @@ async def test_accepted_copy_keeps_messages_of_a_group_younger_than_the_copy(
         await network.close()
         copy.kill()
         cluster.stop()
+
+
+async def test_copy_from_before_a_resize_is_not_accepted(tmp_path: Path) -> None:
+    """It lacks partitions that nobody else has: the refusal names them, and the disk is given up instead."""
+    with alert_cluster(tmp_path) as cluster:
+        await cluster.create("orders", partitions=2)
+        network = HttpNetwork()
+        meta = MetaClient(network, [cluster.meta])
+        try:
+            original = cluster.brokers[0]
+            original.kill()
+            shutil.copytree(tmp_path / "broker-1", tmp_path / "copy")
+            original.restart()
+            views = await cluster.reshape(
+                Reshape(kind=OperationKind.RESIZE, subject="orders", partitions=4)
+            )
+            assert [one.state for one in views] == [OperationState.DONE]
+            original.kill()
+            shutil.rmtree(tmp_path / "broker-1")
+            shutil.move(tmp_path / "copy", tmp_path / "broker-1")
+            await silent(meta, "g1")
+            original.restart()
+            async with asyncio.timeout(20):
+                while not (await meta.health()).details.get("refused"):
+                    await asyncio.sleep(0.05)
+            for dry_run in (True, False):
+                with pytest.raises(InvalidRequestError, match=r"not in the copy.*--accept-loss"):
+                    await meta.accept_folder("g1", AcceptFolder(dry_run=dry_run))
+            original.kill()
+            lose = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", accept_loss=True)
+            views = await cluster.reshape(lose)
+            assert [one.state for one in views] == [OperationState.DONE]
+            route = await meta.route("orders")
+            assert {one.broker_group for one in route.open_partitions()} == {"g2"}
+        finally:
+            await network.close()

@@ -15,6 +15,7 @@ from history.observation import served
 from keylane.broker.cleaning import Cleaning
 from keylane.broker.control import BrokerControl
 from keylane.broker.known_groups import forget_told
+from keylane.broker.old_tokens import refuse_old_tokens
 from keylane.broker.registration import Registration
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
@@ -301,6 +302,7 @@ class BrokerHost(Host):
             clock=machine,
             on_welcome=heard,
             on_missed=lambda: forget_told(store),
+            on_fence=lambda token: refuse_old_tokens(store, token),
         )
         service = BrokerService(store, clock=machine, standing=registration)
         control = BrokerControl(

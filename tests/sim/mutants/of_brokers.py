@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from typing import Any
 
 from keylane.broker import partition as partition_module
@@ -47,16 +47,6 @@ def ack_of_lower_token_accepted(patches: Patches) -> None:
 def pull_of_lower_token_accepted(patches: Patches) -> None:
     _lower_token_passes(patches, Pull)
     patches.set(service, "check_holder", lambda lock, *, token, session: None)
-
-
-def large_appends_get_no_turn(patches: Patches) -> None:
-    """Who finds no room is refused, and what comes next takes the room that becomes free."""
-    patches.set(GroupCommit, "turn", lambda self, length: nullcontext())
-
-    def append(self: Any, partition_id: int, record: memoryview, *, in_turn: bool = False) -> Any:
-        return real(self, partition_id, record)
-
-    real = patches.set(Store, "append", append)
 
 
 def line_waits_for_a_commit(patches: Patches) -> None:
@@ -346,7 +336,6 @@ BREAKS: tuple[Breaks, ...] = (
     no_token_check,
     ack_of_lower_token_accepted,
     pull_of_lower_token_accepted,
-    large_appends_get_no_turn,
     line_waits_for_a_commit,
     fence_not_durable,
     fence_told_before_durable,

@@ -19,20 +19,20 @@ from sim.mutants.mutant import Breaks, Patches
 
 
 def repeats_under_a_new_sequence(patches: Patches) -> None:
-    def after(self: Any, error: Any) -> bool:
+    def after(self: Any, error: Any, **known: Any) -> bool:
         if isinstance(error, UnreachableError):
             self._new_epoch()
-        return real(self, error)
+        return real(self, error, **known)
 
     real = patches.set(Executor, "_after_failure", after)
 
 
 def repeats_in_another_order(patches: Patches) -> None:
-    def after(self: Any, error: Any) -> bool:
+    def after(self: Any, error: Any, **known: Any) -> bool:
         if len(self._in_flight) > 1 and isinstance(error, UnreachableError | SequenceGapError):
             self._new_epoch()
             self._in_flight.rotate(1)
-        return real(self, error)
+        return real(self, error, **known)
 
     real = patches.set(Executor, "_after_failure", after)
 
@@ -165,6 +165,15 @@ def older_route_accepted(patches: Patches) -> None:
     real = patches.set(SubjectSender, "_apply", apply)
 
 
+def lost_is_not_asked(patches: Patches) -> None:
+    """What may be stored is given up when its broker does not have the partition, and nobody is asked why."""
+
+    async def gone(self: Any, error: Any) -> bool:
+        return bool(self.gone)
+
+    patches.set(Executor, "_gone_for_good", gone)
+
+
 def refused_batch_stays_out(patches: Patches) -> None:
     """A batch refused for a gap is told as stored."""
 
@@ -194,5 +203,6 @@ BREAKS: tuple[Breaks, ...] = (
     newer_do_not_wait,
     newer_go_before_older,
     older_route_accepted,
+    lost_is_not_asked,
     refused_batch_stays_out,
 )

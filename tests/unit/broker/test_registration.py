@@ -13,6 +13,7 @@ from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
 from keylane.protocol.errors import (
+    FolderBehindError,
     KeylaneError,
     NotSentError,
     OutcomeUnknownError,
@@ -29,6 +30,7 @@ class Reception:
         self.errors = list(errors)
         self.reports: list[BrokerHeartbeat] = []
         self.welcomed = asyncio.Event()
+        self.fence = 0
 
     async def broker_heartbeat(
         self, body: BrokerHeartbeat, *, within_ms: int | None = None
@@ -37,7 +39,7 @@ class Reception:
         if self.errors:
             raise self.errors.pop(0)
         self.welcomed.set()
-        return BrokerWelcome(heartbeat_ms=1, ttl_ms=10)
+        return BrokerWelcome(heartbeat_ms=1, ttl_ms=10, fence=self.fence)
 
 
 async def test_it_reports_until_it_is_welcome_and_then_goes_on(monkeypatch):
@@ -172,3 +174,30 @@ def test_a_broker_is_heard_within_its_ttl_while_all_metaservers_but_one_hang():
         loop.dispose()
     assert heard_at[-1] > 58
     assert max(late - early for early, late in itertools.pairwise(heard_at)) < 8
+
+
+async def test_a_fence_is_raised_before_anybody_is_served(monkeypatch):
+    """A folder that was set aside, and then accepted, refuses older tokens first."""
+    monkeypatch.setattr(registration, "WAITS", Backoff(first_ms=1, max_ms=2))
+    raised: list[int] = []
+
+    async def on_fence(token: int) -> None:
+        assert loop.set_aside
+        await asyncio.sleep(0.01)
+        assert loop.set_aside
+        raised.append(token)
+
+    desk = Reception(FolderBehindError("an older copy"))
+    desk.fence = 7
+    loop = Registration(
+        desk,
+        lambda: BrokerHeartbeat(broker_group="g1", broker_id="x", address="127.0.0.1:1"),
+        dice=random.Random(1),
+        on_fence=on_fence,
+    )
+    task = asyncio.create_task(loop.run())
+    await asyncio.wait_for(loop.wait_welcome(), 5)
+    assert not loop.set_aside
+    assert raised[0] == 7
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -145,7 +145,11 @@ async def main():
         print("ready", flush=True)
         await one.event.wait()
         print("told", flush=True)
-        await asyncio.sleep(60)
+        for _ in range(20):
+            try:
+                await asyncio.sleep(3)
+            except asyncio.CancelledError:
+                pass
 
 asyncio.run(main())
 """
@@ -153,7 +157,7 @@ asyncio.run(main())
 
 @BOTH
 def test_the_second_signal_ends_the_process(number):
-    """SIGTERM does so by itself, SIGINT as a KeyboardInterrupt."""
+    """At once, also where a task ignores that `asyncio.run` cancels it."""
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -164,7 +168,7 @@ def test_the_second_signal_ends_the_process(number):
         process.send_signal(number)
         _, complaint = process.communicate(timeout=20)
         assert process.returncode == -number
-        assert ("KeyboardInterrupt" in complaint) == (number == signal.SIGINT)
+        assert complaint == ""
     finally:
         process.kill()
         process.wait()

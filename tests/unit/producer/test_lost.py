@@ -1,0 +1,116 @@
+"""What a producer is told of messages whose partition the route has no more, and whose broker does not have it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from cluster import eventually
+from keylane import Producer
+from keylane.producer.ticket import Ticket
+from keylane.protocol.errors import AcceptedAsLostError, Fate, PartitionUnknownError
+from keylane.protocol.routing import OrderStrategy
+from scripted_network import QUICK, ScriptedNetwork, route_over
+
+
+@asynccontextmanager
+async def doubtful_at(
+    network: ScriptedNetwork, strategy: OrderStrategy = OrderStrategy.STRICT
+) -> AsyncIterator[tuple[Producer, Ticket]]:
+    """A producer of which one message is stored in partition 1, and nobody told it so."""
+    network.route = route_over({1: (0, 1024)}, version=1, strategy=strategy)
+    network.past = list(network.route.partitions)
+    async with Producer("meta", network=network, settings=QUICK) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.mute.add(1)
+        ticket = producer.send("s", b"1", key=b"k")
+        await eventually(lambda: len(network.stored[1]) == 2)
+        yield producer, ticket
+
+
+def replace_route(network: ScriptedNetwork) -> None:
+    """The route leads to partition 2 of another broker group, and no more to partition 1."""
+    strategy = network.route.order_strategy
+    network.route = route_over({2: (0, 1024)}, version=2, strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", OrderStrategy)
+async def test_a_message_is_told_as_lost_when_the_new_broker_answers_before_the_metaserver(
+    strategy,
+):
+    """The broker that took the place of the lost one is empty: the history says why."""
+    network = ScriptedNetwork()
+    async with doubtful_at(network, strategy) as (producer, older):
+        network.history_late = asyncio.Event()
+        network.accepted_losses.add(1)
+        network.unknown.add(1)
+        replace_route(network)
+        newer = producer.send("s", b"2", key=b"k")
+        await eventually(lambda: network.history_asks > 0)
+        await asyncio.sleep(0.05)
+        assert not older.done
+        network.history_late.set()
+        with pytest.raises(AcceptedAsLostError) as told:
+            await asyncio.wait_for(older, 30)
+        assert told.value.fate is Fate.UNKNOWN
+        await asyncio.wait_for(newer, 30)
+
+    assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
+
+
+async def test_a_message_waits_for_the_history_when_the_metaserver_is_silent():
+    """The metaserver is asked again and again; a partition that only expired is then told as unknown."""
+    network = ScriptedNetwork()
+    async with doubtful_at(network) as (producer, older):
+        network.history_silent = True
+        network.unknown.add(1)
+        replace_route(network)
+        newer = producer.send("s", b"2", key=b"k")
+        await eventually(lambda: network.history_asks > 5)
+        assert not older.done
+        network.history_silent = False
+        with pytest.raises(PartitionUnknownError) as told:
+            await asyncio.wait_for(older, 30)
+        assert told.value.fate is Fate.UNKNOWN
+        await asyncio.wait_for(newer, 30)
+
+    assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
+
+
+async def test_a_message_is_sent_to_the_moved_broker_when_another_has_its_address():
+    """A refusal of a broker of another group decides nothing: the one that has the partition stored the message."""
+    network = ScriptedNetwork()
+    async with doubtful_at(network) as (producer, older):
+        network.history_late = asyncio.Event()
+        network.strangers.add("broker-1")
+        network.sealed.add(1)
+        network.mute.clear()
+        (left,) = network.past
+        network.past = [msgspec.structs.replace(left, address="elsewhere")]
+        replace_route(network)
+        newer = producer.send("s", b"2", key=b"k")
+        await eventually(lambda: network.history_asks > 0)
+        await asyncio.sleep(0.05)
+        network.history_late.set()
+        receipts = [await asyncio.wait_for(one, 30) for one in (older, newer)]
+
+    assert [(one.partition_id, one.duplicate) for one in receipts] == [(1, True), (2, False)]
+    assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
+
+
+async def test_close_ends_when_the_metaserver_never_answers():
+    """The call for the history is broken off."""
+    network = ScriptedNetwork()
+    async with doubtful_at(network) as (producer, older):
+        network.history_late = asyncio.Event()
+        network.unknown.add(1)
+        replace_route(network)
+        await eventually(lambda: network.history_asks > 0)
+        await asyncio.sleep(0.05)
+        assert not older.done
+        await asyncio.wait_for(producer.close(flush=False), 30)
+        assert older.done
