@@ -126,7 +126,9 @@ async def test_heartbeats_go_before_what_waits(database: SqlDatabase) -> None:
         before = len(done)
         await database.renew(slowly, done, f"renewal-{index}")
         await database.write_first(slowly, done, f"report-{index}")
-        assert len(done) - before < count / 4, "behind a transaction or two, not behind all that waits"
+        assert len(done) - before < count / 4, (
+            "behind a transaction or two, not behind all that waits"
+        )
     others = [name for name in done if name.isdigit()]
     assert len(others) < count
     await asyncio.gather(*works)
