@@ -1,11 +1,12 @@
-"""A group whose consumers join and leave by the hundred takes no session from the others."""
+"""Groups whose consumers join and leave by the hundred take no session from the others."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,12 @@ from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 
 QUIET = "a" * 32
-TTL_MS = 3_000
+TTL_MS = 30_000
+"""Long, so that no session ends on a slow machine: how long renewals take is compared with how long joins take."""
+BEAT_SECONDS = 0.5
 FLAPPING = 300
+FLAPPING_GROUPS = 40
+"""Each is settled by itself, so that the database has seconds of work waiting."""
 SECONDS = 8.0
 
 
@@ -37,7 +42,7 @@ async def house(
     )
     try:
         async with running_metaserver(settings) as running:
-            meta = MetaClient(network, [running.address], timeout_ms=30_000)
+            meta = MetaClient(network, [running.address], timeout_ms=120_000)
             async with hosting_broker(meta, "g1") as broker:
                 yield meta, broker
     finally:
@@ -47,8 +52,8 @@ async def house(
 async def test_other_groups_and_brokers_keep_their_sessions(
     house: tuple[MetaClient, HostingBroker],
 ) -> None:
-    """Renewals of a session, which reports drained partitions, and of a broker are answered within their ttl, and joins
-    go on meanwhile.
+    """Renewals of a session, which reports drained partitions, and of a broker do not wait behind the joins of others,
+    and joins go on meanwhile.
     """
     meta, broker = house
     await meta.create_subject(CreateSubject(subject="s", partitions=64))
@@ -58,37 +63,34 @@ async def test_other_groups_and_brokers_keep_their_sessions(
     sealing = asyncio.create_task(done_operation(meta, view))
     while not sealing.done():
         await broker.report(meta)
-        await asyncio.wait([sealing], timeout=TTL_MS / 4_000)
+        await asyncio.wait([sealing], timeout=BEAT_SECONDS)
     await sealing
     await meta.join(Join(subject="s", group="quiet", session=QUIET, client="c", ttl_ms=TTL_MS))
     undrained = iter(parents)
     until = time.monotonic() + SECONDS
     numbers = itertools.count()
-    joined = 0
+    joins_s: list[float] = []
 
-    async def flap() -> None:
-        nonlocal joined
-        while time.monotonic() < until:
-            session = f"{next(numbers):032x}"
-            await meta.join(
-                Join(subject="s", group="flapping", session=session, client="c", ttl_ms=TTL_MS)
-            )
-            joined += 1
-            await meta.leave(Leave(session=session))
-
-    took_s: list[float] = []
-
-    async def timed(call) -> None:
+    async def timed(call: Awaitable[object], took_s: list[float]) -> None:
         began = time.monotonic()
         await call
         took_s.append(time.monotonic() - began)
 
+    async def flap() -> None:
+        while time.monotonic() < until:
+            number = next(numbers)
+            session, group = f"{number:032x}", f"flapping{number % FLAPPING_GROUPS}"
+            join = Join(subject="s", group=group, session=session, client="c", ttl_ms=TTL_MS)
+            await timed(meta.join(join), joins_s)
+            await meta.leave(Leave(session=session))
+
+    renewals_s: list[float] = []
     flapping = [asyncio.create_task(flap()) for _ in range(FLAPPING)]
     while time.monotonic() < until:
         drained = (next(undrained),)
-        await timed(meta.heartbeat(Heartbeat(session=QUIET, drained=drained)))
-        await timed(broker.report(meta))
-        await asyncio.sleep(TTL_MS / 4_000)
+        await timed(meta.heartbeat(Heartbeat(session=QUIET, drained=drained)), renewals_s)
+        await timed(broker.report(meta), renewals_s)
+        await asyncio.sleep(BEAT_SECONDS)
     granted = {
         one.partition.partition_id
         for one in (await meta.heartbeat(Heartbeat(session=QUIET))).grants
@@ -96,5 +98,5 @@ async def test_other_groups_and_brokers_keep_their_sessions(
     assert granted.isdisjoint(drained), "its report counted"
     ends = await asyncio.gather(*flapping, return_exceptions=True)
     assert [one for one in ends if one is not None and not isinstance(one, KeylaneError)] == []
-    assert joined > 0
-    assert max(took_s) < TTL_MS / 1_000
+    assert joins_s
+    assert max(renewals_s) < statistics.median(joins_s) / 2

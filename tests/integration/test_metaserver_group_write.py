@@ -123,10 +123,12 @@ async def test_heartbeats_go_before_what_waits(database: SqlDatabase) -> None:
     ]
     await asyncio.sleep(0.05)
     for index in range(5):
-        began = time.monotonic()
+        before = len(done)
         await database.renew(slowly, done, f"renewal-{index}")
         await database.write_first(slowly, done, f"report-{index}")
-        assert time.monotonic() - began < 1.5, "not behind 4 s of works"
+        assert len(done) - before < count / 4, (
+            "behind a transaction or two, not behind all that waits"
+        )
     others = [name for name in done if name.isdigit()]
     assert len(others) < count
     await asyncio.gather(*works)
