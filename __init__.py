@@ -1,50 +1,149 @@
 """keylane: messages of one order key keep their order.
 
-The public face: `Producer`, `Consumer`, `QueueReader`, `Message`, `Receipt` and every error.  Names are loaded when
-they are first used, so importing keylane starts nothing and imports no network library.
+The public face: the clients, what their signatures name, and the errors that programs catch; `keylane.errors` has all
+errors.  Names are loaded when they are first used, so importing keylane starts nothing and imports no network library.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .consumer import Consumer as Consumer
-    from .consumer import QueueReader as QueueReader
-    from .producer import Producer as Producer
-    from .protocol.errors import *  # noqa: F403
-    from .protocol.message import Message as Message
-    from .protocol.message import Receipt as Receipt
+    from .consumer import (
+        Assignment,
+        Consumer,
+        ConsumerSettings,
+        Handler,
+        QueueProgress,
+        QueueReader,
+        QueueSlice,
+    )
+    from .producer import Producer, ProducerSettings, ProducerStats, Ticket
+    from .protocol.backoff import Backoff
+    from .protocol.control import TimeBound
+    from .protocol.errors import (
+        AcceptedAsLostError,
+        AlreadyOpenError,
+        ClosedError,
+        ConfigError,
+        DeliveryError,
+        DeliveryTimeoutError,
+        Fate,
+        FencedError,
+        ForkedError,
+        GivenUpError,
+        HandlerTypeError,
+        InvalidNameError,
+        KeyHaltedError,
+        KeylaneError,
+        LeaseLostError,
+        MessageTooLargeError,
+        NotSentError,
+        OffsetOutOfRangeError,
+        OtherLoopError,
+        OutcomeUnknownError,
+        OverloadedError,
+        PartlyQueuedError,
+        QueueFullError,
+        QueueUnknownError,
+        RefusedError,
+        Retry,
+        StorageError,
+        StrategyMismatchError,
+        SubjectExistsError,
+        SubjectNotStaticError,
+        SubjectUnknownError,
+        UnreachableError,
+        WorkerCancelledError,
+    )
+    from .protocol.message import Message, Receipt
+    from .protocol.queues import QueueView
+    from .protocol.routing import ConsumeStrategy, OrderStrategy
 
 __version__ = "0.1.0"
 
-_HOME_OF = {
-    "Producer": ".producer",
-    "Consumer": ".consumer",
-    "QueueReader": ".consumer",
-    "Message": ".protocol.message",
-    "Receipt": ".protocol.message",
+__all__ = [
+    "AcceptedAsLostError",
+    "AlreadyOpenError",
+    "Assignment",
+    "Backoff",
+    "ClosedError",
+    "ConfigError",
+    "ConsumeStrategy",
+    "Consumer",
+    "ConsumerSettings",
+    "DeliveryError",
+    "DeliveryTimeoutError",
+    "Fate",
+    "FencedError",
+    "ForkedError",
+    "GivenUpError",
+    "Handler",
+    "HandlerTypeError",
+    "InvalidNameError",
+    "KeyHaltedError",
+    "KeylaneError",
+    "LeaseLostError",
+    "Message",
+    "MessageTooLargeError",
+    "NotSentError",
+    "OffsetOutOfRangeError",
+    "OrderStrategy",
+    "OtherLoopError",
+    "OutcomeUnknownError",
+    "OverloadedError",
+    "PartlyQueuedError",
+    "Producer",
+    "ProducerSettings",
+    "ProducerStats",
+    "QueueFullError",
+    "QueueProgress",
+    "QueueReader",
+    "QueueSlice",
+    "QueueUnknownError",
+    "QueueView",
+    "Receipt",
+    "RefusedError",
+    "Retry",
+    "StorageError",
+    "StrategyMismatchError",
+    "SubjectExistsError",
+    "SubjectNotStaticError",
+    "SubjectUnknownError",
+    "Ticket",
+    "TimeBound",
+    "UnreachableError",
+    "WorkerCancelledError",
+]
+
+_HOMES = {
+    ".consumer": (
+        "Assignment",
+        "Consumer",
+        "ConsumerSettings",
+        "Handler",
+        "QueueProgress",
+        "QueueReader",
+        "QueueSlice",
+    ),
+    ".producer": ("Producer", "ProducerSettings", "ProducerStats", "Ticket"),
+    ".protocol.backoff": ("Backoff",),
+    ".protocol.control": ("TimeBound",),
+    ".protocol.message": ("Message", "Receipt"),
+    ".protocol.queues": ("QueueView",),
+    ".protocol.routing": ("ConsumeStrategy", "OrderStrategy"),
 }
+"""Where a name that is no error comes from."""
 
+if not TYPE_CHECKING:  # for a type checker a name that is not above is an error
 
-def _error_names() -> list[str]:
-    """Return the names of the error tree, which `protocol/errors.py` keeps."""
-    return list(import_module(".protocol.errors", __name__).__all__)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "__all__":
-        return [*_HOME_OF, *_error_names()]
-    if name.startswith("_"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOME_OF.get(name)
-    if home is None and name in _error_names():
-        home = ".protocol.errors"
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(home, __name__), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = next((home for home, names in _HOMES.items() if name in names), ".protocol.errors")
+        value = getattr(import_module(home, __name__), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME_OF, *_error_names()})
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,16 @@
 """Consuming: membership and leases, pull clients per partition, lanes per order key, acks, hand-over."""
 
-from .client import Consumer
+from .client import Assignment, Consumer
+from .handlers import Handler
 from .queue_reader import QueueProgress, QueueReader, QueueSlice
 from .settings import ConsumerSettings
 
-__all__ = ["Consumer", "ConsumerSettings", "QueueProgress", "QueueReader", "QueueSlice"]
+__all__ = [
+    "Assignment",
+    "Consumer",
+    "ConsumerSettings",
+    "Handler",
+    "QueueProgress",
+    "QueueReader",
+    "QueueSlice",
+]

@@ -1,9 +1,11 @@
 """`import keylane` is cheap and starts nothing; every public name is there when it is asked for."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import keylane
 from keylane.protocol import errors
@@ -23,6 +25,17 @@ print(json.dumps({
 """
 
 
+SNIPPET = """
+import keylane
+from keylane import FencedError, Produser
+from keylane.errors import TokenUnknownError
+reveal_type(FencedError)
+reveal_type(TokenUnknownError)
+reveal_type(keylane.Consumer)
+keylane.Nonsense
+"""
+
+
 def test_importing_starts_nothing_and_loads_no_network_library():
     answer = subprocess.check_output([sys.executable, "-I", "-c", LOOK], text=True)
     seen = json.loads(answer)
@@ -32,18 +45,37 @@ def test_importing_starts_nothing_and_loads_no_network_library():
     assert seen["threads"] == 1
 
 
-def test_the_face_has_the_clients_the_values_and_every_error():
-    from keylane import Consumer, Message, Producer, QueueReader, Receipt
+def test_every_name_of_the_face_is_what_its_module_has():
+    """Clients, values, settings and errors; a name without a home would be an error when it is first used."""
+    assert {"Producer", "Consumer", "QueueReader", "Message", "Receipt"} <= set(keylane.__all__)
+    for name in keylane.__all__:
+        value = getattr(keylane, name)
+        assert name in {"Handler", getattr(value, "__name__", "")}
+    assert set(keylane.__all__) <= set(dir(keylane))
 
-    assert Producer.__name__ == "Producer"
-    assert Consumer.__name__ == "Consumer"
-    assert QueueReader.__name__ == "QueueReader"
-    assert Message.__module__ == Receipt.__module__ == "keylane.protocol.message"
+
+def test_errors_has_the_whole_tree():
+    from keylane import errors as face
+
+    assert face.__all__ == errors.__all__
     for name in errors.__all__:
-        assert getattr(keylane, name) is getattr(errors, name)
-    named = {"Producer", "Consumer", "QueueReader", "Message", "Receipt", *errors.__all__}
-    assert set(keylane.__all__) == named
-    assert named <= set(dir(keylane))
+        assert getattr(face, name) is getattr(errors, name)
+
+
+def test_type_checkers_know_the_face(tmp_path):
+    """A class is a class, and a name that does not exist is an error."""
+    snippet = tmp_path / "snippet.py"
+    snippet.write_text(SNIPPET)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(snippet)]
+    typing = Path(sys.prefix) / "typing"  # an editable install is hidden from type checkers
+    environment = {**os.environ, "MYPYPATH": str(typing)}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "-> keylane.protocol.errors.FencedError" in found.stdout
+    assert "-> keylane.protocol.errors.TokenUnknownError" in found.stdout
+    assert "-> keylane.consumer.client.Consumer" in found.stdout
+    assert found.stdout.count("error:") == 2
+    assert 'Module "keylane" has no attribute "Produser"' in found.stdout
+    assert 'Module has no attribute "Nonsense"' in found.stdout
 
 
 def test_a_strange_name_is_an_attribute_error():
