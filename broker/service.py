@@ -107,7 +107,7 @@ class BrokerService:
         partition.check_owners()
         self._store.firsts.rise(request.partition_id)
         group = partition.group_for_acquire(request.group)
-        if token <= self._store.fence_floor:
+        if 0 < token <= self._store.fence_floor:
             raise FencedError(token=token, current_token=self._store.fence_floor)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
             durable = self._store.raise_fence(partition, group, token=token, session=session)

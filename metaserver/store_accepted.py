@@ -19,9 +19,18 @@ from sqlalchemy.engine import Connection
 from ..protocol.control import AcceptFolder, PartitionStatus, RefusedBroker
 from ..protocol.errors import InvalidRequestError
 from ..protocol.ids import FencingToken, check_name
+from ..protocol.operations import StepAction
 from ..protocol.routing import PartitionState
 from ..protocol.text import listed
-from .schema import accepted_folders, brokers, groups, leases, partitions, refused_brokers
+from .schema import (
+    accepted_folders,
+    brokers,
+    groups,
+    leases,
+    partitions,
+    refused_brokers,
+    steps,
+)
 from .store_announce import forget_heard
 from .store_brokers import known_broker, refused_now, refused_view, unknown_group
 from .store_locked_group import (
@@ -92,20 +101,30 @@ def check_complete(
         InvalidRequestError: names what it lacks, and what can be done.
     """
     in_copy = {one.partition_id: one for one in hosted}
-    lacking = []
-    wanted = sa.select(
-        partitions.c.partition_id, partitions.c.state, partitions.c.end_offset
-    ).where(
-        partitions.c.broker_group == broker_group,
-        partitions.c.state.in_((PartitionState.OPEN, PartitionState.SEALED)),
+    hosts = sa.select(steps.c.partition_id).where(steps.c.action == StepAction.HOST, steps.c.done)
+    wanted = (
+        sa.select(partitions.c.partition_id, partitions.c.end_offset)
+        .where(
+            partitions.c.broker_group == broker_group,
+            sa.or_(
+                partitions.c.state.in_((PartitionState.OPEN, PartitionState.SEALED)),
+                # Its broker has said that it hosts it, and is not asked again.
+                sa.and_(
+                    partitions.c.state == PartitionState.PLANNED,
+                    partitions.c.partition_id.in_(hosts),
+                ),
+            ),
+        )
+        .order_by(partitions.c.partition_id)
     )
-    for partition_id, state, end_offset in connection.execute(
-        wanted.order_by(partitions.c.partition_id)
-    ):
+    lacking = []
+    for partition_id, end_offset in connection.execute(wanted):
         status = in_copy.get(partition_id)
         if status is None:
             lacking.append(f"{partition_id} (not in the copy)")
-        elif state == PartitionState.SEALED and end_offset is not None:
+        elif (
+            end_offset is not None
+        ):  # known before the state is SEALED, while others are being sealed
             ends = status.state is PartitionState.SEALED and status.next_offset == end_offset
             lacking += [] if ends else [f"{partition_id} (sealed since, at {end_offset})"]
     if lacking:
@@ -129,8 +148,8 @@ def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
     End what consumer groups hold of a broker group's partitions; they are settled anew.  The groups are locked.
 
     Returns:
-        A token above all that were granted, of any consumer group that has partitions there; what is granted from now
-        on is above it.
+        A token above all that were granted, of any consumer group that has partitions there; whatever is granted from
+        now on, to any group, is above it.
     """
     there = sa.select(partitions.c.partition_id).where(partitions.c.broker_group == broker_group)
     subject_ids = sa.select(partitions.c.subject_id).where(
@@ -160,4 +179,7 @@ def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
         columns = {"version": version, "last_token": last_token, "settled": False}
         set_group(connection, group.group_id, **columns)
         raise_versions(connection, read_members(connection, group.group_id), version)
+    # The broker refuses tokens up to it of every group, also of those that come to it later.
+    below = sa.update(groups).where(groups.c.last_token < fence)
+    connection.execute(below.values(last_token=fence))
     return fence

@@ -27,7 +27,7 @@ from ..protocol.errors import (
 from ..protocol.ids import SessionId, check_name
 from ..protocol.limits import GROUPS_PER_SUBJECT_MAX
 from .dialect import insert_new, now_ms
-from .schema import groups, leases, sessions
+from .schema import accepted_folders, groups, leases, sessions
 from .store_duties import duty_left_ms, reset_duty
 from .store_subjects import open_subject_row
 
@@ -60,6 +60,8 @@ _named = sa.and_(
     groups.c.subject_id == sa.bindparam("of_subject"), groups.c.name == sa.bindparam("of_name")
 )
 _group_id = sa.select(groups.c.group_id).where(_named)
+_accepted_fence = sa.select(sa.func.coalesce(sa.func.max(accepted_folders.c.fence), 0))
+"""Brokers refuse tokens up to it, see store_accepted.py."""
 _locked_group = (
     sa.select(groups.c.group_id, groups.c.version, groups.c.strategy)
     .where(_named)
@@ -95,7 +97,12 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
             raise OverloadedError(
                 "too many consumer groups on this subject", limit=GROUPS_PER_SUBJECT_MAX
             )
-        start = {"last_token": 0, "version": 0, "settled": False, "route_version": 0}
+        start = {
+            "last_token": connection.execute(_accepted_fence).scalar_one(),
+            "version": 0,
+            "settled": False,
+            "route_version": 0,
+        }
         who = {"subject_id": subject.subject_id, "name": ask.group, "strategy": ask.strategy}
         insert_new(connection, groups, who | start)
     group_id, version, strategy = connection.execute(_locked_group, here).one()

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -61,9 +61,9 @@ class Executor:
     `broker` is None while the metaserver knows no address of its broker group.  `spare(executor)` lists the available
     others; `on_leave(executor, parcels, step)` takes over, in order, all parcels that cannot stay (NEW_ROUTE or
     ELSEWHERE); `on_available()` hears that `available` changed; `on_empty(executor)` that nothing is left in one that
-    is `leaving`.  `ask_history()` asks the metaserver which partitions are lost and where their brokers are now, and
-    raises what the call raised.  `epochs` rise over all executors of a subject: a partition that is
-    gone back to must not take new batches for repeats of what an earlier executor sent it.
+    is `leaving`.  `ask_history()` asks the metaserver which partitions are lost and where their brokers are now; it
+    returns the broker groups that are silent, and raises what the call raised.  `epochs` rise over all executors of a
+    subject: a partition that is gone back to must not take new batches for repeats of what an earlier executor sent it.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Executor:
         epochs: Iterator[int],
         on_available: Callable[[], None],
         on_empty: Callable[[Executor], None],
-        ask_history: Callable[[], Awaitable[None]],
+        ask_history: Callable[[], Awaitable[Collection[str]]],
     ) -> None:
         self.group = group
         self.partition = partition
@@ -338,7 +338,8 @@ class Executor:
             return False
         address = self.partition.address
         try:
-            await self._ask_history()
+            if self.partition.broker_group in await self._ask_history():
+                return False
         except SubjectUnknownError:
             pass
         except KeylaneError as silent:

@@ -330,14 +330,25 @@ class SubjectSender:
         if any(one.gone and not one.available for one in self._executors.values()):
             await self._ask_history()
 
-    async def _ask_history(self) -> None:
-        """Hear which partitions are lost, and where the brokers of all are now.  Raises KeylaneError."""
+    async def _ask_history(self) -> set[str]:
+        """
+        Hear which partitions are lost, and where the brokers of all are now.
+
+        Returns:
+            The broker groups that are silent: what they have is told when they are back.
+
+        Raises:
+            KeylaneError
+        """
         history = await self._meta.history(self.subject)
         for one in history.partitions:
             executor = self._executors.get(one.partition.partition_id)
             if executor is not None and one.lost:
                 executor.lost = True
         self._follow_brokers(one.partition for one in history.partitions)
+        return {
+            one.partition.broker_group for one in history.partitions if not one.partition.address
+        }
 
     def _follow_brokers(self, partitions: Iterable[Partition]) -> None:
         """Executors go where their broker groups are now; also those of partitions that are open no more."""

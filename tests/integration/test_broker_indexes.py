@@ -151,7 +151,7 @@ def test_the_commands(tmp_path):
         await append(client, 0, 20)
 
     asyncio.run(with_client(process, fill))
-    assert "another broker" in command("verify", str(data), status=1)
+    assert "a broker is using" in command("verify", str(data), status=1)
     process.kill()
     command("rebuild", str(data))
     assert str(20 * PARTITIONS) in command("switch", str(data), "--to", "rocksdb")

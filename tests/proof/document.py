@@ -133,7 +133,8 @@ def _summary(read: list[dict[str, Any]]) -> str:
         ),
         f"**Chosen by nobody**: {drawn:,} of the simulated runs were drawn at random, out of a thousand million.",
         (
-            f"**Found**: {bad:,} of the simulated runs broke a promise; in the runs of real programs one judge counted "
+            f"**Found**: {bad:,} of the simulated runs ended with a fault, of the product or of the simulation itself; each "
+            "was mended, and is replayed by the tests since.  In the runs of real programs one judge counted "
             f"{wrong:,} violations, and another, which shares no code with the product and reads the disks, "
             f"{sum(sum(one['findings'].values()) for one in judged):,} among {_sum(judged, 'acked'):,} acked messages."
         ),

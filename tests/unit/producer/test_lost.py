@@ -102,6 +102,25 @@ async def test_a_message_is_sent_to_the_moved_broker_when_another_has_its_addres
     assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
 
 
+async def test_a_message_waits_for_a_silent_broker_when_another_has_its_address():
+    """The history knows no address of the one that stored the message, until it is back at a new one."""
+    network = ScriptedNetwork()
+    async with doubtful_at(network) as (producer, older):
+        network.strangers.add("broker-1")
+        network.sealed.add(1)
+        network.mute.clear()
+        (left,) = network.past
+        network.past = [msgspec.structs.replace(left, address=None)]
+        replace_route(network)
+        newer = producer.send("s", b"2", key=b"k")
+        await eventually(lambda: network.history_asks > 2)
+        assert not older.done
+        network.past = [msgspec.structs.replace(left, address="elsewhere")]
+        receipts = [await asyncio.wait_for(one, 30) for one in (older, newer)]
+
+    assert [(one.partition_id, one.duplicate) for one in receipts] == [(1, True), (2, False)]
+
+
 async def test_close_ends_when_the_metaserver_never_answers():
     """The call for the history is broken off."""
     network = ScriptedNetwork()
