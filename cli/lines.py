@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import select
+import selectors
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -198,7 +198,10 @@ def _read_some(source: Any) -> bytes | OSError:
     """Some bytes, none at the end, or why there are no more; waits also where `source` itself does not."""
     try:
         while (data := source.read(CHUNK_BYTES)) is None:  # it does not block, and has nothing now
-            select.select([source], [], [])
+            # select.select takes no file number above 1,023.
+            with selectors.DefaultSelector() as ready:
+                ready.register(source, selectors.EVENT_READ)
+                ready.select()
     except OSError as error:
         return error
     return bytes(data)

@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import fcntl
 import io
 import os
+import resource
 import time
 
 import pytest
@@ -197,8 +199,12 @@ async def test_input_that_breaks_off_is_an_error_and_no_end():
 
 
 async def test_input_that_does_not_block_is_waited_for():
-    """Another program may have left the pipe so: nothing to read now is not the end."""
-    reader, writer = os.pipe()
+    """Another program may have left the pipe so: nothing to read now is not the end; whatever the pipe's number is."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))
+    low, writer = os.pipe()
+    reader = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1_100)
+    os.close(low)
     os.set_blocking(reader, False)
     with open(reader, "rb") as stream:
 
