@@ -171,14 +171,15 @@ def starts_placed(timed: Iterable[Timed], stops: Sequence[Stop]) -> Iterator[Tim
 
 def one_history(timed: Iterable[Timed], log: Iterable[Stored]) -> list[Event]:
     """All events by their instants, those without an outcome settled as gone, the final log behind them."""
-    order = sorted(timed, key=lambda one: one[0])
-    instants = [at_ns for at_ns, _ in order]
+    judged = (one for one in timed if type(one[1]) not in {Calling, Answered})
+    order = sorted(judged, key=lambda one: one[0])
+    instants = [
+        at_ns for at_ns, _ in order
+    ]  # of these alone: `began` counts the events of the history
     events: list[Event] = []
     unsettled: dict[bytes, None] = {}
     for _, event in order:
         kind = type(event)
-        if kind in {Calling, Answered}:
-            continue
         if kind is Served:
             began = bisect_left(instants, event.began)  # type: ignore[union-attr]
             events.append(event._replace(began=began))

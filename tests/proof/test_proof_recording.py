@@ -5,8 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from keylane.cli.history.checker import check_history
-from keylane.cli.history.events import Ended, Sent, Settled, Started, Stored
-from proof.recording import Frozen, HandlerTail, Recorder, one_history, starts_placed
+from keylane.cli.history.events import Ended, Sent, Served, Settled, Started, Stored
+from proof.recording import (
+    Answered,
+    Calling,
+    Frozen,
+    HandlerTail,
+    Recorder,
+    one_history,
+    starts_placed,
+)
 
 MS = 1_000_000
 LOOK, DEADLINE, FIRST_LINE = 1_000 * MS, 1_001 * MS, 1_500 * MS
@@ -76,3 +84,22 @@ def test_handlers_that_died_with_their_process_are_forgotten(tmp_path: Path):
     assert not tail.poll()
     Recorder(path)(a_start()._replace(offset=2))
     assert tail.poll() == {(1, 2)}
+
+
+def test_an_ack_asked_before_a_higher_token_is_no_stale_effect_however_many_calls_were_made() -> (
+    None
+):
+    """Calls of the metaserver are for another judge: they do not count where an ack stands in the history."""
+    calls = [(number, Calling(number, "join", "s", "audit", 0, 0, None)) for number in range(10)]
+    answers = [(number, Answered(number, "", 0, ())) for number in range(10)]
+
+    def history(ack_began: int):
+        served = [
+            (20, Served("acquire", "audit", 1, 3, 15)),
+            (40, Served("acquire", "audit", 1, 15, 30)),
+            (50, Served("ack", "audit", 1, 3, ack_began)),
+        ]
+        return one_history([*calls, *answers, *served], [])
+
+    assert check_history(history(35), drained=False).total == 0
+    assert check_history(history(45), drained=False).counts["stale effect"] == 1
