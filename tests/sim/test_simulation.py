@@ -93,7 +93,7 @@ SAMPLE = (
     "heartbeats_do_not_wait",
     "sessions_expire_late",
 )
-MORE_SEEDS = 60
+MORE_SEEDS = 400
 """If the seed kept does not catch it any more, because what the seed does has changed."""
 
 
