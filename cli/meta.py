@@ -103,8 +103,8 @@ async def rebuild(
     given: dict[str, Any], form: OutputFormat, *, brokers: list[str], word: dict[str, Any]
 ) -> None:
     """Rebuild a database and show what is in it now, and what is not.  Raises KeylaneError."""
-    from ..metaserver.rebuild_rows import Word
-    from ..metaserver.rebuilder import rebuild_database
+    from ..metaserver.rebuild.rows import Word
+    from ..metaserver.rebuild.service import rebuild_database
     from ..rpc.http_network import HttpNetwork
 
     addresses = [one for text in brokers for one in parse_addresses(text)]
@@ -159,9 +159,9 @@ async def rebuild(
 
 async def migrate(given: dict[str, Any], form: OutputFormat) -> None:
     """Bring a schema up to date and say where it is.  Raises KeylaneError."""
-    from ..metaserver.database import open_database
-    from ..metaserver.migrate import HEAD
     from ..metaserver.settings import machine_boot, prepare_folder
+    from ..metaserver.sql.database import open_database
+    from ..metaserver.sql.migrate import HEAD
     from ..protocol.clock import SystemClock
 
     settings = _checked(given)

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from ..protocol.errors import KeylaneError, StorageError
-from .catalogue import Catalogue
-from .database import Database
-from .members import Members
-from .reshaper import Reshaper
+from .catalogue.service import Catalogue
+from .groups.service import Members
+from .groups.views import due_groups
+from .operations.driver import Reshaper
 from .settings import MetaserverSettings
-from .store_groups import due_groups
+from .sql.database import Database
 
 log = logging.getLogger("keylane.metaserver")
 

@@ -42,11 +42,11 @@ from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.verification import Verification
 from ..rpc.server import ControlRoute, Params, whole_number
-from .catalogue import Catalogue
-from .members import Members
-from .resetter import Resetter
-from .reshaper import Reshaper
-from .verifier import Verifier
+from .catalogue.service import Catalogue
+from .groups.service import Members
+from .operations.driver import Reshaper
+from .resets.service import Resetter
+from .verify.service import Verifier
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,19 +18,19 @@ from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, Server
-from .announcer import Announcer
 from .attendant import Attendant
 from .calls import Call, control_calls, control_routes
-from .catalogue import Catalogue
-from .database import open_database
-from .expirer import Expirer
-from .members import Members
+from .catalogue.service import Catalogue
+from .groups.service import Members
 from .openapi import openapi_document
-from .resetter import Resetter
-from .reshaper import Reshaper
+from .operations.driver import Reshaper
+from .resets.service import Resetter
+from .retention.announcer import Announcer
+from .retention.expirer import Expirer
 from .settings import MetaserverSettings, machine_boot, prepare_folder
-from .verifier import Verifier
-from .write_watch import WatchedDatabase
+from .sql.database import open_database
+from .sql.write_watch import WatchedDatabase
+from .verify.service import Verifier
 
 API_VERSION = "1"
 

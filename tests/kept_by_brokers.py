@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from keylane.metaserver.rebuild import plan_rebuild
-from keylane.metaserver.rebuild_rows import RebuiltSubject, Source
+from keylane.metaserver.rebuild.plan import plan_rebuild
+from keylane.metaserver.rebuild.rows import RebuiltSubject, Source
 from keylane.protocol.control import (
     GroupStatus,
     HostPartition,

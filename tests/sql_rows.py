@@ -8,12 +8,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from keylane.metaserver.dialect import prepare_sqlite
-from keylane.metaserver.migrate import migrate
-from keylane.metaserver.store_brokers import broker_views, report_broker
-from keylane.metaserver.store_operations import advance_operation, claim_operation, note_steps
-from keylane.metaserver.store_plans import begin_operations
-from keylane.metaserver.store_subjects import open_subject, plan_subject
+from keylane.metaserver.cluster.brokers import broker_views, report_broker
+from keylane.metaserver.cluster.subjects import open_subject, plan_subject
+from keylane.metaserver.operations.journal import advance_operation, claim_operation, note_steps
+from keylane.metaserver.operations.planning import begin_operations
+from keylane.metaserver.sql.dialect import prepare_sqlite
+from keylane.metaserver.sql.migrate import migrate
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 

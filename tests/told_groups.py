@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from keylane.metaserver import store_leases
-from keylane.metaserver.schema import groups, partitions
-from keylane.metaserver.store_announce import store_heard
-from keylane.metaserver.store_leases import Changes
+from keylane.metaserver.cluster.heard import store_heard
+from keylane.metaserver.groups import lease_rows
+from keylane.metaserver.groups.lease_rows import Changes
+from keylane.metaserver.sql.schema import groups, partitions
 
 
 def hear(connection: Connection, group_id: int) -> None:
@@ -22,4 +22,4 @@ def hear(connection: Connection, group_id: int) -> None:
 def settle_group(connection: Connection, group_id: int) -> Changes:
     """As in `store_leases`, once all brokers have heard."""
     hear(connection, group_id)
-    return store_leases.settle_group(connection, group_id)
+    return lease_rows.settle_group(connection, group_id)

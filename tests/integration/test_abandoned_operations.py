@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from keylane.metaserver.catalogue import Catalogue
-from keylane.metaserver.database import SqlDatabase, open_database
-from keylane.metaserver.members import Members
-from keylane.metaserver.reshaper import Reshaper
+from keylane.metaserver.catalogue.service import Catalogue
+from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.groups.service import Members
+from keylane.metaserver.operations.driver import Reshaper
+from keylane.metaserver.operations.journal import advance_operation, idle_operations, note_steps
+from keylane.metaserver.operations.planning import begin_operations
 from keylane.metaserver.settings import MetaserverSettings
-from keylane.metaserver.store_brokers import report_broker
-from keylane.metaserver.store_operations import advance_operation, idle_operations, note_steps
-from keylane.metaserver.store_plans import begin_operations
-from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from keylane.metaserver.database import SqlDatabase, open_database
-from keylane.metaserver.members import Members
+from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.subjects import open_subject, plan_subject
+from keylane.metaserver.groups.service import Members
+from keylane.metaserver.groups.views import group_versions
 from keylane.metaserver.settings import MetaserverSettings
-from keylane.metaserver.store_brokers import report_broker
-from keylane.metaserver.store_groups import group_versions
-from keylane.metaserver.store_subjects import open_subject, plan_subject
+from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import (
     BrokerHeartbeat,

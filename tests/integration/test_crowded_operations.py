@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hosting_broker import HostingBroker
-from keylane.metaserver import reshaper
+from keylane.metaserver.operations import driver as operations_driver
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import CreateSubject
@@ -60,7 +60,7 @@ async def test_operations_that_are_refused_keep_no_other_from_being_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A younger one is done all the same; they say why they wait, and are done when their broker takes its part."""
-    monkeypatch.setattr(reshaper, "DRIVEN_AT_ONCE_MAX", ROOM)
+    monkeypatch.setattr(operations_driver, "DRIVEN_AT_ONCE_MAX", ROOM)
     source, busy, well = (HostingBroker(name) for name in ("source", "busy", "well"))
     async with AsyncExitStack() as stack:
         for broker in (source, busy, well):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hosting_broker import HostingBroker
-from keylane.metaserver import announcer
+from keylane.metaserver.retention import announcer
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import CreateSubject, Join

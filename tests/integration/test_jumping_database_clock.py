@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from hosting_broker import hosting_broker
-from keylane.metaserver.database import SqlDatabase, open_database
 from keylane.metaserver.running import running_metaserver
-from keylane.metaserver.schema import facts
 from keylane.metaserver.settings import MetaserverSettings
+from keylane.metaserver.sql.database import SqlDatabase, open_database
+from keylane.metaserver.sql.schema import facts
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join
 from keylane.protocol.errors import SessionUnknownError

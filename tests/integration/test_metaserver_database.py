@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver import dialect
-from keylane.metaserver.database import SqlDatabase, open_database
-from keylane.metaserver.dialect import now_ms
-from keylane.metaserver.schema import brokers, groups, sessions, subjects
-from keylane.metaserver.store_brokers import (
+from keylane.metaserver.cluster.brokers import (
     broker_views,
     note_refused,
     report_broker,
     writable_groups,
 )
-from keylane.metaserver.store_groups import due_groups
-from keylane.metaserver.store_sessions import join_group, live_session, renew_sessions
-from keylane.metaserver.store_subjects import open_subject, plan_subject
-from keylane.metaserver.store_verify import read_sql_view
+from keylane.metaserver.cluster.subjects import open_subject, plan_subject
+from keylane.metaserver.groups.sessions import join_group, live_session, renew_sessions
+from keylane.metaserver.groups.views import due_groups
+from keylane.metaserver.sql import dialect
+from keylane.metaserver.sql.database import SqlDatabase, open_database
+from keylane.metaserver.sql.dialect import now_ms
+from keylane.metaserver.sql.schema import brokers, groups, sessions, subjects
+from keylane.metaserver.verify.reader import read_sql_view
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.errors import (

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.database import SqlDatabase, open_database
-from keylane.metaserver.schema import facts
+from keylane.metaserver.sql.database import SqlDatabase, open_database
+from keylane.metaserver.sql.schema import facts
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import StorageError, SubjectUnknownError
 

@@ -19,11 +19,11 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from keylane import migrations
-from keylane.metaserver.database import SqlDatabase, open_database
-from keylane.metaserver.migrate import HEAD, migrate
-from keylane.metaserver.schema import brokers, facts, metadata, subjects
-from keylane.metaserver.store_sessions import join_group, renew_sessions
-from keylane.metaserver.store_subjects import open_subject, plan_subject
+from keylane.metaserver.cluster.subjects import open_subject, plan_subject
+from keylane.metaserver.groups.sessions import join_group, renew_sessions
+from keylane.metaserver.sql.database import SqlDatabase, open_database
+from keylane.metaserver.sql.migrate import HEAD, migrate
+from keylane.metaserver.sql.schema import brokers, facts, metadata, subjects
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import CreateSubject, Join
 from keylane.protocol.errors import StorageError
@@ -234,7 +234,7 @@ async def test_work_that_takes_too_long_at_the_end(
     url: str, tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A statement that does not end is broken off, and its connection closed: a metaserver can always end."""
-    monkeypatch.setattr("keylane.metaserver.transactions.CLOSE_S", 0.2)
+    monkeypatch.setattr("keylane.metaserver.sql.transactions.CLOSE_S", 0.2)
     sleep = sa.select(sa.func.pg_sleep(60))
     async with opened(url, tmp_path) as database:
         caller = asyncio.create_task(database.write(lambda connection: connection.execute(sleep)))
@@ -252,7 +252,7 @@ async def test_transaction_is_lost_when_its_metaserver_stops(
 ) -> None:
     """Rows that a metaserver holds and says nothing about are the others' before long; nothing of its work stays."""
     kept = {"idle_in_transaction_session_timeout": "300"}
-    monkeypatch.setattr("keylane.metaserver.postgres_database._SETTINGS", kept)
+    monkeypatch.setattr("keylane.metaserver.sql.postgres._SETTINGS", kept)
     name = sa.make_url(url).database
     async with opened(url, tmp_path) as database:
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from keylane.metaserver.dialect import prepare_sqlite
-from keylane.metaserver.migrate import migrate
-from keylane.metaserver.schema import brokers, groups, leases
-from keylane.metaserver.store_leases import read_grants, release_leases
-from keylane.metaserver.store_sessions import join_group, leave_group, renew_sessions
-from keylane.metaserver.store_subjects import open_subject, plan_subject
+from keylane.metaserver.cluster.subjects import open_subject, plan_subject
+from keylane.metaserver.groups.lease_rows import read_grants, release_leases
+from keylane.metaserver.groups.sessions import join_group, leave_group, renew_sessions
+from keylane.metaserver.sql.dialect import prepare_sqlite
+from keylane.metaserver.sql.migrate import migrate
+from keylane.metaserver.sql.schema import brokers, groups, leases
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import CreateSubject, Join, ReleaseGrant
 from keylane.protocol.errors import TokenUnknownError

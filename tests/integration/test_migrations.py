@@ -15,8 +15,8 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from keylane import migrations
-from keylane.metaserver.migrate import HEAD, migrate
-from keylane.metaserver.schema import metadata
+from keylane.metaserver.sql.migrate import HEAD, migrate
+from keylane.metaserver.sql.schema import metadata
 from keylane.protocol.errors import ConfigError
 
 FOLDER = Path(migrations.__file__).parent
@@ -112,7 +112,7 @@ def test_migrations_import_nothing_of_ours() -> None:
 OPEN = """
 import asyncio, sys
 from pathlib import Path
-from keylane.metaserver.database import open_database
+from keylane.metaserver.sql.database import open_database
 from keylane.protocol.clock import SystemClock
 
 async def main():

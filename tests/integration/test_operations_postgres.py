@@ -12,18 +12,18 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from keylane.metaserver.database import SqlDatabase, open_database
-from keylane.metaserver.schema import operations, subjects
-from keylane.metaserver.store_brokers import report_broker
-from keylane.metaserver.store_creations import plan_creation_anew
-from keylane.metaserver.store_operations import cancel_operation, claim_operation, note_steps
-from keylane.metaserver.store_plans import begin_operations
-from keylane.metaserver.store_subjects import (
+from keylane.metaserver.catalogue.creations import plan_creation_anew
+from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.subjects import (
     find_subject,
     open_subject,
     plan_subject,
     read_route,
 )
+from keylane.metaserver.operations.journal import cancel_operation, claim_operation, note_steps
+from keylane.metaserver.operations.planning import begin_operations
+from keylane.metaserver.sql.database import SqlDatabase, open_database
+from keylane.metaserver.sql.schema import operations, subjects
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.errors import (

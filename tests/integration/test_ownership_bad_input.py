@@ -12,12 +12,12 @@ import sqlalchemy as sa
 from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.broker.pull_lock import PullLock, check_holder, decide_acquire, raise_fence, take
-from keylane.metaserver.database import SqlDatabase, open_database
-from keylane.metaserver.schema import leases
-from keylane.metaserver.store_brokers import report_broker
-from keylane.metaserver.store_leases import read_grants
-from keylane.metaserver.store_sessions import join_group, renew_sessions
-from keylane.metaserver.store_subjects import open_subject, plan_subject
+from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.subjects import open_subject, plan_subject
+from keylane.metaserver.groups.lease_rows import read_grants
+from keylane.metaserver.groups.sessions import join_group, renew_sessions
+from keylane.metaserver.sql.database import SqlDatabase, open_database
+from keylane.metaserver.sql.schema import leases
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import (
     BrokerHeartbeat,

@@ -11,14 +11,14 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
-from keylane.metaserver.database import SqlDatabase, open_database
-from keylane.metaserver.store_brokers import report_broker
-from keylane.metaserver.store_history import subject_history
-from keylane.metaserver.store_leases import read_grants, settle_group
-from keylane.metaserver.store_operations import advance_operation, claim_operation, note_steps
-from keylane.metaserver.store_plans import begin_operations
-from keylane.metaserver.store_sessions import join_group
-from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.groups.lease_rows import read_grants, settle_group
+from keylane.metaserver.groups.sessions import join_group
+from keylane.metaserver.operations.journal import advance_operation, claim_operation, note_steps
+from keylane.metaserver.operations.planning import begin_operations
+from keylane.metaserver.operations.views import subject_history
+from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape

@@ -73,7 +73,7 @@ def watch_broker(path: Path) -> None:
 def watch_grants() -> None:
     """Compare the leases before and after each transaction; what is new goes into it as well."""
     from history.grants import Leases
-    from keylane.metaserver.group_write import GroupWriter
+    from keylane.metaserver.sql.group_write import GroupWriter
     from proof.recording import GRANTS, boot_ns
 
     columns = "at_ns, group_id, partition_id, token, session, holder, holder_left_ms"

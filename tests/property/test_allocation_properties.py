@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.metaserver.allocation import allocate
+from keylane.metaserver.groups.allocation import allocate
 from keylane.protocol.ids import PartitionId, SessionId
 
 counts = st.integers(min_value=1, max_value=64)

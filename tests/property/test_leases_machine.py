@@ -23,8 +23,16 @@ from hypothesis.stateful import (
 )
 from sqlalchemy.pool import StaticPool
 
-from keylane.metaserver.dialect import prepare_sqlite
-from keylane.metaserver.schema import (
+from keylane.metaserver.groups.lease_rows import note_drained, read_grants, release_leases
+from keylane.metaserver.groups.sessions import (
+    join_group,
+    leave_group,
+    live_session,
+    renew_sessions,
+)
+from keylane.metaserver.groups.views import due_groups, read_group
+from keylane.metaserver.sql.dialect import prepare_sqlite
+from keylane.metaserver.sql.schema import (
     brokers,
     drained,
     leases,
@@ -33,14 +41,6 @@ from keylane.metaserver.schema import (
     partitions,
     sessions,
     subjects,
-)
-from keylane.metaserver.store_groups import due_groups, read_group
-from keylane.metaserver.store_leases import note_drained, read_grants, release_leases
-from keylane.metaserver.store_sessions import (
-    join_group,
-    leave_group,
-    live_session,
-    renew_sessions,
 )
 from keylane.protocol.control import Join, ReleaseGrant
 from keylane.protocol.errors import SessionUnknownError, TokenUnknownError

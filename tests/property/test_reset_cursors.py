@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from keylane.metaserver.resets import Found, check_ask, generations, new_cursors
+from keylane.metaserver.resets.cursors import Found, check_ask, generations, new_cursors
 from keylane.protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import Partition, PartitionState

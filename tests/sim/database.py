@@ -19,8 +19,8 @@ from sqlalchemy.pool import StaticPool
 
 from history.grants import Leases
 from keylane.cli.history.events import AcceptedLost, Granted
-from keylane.metaserver.dialect import prepare_sqlite
-from keylane.metaserver.migrate import migrate
+from keylane.metaserver.sql.dialect import prepare_sqlite
+from keylane.metaserver.sql.migrate import migrate
 from sim.machine import Machine
 from sim.promises import Claims
 from sim.statements import QuickConnection
@@ -136,7 +136,7 @@ class Shelf:
 
 
 class SimDatabase:
-    """One metaserver process's way to the database; see `keylane.metaserver.database.Database`."""
+    """One metaserver process's way to the database; see `keylane.metaserver.sql.database.Database`."""
 
     def __init__(
         self,

@@ -23,17 +23,17 @@ from keylane.broker.storage.identity import claim_folder
 from keylane.broker.storage.opening import begin_opening, note_heard
 from keylane.broker.store import Store
 from keylane.cli.history.events import Event, Expired, Recovered, Resetting, Served
-from keylane.metaserver.announcer import Announcer
 from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.calls import control_calls, control_routes
-from keylane.metaserver.catalogue import Catalogue
-from keylane.metaserver.expirer import Expirer
-from keylane.metaserver.members import Members
-from keylane.metaserver.resetter import Resetter
-from keylane.metaserver.reshaper import Reshaper
+from keylane.metaserver.catalogue.service import Catalogue
+from keylane.metaserver.groups.service import Members
+from keylane.metaserver.operations.driver import Reshaper
+from keylane.metaserver.resets.service import Resetter
+from keylane.metaserver.retention.announcer import Announcer
+from keylane.metaserver.retention.expirer import Expirer
 from keylane.metaserver.settings import MetaserverSettings
-from keylane.metaserver.store_time import adopt_boot
-from keylane.metaserver.verifier import Verifier
+from keylane.metaserver.sql.clock_restart import adopt_boot
+from keylane.metaserver.verify.service import Verifier
 from keylane.protocol.control import BrokerHeartbeat, Health
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.frames import Answer, Request

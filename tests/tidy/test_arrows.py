@@ -36,8 +36,8 @@ MACHINE = [
     "rpc/program.py",  # a program sets its umask
     "consumer/client.py",  # a session says its host and process id to whoever looks for it
     "rpc/home.py",  # hears of a fork
-    "metaserver/database.py",  # where the SQLite file lies
-    "metaserver/migrate.py",  # where the migrations lie
+    "metaserver/sql/database.py",  # where the SQLite file lies
+    "metaserver/sql/migrate.py",  # where the migrations lie
     "spark/java.py",  # looks for a JDK, keeps a wrapper
     "spark/session.py",  # PySpark takes its settings from the environment
 ]

@@ -7,11 +7,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from keylane.metaserver import catalogue, members, store_brokers, store_leases, store_operations
-from keylane.metaserver import leases as leases_module
-from keylane.metaserver.dialect import now_ms
-from keylane.metaserver.reshaper import Reshaper
-from keylane.metaserver.schema import partitions, sessions, steps, subjects
+from keylane.metaserver.catalogue import service as catalogue_service
+from keylane.metaserver.cluster import brokers as cluster_brokers
+from keylane.metaserver.groups import lease_rows
+from keylane.metaserver.groups import leases as leases_module
+from keylane.metaserver.groups import service as groups_service
+from keylane.metaserver.operations import journal as operations_journal
+from keylane.metaserver.operations.driver import Reshaper
+from keylane.metaserver.sql.dialect import now_ms
+from keylane.metaserver.sql.schema import partitions, sessions, steps, subjects
 from keylane.protocol.operations import OperationState, StepAction
 from keylane.protocol.routing import PartitionState
 from sim import hosts
@@ -21,7 +25,7 @@ from sim.mutants.mutant import Breaks, Patches
 
 def _grants(patches: Patches, grant: Any) -> None:
     patches.set(leases_module, "grant", grant)
-    patches.set(store_leases, "grant", grant)
+    patches.set(lease_rows, "grant", grant)
 
 
 def token_reused(patches: Patches) -> None:
@@ -50,7 +54,7 @@ def any_release_frees_the_lease(patches: Patches) -> None:
             return None
         return replace(lease, session=None, withdrawn=False)
 
-    patches.set(store_leases, "release", release)
+    patches.set(lease_rows, "release", release)
 
 
 def lease_by_the_calendar(patches: Patches) -> None:
@@ -66,7 +70,7 @@ def session_renewed_after_expiry(patches: Patches) -> None:
         connection.execute(sa.update(sessions).where(these).values(expires_at=later))
         return real(connection, ids)
 
-    real = patches.set(members, "renew_sessions", renew)
+    real = patches.set(groups_service, "renew_sessions", renew)
 
 
 def sessions_never_expire(patches: Patches) -> None:
@@ -86,7 +90,7 @@ def _keep_sessions(patches: Patches, ms: int) -> None:
         connection.execute(sa.update(sessions).where(kept).values(expires_at=now_ms() + ms))
         return rows
 
-    real = patches.set(members, "renew_sessions", renew)
+    real = patches.set(groups_service, "renew_sessions", renew)
 
 
 def sessions_expire_early(patches: Patches) -> None:
@@ -98,26 +102,28 @@ def sessions_expire_early(patches: Patches) -> None:
         connection.execute(sa.update(sessions).where(early).values(expires_at=now_ms()))
         return real(connection, group_id)
 
-    real = patches.set(store_leases, "sweep_sessions", sweep)
+    real = patches.set(lease_rows, "sweep_sessions", sweep)
 
 
 def unheard_grants_stay(patches: Patches) -> None:
     """A lease withdrawn before its holder heard of it is never given on, nor one whose release was lost."""
-    patches.set(members, "release_unheld", lambda connection, ask, holding: store_leases.NOTHING)
+    patches.set(
+        groups_service, "release_unheld", lambda connection, ask, holding: lease_rows.NOTHING
+    )
 
 
 def releases_ignored(patches: Patches) -> None:
-    nothing = store_leases.Released(changes=store_leases.NOTHING, refused={})
-    patches.set(members, "release_leases", lambda connection, asks: nothing)
+    nothing = lease_rows.Released(changes=lease_rows.NOTHING, refused={})
+    patches.set(groups_service, "release_leases", lambda connection, asks: nothing)
     unheard_grants_stay(patches)
 
 
 def moved_broker_is_not_told(patches: Patches) -> None:
-    patches.set(store_brokers, "_renew_routes", lambda connection, broker_group: [])
+    patches.set(cluster_brokers, "_renew_routes", lambda connection, broker_group: [])
 
 
 def changed_grants_are_not_told(patches: Patches) -> None:
-    patches.set(store_leases, "raise_versions", lambda connection, changed, version: None)
+    patches.set(lease_rows, "raise_versions", lambda connection, changed, version: None)
 
 
 def another_boot_is_not_noticed(patches: Patches) -> None:
@@ -127,7 +133,7 @@ def another_boot_is_not_noticed(patches: Patches) -> None:
 def no_drain_rule(patches: Patches) -> None:
     """A group reads children before it is through with their parents."""
     patches.set(
-        store_leases,
+        lease_rows,
         "readable_partitions",
         lambda partitions, drained: [
             one
@@ -150,7 +156,7 @@ def route_version_not_raised(patches: Patches) -> None:
         )
         return state
 
-    real = patches.set(store_operations, "_open", opened)
+    real = patches.set(operations_journal, "_open", opened)
 
 
 def child_opened_before_seal(patches: Patches) -> None:
@@ -187,12 +193,12 @@ def child_opened_before_seal(patches: Patches) -> None:
 
 
 def older_copy_is_taken(patches: Patches) -> None:
-    patches.set(store_brokers, "_check_not_behind", lambda report, known: None)
+    patches.set(cluster_brokers, "_check_not_behind", lambda report, known: None)
 
 
 def creations_wait_for_their_brokers(patches: Patches) -> None:
     """Whatever becomes of a broker, what was planned there is hosted there."""
-    patches.set(catalogue, "plan_creation_anew", lambda connection, subject_id: False)
+    patches.set(catalogue_service, "plan_creation_anew", lambda connection, subject_id: False)
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -8,9 +8,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from keylane.broker import resets
-from keylane.metaserver import resetter, store_leases, store_operations, store_resets
-from keylane.metaserver.dialect import insert_new
-from keylane.metaserver.schema import drained, partitions
+from keylane.metaserver.groups import lease_rows
+from keylane.metaserver.operations import journal as operations_journal
+from keylane.metaserver.resets import rows as resets_rows
+from keylane.metaserver.resets import service as resets_service
+from keylane.metaserver.sql.dialect import insert_new
+from keylane.metaserver.sql.schema import drained, partitions
 from keylane.producer.executor import Executor
 from keylane.protocol.errors import AcceptedAsLostError
 from keylane.protocol.routing import PartitionState
@@ -44,7 +47,7 @@ def reset_keeps_what_was_drained(patches: Patches) -> None:
         insert_new(connection, drained, [dict(row._mapping) for row in rows])
         return tokens
 
-    real = patches.set(resetter, "begin_reset", begin)
+    real = patches.set(resets_service, "begin_reset", begin)
 
 
 def reset_forgets_the_last_one(patches: Patches) -> None:
@@ -57,17 +60,19 @@ def reset_forgets_the_last_one(patches: Patches) -> None:
         await real(self, group, scope, left, tokens, cursors, done)
         done |= {one: cursors[one] for one in ids if one not in left}
 
-    real = patches.set(resetter.Resetter, "_tell", tell)
+    real = patches.set(resets_service.Resetter, "_tell", tell)
 
 
 def reset_drains_empty_partitions(patches: Patches) -> None:
     """Whatever is at its end counts as drained, though what it continues is not."""
-    patches.set(store_resets, "_through", lambda connection, group_id, at_end: at_end)
+    patches.set(resets_rows, "_through", lambda connection, group_id, at_end: at_end)
 
 
 def strict_is_given_up_too(patches: Patches) -> None:
     """A silent broker is not waited for, although its subject allows no messages to be reordered."""
-    patches.set(store_operations, "_may_forsake", lambda row: row.without_source and not row.static)
+    patches.set(
+        operations_journal, "_may_forsake", lambda row: row.without_source and not row.static
+    )
 
 
 def lost_messages_are_sent_again(patches: Patches) -> None:
@@ -102,12 +107,12 @@ def parents_of_a_lost_partition_are_passed_over(patches: Patches) -> None:
     def readable(partitions: Any, drained: Any) -> Any:
         return real([replace(one, parents=()) if one.lost else one for one in partitions], drained)
 
-    real = patches.set(store_leases, "readable_partitions", readable)
+    real = patches.set(lease_rows, "readable_partitions", readable)
 
 
 def lost_counts_as_forsaken(patches: Patches) -> None:
     """A lost partition is waited for."""
-    patches.set(store_operations, "lose_partitions", lambda connection, ids: None)
+    patches.set(operations_journal, "lose_partitions", lambda connection, ids: None)
 
 
 def loss_takes_what_is_elsewhere(patches: Patches) -> None:
@@ -120,7 +125,7 @@ def loss_takes_what_is_elsewhere(patches: Patches) -> None:
             gone = {"state": PartitionState.EXPIRED, "lost": True, "forsaken": True}
             connection.execute(sa.update(partitions).where(elsewhere).values(gone))
 
-    real = patches.set(store_operations, "lose_partitions", lose)
+    real = patches.set(operations_journal, "lose_partitions", lose)
 
 
 BREAKS: tuple[Breaks, ...] = (

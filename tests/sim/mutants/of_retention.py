@@ -12,12 +12,15 @@ from msgspec.structs import replace
 from keylane.broker import control
 from keylane.broker.cleaning import Cleaning
 from keylane.broker.partition import HostedPartition
-from keylane.metaserver import leases as leases_module
-from keylane.metaserver import members, reshaper, store_leases, store_operations
-from keylane.metaserver.announcer import Announcer
-from keylane.metaserver.dialect import insert_new
-from keylane.metaserver.schema import groups, heard, leases
-from keylane.metaserver.store_announce import store_heard
+from keylane.metaserver.cluster.heard import store_heard
+from keylane.metaserver.groups import lease_rows
+from keylane.metaserver.groups import leases as leases_module
+from keylane.metaserver.groups import service as groups_service
+from keylane.metaserver.operations import driver as operations_driver
+from keylane.metaserver.operations import journal as operations_journal
+from keylane.metaserver.retention.announcer import Announcer
+from keylane.metaserver.sql.dialect import insert_new
+from keylane.metaserver.sql.schema import groups, heard, leases
 from sim.mutants.mutant import Breaks, Patches
 
 
@@ -47,9 +50,9 @@ def granted_counts_as_heard(patches: Patches) -> None:
     async def nothing(self: Any, group_id: int) -> None:
         return None
 
-    real_readable = patches.set(store_leases, "readable_partitions", readable)
+    real_readable = patches.set(lease_rows, "readable_partitions", readable)
     _replace = leases_module.replace
-    real_settle = patches.set(members, "settle_group", settle)
+    real_settle = patches.set(groups_service, "settle_group", settle)
     patches.set(Announcer, "announce", nothing)
 
 
@@ -72,17 +75,17 @@ def opens_before_groups_are_told(patches: Patches) -> None:
 
     def note(connection: Any, operation_id: int, done: Any, problem: str, *, heard: Any) -> None:
         real_note(connection, operation_id, done, problem)
-        here = sa.select(store_operations.operations.c.subject_id).where(
-            store_operations.operations.c.operation_id == operation_id
+        here = sa.select(operations_journal.operations.c.subject_id).where(
+            operations_journal.operations.c.operation_id == operation_id
         )
         untold = sa.update(groups).where(groups.c.subject_id == here.scalar_subquery())
         connection.execute(untold.values(told=False))
 
-    real_host = patches.set(reshaper, "HostPartition", told_nothing)
-    real_note = patches.set(reshaper, "note_steps", note)
-    patches.set(store_operations, "unheard_children", lambda connection, subject_id, children: [])
+    real_host = patches.set(operations_driver, "HostPartition", told_nothing)
+    real_note = patches.set(operations_driver, "note_steps", note)
+    patches.set(operations_journal, "unheard_children", lambda connection, subject_id, children: [])
     patches.set(
-        store_leases,
+        lease_rows,
         "readable_partitions",
         lambda partitions, drained, real=leases_module.readable_partitions: real(
             [leases_module.replace(one, heard=True) for one in partitions], drained

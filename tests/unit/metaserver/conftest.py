@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.dialect import prepare_sqlite
-from keylane.metaserver.migrate import migrate
+from keylane.metaserver.sql.dialect import prepare_sqlite
+from keylane.metaserver.sql.migrate import migrate
 from keylane.protocol.clock import SystemClock
 from sql_rows import Rows
 

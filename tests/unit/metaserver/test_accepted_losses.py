@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.metaserver.leases import Readable, readable_partitions
-from keylane.metaserver.store_announce import unheard_children
-from keylane.metaserver.store_brokers import report_broker
-from keylane.metaserver.store_history import operation_views, subject_history
-from keylane.metaserver.store_operations import (
+from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.heard import unheard_children
+from keylane.metaserver.cluster.subjects import find_subject, read_route
+from keylane.metaserver.groups.leases import Readable, readable_partitions
+from keylane.metaserver.groups.sessions import join_group
+from keylane.metaserver.operations.journal import (
     advance_operation,
     claim_operation,
     idle_operations,
     note_steps,
 )
-from keylane.metaserver.store_plans import plan_operations
-from keylane.metaserver.store_sessions import join_group
-from keylane.metaserver.store_subjects import find_subject, read_route
+from keylane.metaserver.operations.planning import plan_operations
+from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.protocol.control import BrokerHeartbeat, Join
 from keylane.protocol.errors import LossAcceptedError
 from keylane.protocol.ids import PartitionId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from keylane.metaserver.allocation import allocate
+from keylane.metaserver.groups.allocation import allocate
 from keylane.protocol.ids import PartitionId, SessionId
 
 SIXTEEN = [PartitionId(index) for index in range(1, 17)]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.schema import groups, heard, leases, subjects
-from keylane.metaserver.store_announce import (
+from keylane.metaserver.cluster.heard import (
     note_heard,
     note_told,
     tellings,
     unheard_partitions,
     untold_groups,
 )
-from keylane.metaserver.store_leases import note_drained, read_grants, settle_group
-from keylane.metaserver.store_operations import advance_operation, claim_operation, note_steps
-from keylane.metaserver.store_sessions import join_group
+from keylane.metaserver.groups.lease_rows import note_drained, read_grants, settle_group
+from keylane.metaserver.groups.sessions import join_group
+from keylane.metaserver.operations.journal import advance_operation, claim_operation, note_steps
+from keylane.metaserver.sql.schema import groups, heard, leases, subjects
 from keylane.protocol.control import Join, Retention
 from keylane.protocol.errors import OverloadedError
 from keylane.protocol.limits import GROUPS_PER_SUBJECT_MAX
@@ -170,8 +170,8 @@ def test_a_reset_lets_brokers_be_told_again():
     rows.hear(1, 2, 3, 4)
     rows.run(note_told)
     assert rows.run(untold_groups) == 0
-    from keylane.metaserver.store_resets import begin_reset, reset_scope
-    from keylane.metaserver.store_sessions import leave_group
+    from keylane.metaserver.groups.sessions import leave_group
+    from keylane.metaserver.resets.rows import begin_reset, reset_scope
     from keylane.protocol.progress import ResetGroup, ResetTo
 
     rows.run(leave_group, (b"a".hex() * 16)[:16])

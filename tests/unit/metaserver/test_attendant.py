@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from keylane.metaserver.attendant import Attendant
-from keylane.metaserver.catalogue import Catalogue
-from keylane.metaserver.database import open_database
-from keylane.metaserver.members import Members
-from keylane.metaserver.reshaper import Reshaper
+from keylane.metaserver.catalogue.service import Catalogue
+from keylane.metaserver.groups.service import Members
+from keylane.metaserver.operations.driver import Reshaper
 from keylane.metaserver.settings import MetaserverSettings
+from keylane.metaserver.sql.database import open_database
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import InternalError, KeylaneError, OverloadedError, StorageError
 from keylane.rpc.http_network import HttpNetwork

@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from keylane.metaserver.store_brokers import broker_views, cordon_broker, writable_groups
-from keylane.metaserver.store_history import operation_views, subject_history
-from keylane.metaserver.store_operations import (
+from keylane.metaserver.cluster.brokers import broker_views, cordon_broker, writable_groups
+from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.operations.journal import (
     advance_operation,
     cancel_operation,
     claim_operation,
     idle_operations,
     note_steps,
 )
-from keylane.metaserver.store_plans import begin_operations, plan_operations
-from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
-from keylane.metaserver.store_verify import read_sql_view
-from keylane.metaserver.verify import verify
-from keylane.metaserver.verify_views import Views
+from keylane.metaserver.operations.planning import begin_operations, plan_operations
+from keylane.metaserver.operations.views import operation_views, subject_history
+from keylane.metaserver.verify.checks import verify
+from keylane.metaserver.verify.reader import read_sql_view
+from keylane.metaserver.verify.views import Views
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import (
     BrokerCordonedError,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.schema import operations, partitions
-from keylane.metaserver.store_brokers import report_broker
-from keylane.metaserver.store_creations import plan_creation_anew
-from keylane.metaserver.store_subjects import (
+from keylane.metaserver.catalogue.creations import plan_creation_anew
+from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.subjects import (
     find_subject,
     open_subject,
     plan_subject,
     planned_partitions,
     read_route,
 )
+from keylane.metaserver.sql.schema import operations, partitions
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.operations import OperationKind, OperationState, Reshape

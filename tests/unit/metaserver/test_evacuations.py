@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from keylane.metaserver.store_evacuations import plan_evacuations
-from keylane.metaserver.store_history import operation_views
-from keylane.metaserver.store_leases import note_drained, read_grants
-from keylane.metaserver.store_operations import (
+from keylane.metaserver.cluster.subjects import plan_subject, read_route
+from keylane.metaserver.groups.lease_rows import note_drained, read_grants
+from keylane.metaserver.groups.sessions import join_group
+from keylane.metaserver.operations.evacuations import plan_evacuations
+from keylane.metaserver.operations.journal import (
     advance_operation,
     claim_operation,
     idle_operations,
     let_go,
     note_steps,
 )
-from keylane.metaserver.store_sessions import join_group
-from keylane.metaserver.store_subjects import plan_subject, read_route
+from keylane.metaserver.operations.views import operation_views
 from keylane.protocol.control import CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy

@@ -7,17 +7,17 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from keylane.metaserver.dialect import prepare_sqlite
-from keylane.metaserver.migrate import migrate
-from keylane.metaserver.schema import partitions
-from keylane.metaserver.store_brokers import report_broker
-from keylane.metaserver.store_expiry import expiry_candidates, mark_expired
-from keylane.metaserver.store_leases import note_drained, read_grants
-from keylane.metaserver.store_operations import advance_operation, claim_operation, note_steps
-from keylane.metaserver.store_plans import begin_operations
-from keylane.metaserver.store_queues import read_queues
-from keylane.metaserver.store_sessions import join_group, leave_group
-from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.queues import read_queues
+from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.groups.lease_rows import note_drained, read_grants
+from keylane.metaserver.groups.sessions import join_group, leave_group
+from keylane.metaserver.operations.journal import advance_operation, claim_operation, note_steps
+from keylane.metaserver.operations.planning import begin_operations
+from keylane.metaserver.retention.expiry_rows import expiry_candidates, mark_expired
+from keylane.metaserver.sql.dialect import prepare_sqlite
+from keylane.metaserver.sql.migrate import migrate
+from keylane.metaserver.sql.schema import partitions
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState

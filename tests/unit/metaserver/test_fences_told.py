@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from keylane.broker.pull_lock import PullLock, decide_acquire
-from keylane.metaserver.store_leases import read_grants, release_leases
-from keylane.metaserver.store_resets import begin_reset, end_reset, reset_scope
-from keylane.metaserver.store_sessions import join_group, leave_group
+from keylane.metaserver.groups.lease_rows import read_grants, release_leases
+from keylane.metaserver.groups.sessions import join_group, leave_group
+from keylane.metaserver.resets.rows import begin_reset, end_reset, reset_scope
 from keylane.protocol.control import Grant, Join, ReleaseGrant
 from keylane.protocol.ids import MAX_I64
 from keylane.protocol.limits import TOKEN_STEP_MAX

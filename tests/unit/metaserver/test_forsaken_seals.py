@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from keylane.metaserver.reshape import NOTHING
-from keylane.metaserver.store_evacuations import plan_evacuations
-from keylane.metaserver.store_history import operation_views, subject_history
-from keylane.metaserver.store_leases import note_drained, read_grants
-from keylane.metaserver.store_operations import idle_operations
-from keylane.metaserver.store_sessions import join_group
-from keylane.metaserver.store_subjects import read_route
+from keylane.metaserver.cluster.subjects import read_route
+from keylane.metaserver.groups.lease_rows import note_drained, read_grants
+from keylane.metaserver.groups.sessions import join_group
+from keylane.metaserver.operations.evacuations import plan_evacuations
+from keylane.metaserver.operations.journal import idle_operations
+from keylane.metaserver.operations.plans import NOTHING
+from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.protocol.control import Join
 from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
 from keylane.protocol.routing import OrderStrategy

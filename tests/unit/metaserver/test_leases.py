@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.metaserver.leases import (
+from keylane.metaserver.groups.leases import (
     Lease,
     Readable,
     Settlement,

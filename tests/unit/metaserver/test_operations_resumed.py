@@ -7,20 +7,20 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from keylane.metaserver.dialect import prepare_sqlite
-from keylane.metaserver.migrate import migrate
-from keylane.metaserver.schema import partitions
-from keylane.metaserver.store_brokers import report_broker
-from keylane.metaserver.store_history import operation_views, subject_history, subject_operations
-from keylane.metaserver.store_operations import (
+from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.operations.journal import (
     advance_operation,
     claim_operation,
     idle_operations,
     let_go,
     note_steps,
 )
-from keylane.metaserver.store_plans import begin_operations, plan_operations
-from keylane.metaserver.store_subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.operations.planning import begin_operations, plan_operations
+from keylane.metaserver.operations.views import operation_views, subject_history, subject_operations
+from keylane.metaserver.sql.dialect import prepare_sqlite
+from keylane.metaserver.sql.migrate import migrate
+from keylane.metaserver.sql.schema import partitions
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.errors import (
     BrokerGroupUnknownError,

@@ -6,17 +6,17 @@ import pytest
 import sqlalchemy as sa
 
 from kept_by_brokers import EXPIRED, HALVES, OPEN, PLANNED, SEALED, rebuilt, source, states, status
-from keylane.metaserver.rebuild import TOKENS_BETWEEN, plan_rebuild
-from keylane.metaserver.rebuild_rows import Word
-from keylane.metaserver.schema import groups
-from keylane.metaserver.store_brokers import broker_views, cordon_broker, report_broker
-from keylane.metaserver.store_groups import read_group
-from keylane.metaserver.store_operations import read_operation
-from keylane.metaserver.store_rebuild import store_rebuilt
-from keylane.metaserver.store_subjects import planned_subjects, read_route
-from keylane.metaserver.store_verify import read_sql_view
-from keylane.metaserver.verify import verify
-from keylane.metaserver.verify_views import BrokerAnswer, Views
+from keylane.metaserver.cluster.brokers import broker_views, cordon_broker, report_broker
+from keylane.metaserver.cluster.subjects import planned_subjects, read_route
+from keylane.metaserver.groups.views import read_group
+from keylane.metaserver.operations.journal import read_operation
+from keylane.metaserver.rebuild.plan import TOKENS_BETWEEN, plan_rebuild
+from keylane.metaserver.rebuild.rows import Word
+from keylane.metaserver.rebuild.writer import store_rebuilt
+from keylane.metaserver.sql.schema import groups
+from keylane.metaserver.verify.checks import verify
+from keylane.metaserver.verify.reader import read_sql_view
+from keylane.metaserver.verify.views import BrokerAnswer, Views
 from keylane.protocol.control import (
     BrokerHeartbeat,
 )

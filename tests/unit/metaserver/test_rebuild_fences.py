@@ -6,17 +6,17 @@ import pytest
 import sqlalchemy as sa
 
 from kept_by_brokers import EXPIRED, OPEN, PLANNED, SEALED, rebuilt, source, states, status
-from keylane.metaserver.rebuild import plan_rebuild
-from keylane.metaserver.schema import operations
-from keylane.metaserver.store_brokers import report_broker
-from keylane.metaserver.store_operations import (
+from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.subjects import read_route
+from keylane.metaserver.operations.journal import (
     advance_operation,
     claim_operation,
     idle_operations,
     note_steps,
 )
-from keylane.metaserver.store_rebuild import store_rebuilt
-from keylane.metaserver.store_subjects import read_route
+from keylane.metaserver.rebuild.plan import plan_rebuild
+from keylane.metaserver.rebuild.writer import store_rebuilt
+from keylane.metaserver.sql.schema import operations
 from keylane.protocol.control import BrokerHeartbeat, PartitionStatus
 from keylane.protocol.operations import OperationState
 from keylane.protocol.routing import OrderStrategy

@@ -7,16 +7,16 @@ import pytest
 import sqlalchemy as sa
 
 from kept_by_brokers import EXPIRED, OPEN, SEALED, heard, source, states, status
-from keylane.metaserver.rebuild import plan_rebuild
-from keylane.metaserver.rebuild_rows import RebuiltSubject, Word
-from keylane.metaserver.store_brokers import broker_views, report_broker
-from keylane.metaserver.store_duties import leave_duty, rebuilt_duty
-from keylane.metaserver.store_leases import read_grants
-from keylane.metaserver.store_rebuild import store_rebuilt
-from keylane.metaserver.store_sessions import join_group
-from keylane.metaserver.store_verify import read_sql_view
-from keylane.metaserver.verify import verify
-from keylane.metaserver.verify_views import BrokerAnswer, Views
+from keylane.metaserver.cluster.brokers import broker_views, report_broker
+from keylane.metaserver.groups.lease_rows import read_grants
+from keylane.metaserver.groups.sessions import join_group
+from keylane.metaserver.rebuild.plan import plan_rebuild
+from keylane.metaserver.rebuild.rows import RebuiltSubject, Word
+from keylane.metaserver.rebuild.writer import store_rebuilt
+from keylane.metaserver.sql.duties import leave_duty, rebuilt_duty
+from keylane.metaserver.verify.checks import verify
+from keylane.metaserver.verify.reader import read_sql_view
+from keylane.metaserver.verify.views import BrokerAnswer, Views
 from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
 from keylane.protocol.errors import InvalidNameError, InvalidRequestError
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX

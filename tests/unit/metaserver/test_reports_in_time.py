@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from keylane.metaserver.store_brokers import renew_broker, report_broker
-from keylane.metaserver.store_subjects import read_route
+from keylane.metaserver.cluster.brokers import renew_broker, report_broker
+from keylane.metaserver.cluster.subjects import read_route
 from keylane.protocol.control import BrokerHeartbeat
 from sql_rows import Rows
 

@@ -7,21 +7,21 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from keylane.metaserver.dialect import prepare_sqlite
-from keylane.metaserver.migrate import migrate
-from keylane.metaserver.schema import drained, groups, leases, partition_parents, partitions
-from keylane.metaserver.store_brokers import report_broker
-from keylane.metaserver.store_duties import (
+from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.subjects import open_subject, plan_subject
+from keylane.metaserver.groups.lease_rows import read_grants
+from keylane.metaserver.groups.sessions import join_group, leave_group
+from keylane.metaserver.groups.switch import switch_group
+from keylane.metaserver.resets.rows import ResetScope, begin_reset, end_reset, reset_scope
+from keylane.metaserver.sql.dialect import prepare_sqlite
+from keylane.metaserver.sql.duties import (
     duty_left_ms,
     forget_duties,
     leave_duty,
     take_duty,
 )
-from keylane.metaserver.store_leases import read_grants
-from keylane.metaserver.store_resets import ResetScope, begin_reset, end_reset, reset_scope
-from keylane.metaserver.store_sessions import join_group, leave_group
-from keylane.metaserver.store_subjects import open_subject, plan_subject
-from keylane.metaserver.store_switch import switch_group
+from keylane.metaserver.sql.migrate import migrate
+from keylane.metaserver.sql.schema import drained, groups, leases, partition_parents, partitions
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.errors import GroupBusyError
 from keylane.protocol.progress import ResetGroup, ResetTo

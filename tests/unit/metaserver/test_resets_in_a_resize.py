@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from keylane.metaserver.resetter import PLANS_MAX, Resetter
+from keylane.metaserver.groups.lease_rows import note_drained, read_grants
+from keylane.metaserver.groups.sessions import join_group, leave_group
+from keylane.metaserver.resets.service import PLANS_MAX, Resetter
 from keylane.metaserver.settings import MetaserverSettings
-from keylane.metaserver.store_leases import note_drained, read_grants
-from keylane.metaserver.store_sessions import join_group, leave_group
 from keylane.protocol.control import GroupStatus, Join, PartitionStatus
 from keylane.protocol.errors import GroupBusyError
 from keylane.protocol.progress import ResetGroup, ResetTo

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from keylane.metaserver.resetter import OVERLOADED_PAUSES_MS, Resetter
+from keylane.metaserver.resets.rows import ResetScope
+from keylane.metaserver.resets.service import OVERLOADED_PAUSES_MS, Resetter
 from keylane.metaserver.settings import MetaserverSettings
-from keylane.metaserver.store_resets import ResetScope
 from keylane.protocol.control import GroupStatus, PartitionStatus
 from keylane.protocol.errors import OverloadedError, ResetUnfinishedError
 from keylane.protocol.progress import ResetGroup, ResetTo

@@ -6,8 +6,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from keylane.metaserver.database import open_database
-from keylane.metaserver.sqlite_driver import FewHopsConnection
+from keylane.metaserver.sql.database import open_database
+from keylane.metaserver.sql.sqlite_driver import FewHopsConnection
 from keylane.protocol.errors import StorageError
 from sim.clock import ManualClock
 

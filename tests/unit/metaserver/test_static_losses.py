@@ -6,17 +6,17 @@ import pytest
 import sqlalchemy as sa
 
 from kept_by_brokers import OPEN, source, status
-from keylane.metaserver.rebuild import plan_rebuild
-from keylane.metaserver.rebuild_rows import Word
-from keylane.metaserver.resets import Found, new_cursors
-from keylane.metaserver.schema import subjects
-from keylane.metaserver.store_history import subject_history
-from keylane.metaserver.store_queues import read_queues
-from keylane.metaserver.store_rebuild import store_rebuilt
-from keylane.metaserver.store_subjects import read_route
-from keylane.metaserver.store_verify import read_sql_view
-from keylane.metaserver.verify import verify
-from keylane.metaserver.verify_views import Views
+from keylane.metaserver.cluster.queues import read_queues
+from keylane.metaserver.cluster.subjects import read_route
+from keylane.metaserver.operations.views import subject_history
+from keylane.metaserver.rebuild.plan import plan_rebuild
+from keylane.metaserver.rebuild.rows import Word
+from keylane.metaserver.rebuild.writer import store_rebuilt
+from keylane.metaserver.resets.cursors import Found, new_cursors
+from keylane.metaserver.sql.schema import subjects
+from keylane.metaserver.verify.checks import verify
+from keylane.metaserver.verify.reader import read_sql_view
+from keylane.metaserver.verify.views import Views
 from keylane.protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from keylane.protocol.ids import MAX_I64
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from kept_by_brokers import OPEN, SEALED, source, status
-from keylane.metaserver.rebuild import plan_rebuild
-from keylane.metaserver.verify import verify
-from keylane.metaserver.verify_views import PartitionView, SqlView, SubjectView, Views
+from keylane.metaserver.rebuild.plan import plan_rebuild
+from keylane.metaserver.verify.checks import verify
+from keylane.metaserver.verify.views import PartitionView, SqlView, SubjectView, Views
 from keylane.protocol.control import PartitionStatus
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX

@@ -8,14 +8,14 @@ from collections import Counter
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.schema import leases
-from keylane.metaserver.store_leases import read_grants, release_leases
-from keylane.metaserver.store_sessions import (
+from keylane.metaserver.groups.lease_rows import read_grants, release_leases
+from keylane.metaserver.groups.sessions import (
     join_group,
     leave_group,
     renew_sessions,
     suspend_session,
 )
+from keylane.metaserver.sql.schema import leases
 from keylane.protocol.control import Join, ReleaseGrant, Suspend
 from sql_rows import Rows
 from told_groups import settle_group

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.schema import groups, leases
-from keylane.metaserver.store_groups import list_groups, read_group
-from keylane.metaserver.store_leases import (
+from keylane.metaserver.groups.lease_rows import (
     note_drained,
     read_grants,
     release_leases,
 )
-from keylane.metaserver.store_sessions import join_group, leave_group, suspend_session
-from keylane.metaserver.store_switch import switch_group
+from keylane.metaserver.groups.sessions import join_group, leave_group, suspend_session
+from keylane.metaserver.groups.switch import switch_group
+from keylane.metaserver.groups.views import list_groups, read_group
+from keylane.metaserver.sql.schema import groups, leases
 from keylane.protocol.control import Join, ReleaseGrant, Suspend
 from keylane.protocol.errors import (
     GroupStrategyError,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.metaserver.time_watch import DRIFT_SHARE, TOLERANCE_MS, Reading, TimeWatch
+from keylane.metaserver.sql.clock_watch import DRIFT_SHARE, TOLERANCE_MS, Reading, TimeWatch
 
 HOUR_MS = 3_600_000
 

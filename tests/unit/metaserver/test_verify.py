@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from keylane.metaserver.verify import CHECKS, IDLE_MS_MAX, VIOLATIONS_MAX, verify
-from keylane.metaserver.verify_views import (
+from keylane.metaserver.verify.checks import CHECKS, IDLE_MS_MAX, VIOLATIONS_MAX, verify
+from keylane.metaserver.verify.views import (
     BrokerAnswer,
     BrokerRow,
     GroupRow,

@@ -1,0 +1,1 @@
+"""The calls about brokers and subjects: reports, creations, accepted copies, routes."""

@@ -1,0 +1,133 @@
+"""Creations whose brokers have gone: what is not open yet is planned anew, on brokers that are there.  SQL, synchronous.
+
+    PLANNED on a silent broker ─▶ EXPIRED, to be sealed there by a canceled operation
+                               └▶ PLANNED elsewhere, under a new id and a new name
+
+Invariants
+    An id that a broker was told, or may have been, is never used for another partition.
+    Nothing of an open subject changes here.
+    A creation that a broker refuses for good fails: its name is free for another one then, and what it had hosted is
+    sealed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.operations import OperationKind, OperationState, StepAction
+from ...protocol.routing import PartitionState
+from ..cluster.brokers import lock_brokers, writable_groups
+from ..sql.dialect import now_ms
+from ..sql.schema import brokers, operations, partitions, steps, subjects
+
+PROBLEM_CHARS_MAX = 1_024
+_creation = (
+    sa.select(subjects.c.name, subjects.c.partitions_named)
+    .where(subjects.c.subject_id == sa.bindparam("of_subject"), subjects.c.route_version == 0)
+    .with_for_update()
+)
+_planned = (
+    sa.select(
+        partitions,
+        sa.and_(brokers.c.expires_at > now_ms(), brokers.c.writable).label("takes_writes"),
+    )
+    .join(brokers, brokers.c.broker_group == partitions.c.broker_group)
+    .where(
+        partitions.c.subject_id == sa.bindparam("of_subject"),
+        partitions.c.state == PartitionState.PLANNED,
+    )
+    .order_by(partitions.c.partition_id)
+)
+
+
+def plan_creation_anew(connection: Connection, subject_id: int) -> bool:
+    """
+    Plan the partitions of a creation elsewhere whose brokers are silent or take no writes.
+
+    Returns:
+        Whether the plan has changed.  It has not if all brokers are there, or no other is, or the subject is open.
+    """
+    lock_brokers(connection)
+    subject = connection.execute(_creation, {"of_subject": subject_id}).one_or_none()
+    if subject is None:
+        return False
+    rows = connection.execute(_planned, {"of_subject": subject_id}).all()
+    left = [row for row in rows if not row.takes_writes]
+    hosts = writable_groups(connection)
+    if not left or not hosts:
+        return False
+    _abandon(connection, subject_id, [row.partition_id for row in left])
+    used = Counter(row.broker_group for row in rows if row.takes_writes)
+    for number, row in enumerate(left, subject.partitions_named):
+        host = min(hosts, key=lambda group: (used[group], hosts[group], group))
+        used[host] += 1
+        connection.execute(
+            sa.insert(partitions).values(
+                subject_id=subject_id,
+                name=f"{subject.name}.p{number}",
+                queue=row.queue,
+                range_start=row.range_start,
+                range_end=row.range_end,
+                broker_group=host,
+                state=PartitionState.PLANNED,
+            )
+        )
+    connection.execute(
+        sa.update(subjects)
+        .where(subjects.c.subject_id == subject_id)
+        .values(partitions_named=subject.partitions_named + len(left))
+    )
+    return True
+
+
+def fail_creation(
+    connection: Connection, subject_id: int, problem: str, *, in_use: Collection[int]
+) -> bool:
+    """
+    Give a creation up; False if the subject is open meanwhile.
+
+    Args:
+        in_use: the partitions of these numbers at the brokers are others, and stay as they are.
+    """
+    if connection.execute(_creation, {"of_subject": subject_id}).one_or_none() is None:
+        return False
+    rows = connection.execute(_planned, {"of_subject": subject_id}).all()
+    ids = [row.partition_id for row in rows]
+    connection.execute(
+        sa.update(partitions)
+        .where(partitions.c.partition_id.in_(ids))
+        .values(state=PartitionState.EXPIRED)
+    )
+    connection.execute(
+        sa.update(subjects)
+        .where(subjects.c.subject_id == subject_id)
+        .values(problem=problem[:PROBLEM_CHARS_MAX])
+    )
+    hosted = sorted(set(ids).difference(in_use))
+    if hosted:
+        _abandon(connection, subject_id, hosted)
+    return True
+
+
+def _abandon(connection: Connection, subject_id: int, ids: list[int]) -> None:
+    """Never open these; have their brokers seal what they may host of them, as after a canceled operation."""
+    here = partitions.c.partition_id.in_(ids)
+    connection.execute(sa.update(partitions).where(here).values(state=PartitionState.EXPIRED))
+    operation_id = connection.execute(
+        sa.insert(operations)
+        .values(
+            subject_id=subject_id,
+            kind=OperationKind.CREATE,
+            state=OperationState.CANCELED,
+            without_source=False,
+            problem="",
+            driven_until=0,
+        )
+        .returning(operations.c.operation_id)
+    ).scalar_one()
+    action = {"operation_id": operation_id, "action": StepAction.SEAL, "done": False}
+    connection.execute(sa.insert(steps), [{"partition_id": one, **action} for one in ids])

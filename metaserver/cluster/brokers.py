@@ -1,0 +1,360 @@
+"""Rows of brokers: who reported, from where, and who is silent.  SQL, synchronous.
+
+Invariants
+    A broker group belongs to one data folder: while that is alive, or has partitions, no other replaces it.
+    An older copy of that folder does not take its place: it does not know the newest opening, or its log ends earlier.
+    A data folder whose loss was accepted never comes back.
+    Whatever changes the address that clients are told raises the version of the routes it is in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.control import BrokerHeartbeat, BrokerView, RefusedBroker
+from ...protocol.errors import (
+    BrokerGroupTakenError,
+    BrokerGroupUnknownError,
+    FolderBehindError,
+    LossAcceptedError,
+)
+from ...protocol.ids import BrokerGroup, check_name
+from ...protocol.routing import PartitionState
+from ...protocol.text import counted, listed
+from ..sql.dialect import insert_new, insert_or_replace, now_ms
+from ..sql.schema import (
+    brokers,
+    lost_folders,
+    partitions,
+    refused_brokers,
+    subjects,
+)
+
+PROBLEM_CHARS_MAX = 1_024
+
+_ttl_ms = sa.bindparam("for_ms", type_=sa.BigInteger)
+_reported = (
+    sa.update(brokers)
+    .where(brokers.c.broker_group == sa.bindparam("of_group"))
+    .values(
+        seen_at=now_ms(),
+        expires_at=now_ms() + _ttl_ms,
+        log_end=sa.bindparam("at_end"),
+        hosted=sa.bindparam("hosts"),
+    )
+)
+IN_TIME_SHARE = 4
+"""A report that comes in the last quarter of the ttl counts as one of a broker that was silent: whoever reads before it
+is committed may see it silent already, and has to be told again."""
+_in_time = brokers.c.expires_at > now_ms() + _ttl_ms // IN_TIME_SHARE
+_renewed = _reported.where(
+    brokers.c.broker_id == sa.bindparam("of_id"),
+    brokers.c.address == sa.bindparam("at_address"),
+    brokers.c.opening == sa.bindparam("of_opening"),
+    brokers.c.log_end <= sa.bindparam("at_end"),
+    _in_time,
+)
+
+
+def renew_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> bool:
+    """Renew a broker that is alive where it was; False if there is more to do: `report_broker`."""
+    where_it_was = {
+        "of_id": report.broker_id,
+        "at_address": report.address,
+        "of_opening": report.opening,
+    }
+    renewed = connection.execute(_renewed, _told(report, ttl_ms) | where_it_was)
+    return renewed.rowcount == 1
+
+
+def _told(report: BrokerHeartbeat, ttl_ms: int) -> dict[str, Any]:
+    return {
+        "of_group": report.broker_group,
+        "for_ms": ttl_ms,
+        "readable": report.readable,
+        "writable": report.writable,
+        "at_end": report.log_end,
+        "hosts": report.hosted,
+    }
+
+
+known_broker = (
+    sa.select(
+        brokers.c.broker_id,
+        brokers.c.address,
+        brokers.c.opening,
+        brokers.c.log_end,
+        (brokers.c.expires_at > now_ms()).label("alive"),
+        _in_time.label("in_time"),
+    )
+    .where(brokers.c.broker_group == sa.bindparam("of_group"))
+    .with_for_update()
+)
+
+
+def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> list[int]:
+    """
+    Note that a broker lives, and where.
+
+    Returns:
+        The ids of the subjects whose route changed by it.
+
+    Raises:
+        BrokerGroupTakenError: the group is another data folder's.
+        FolderBehindError: the data folder lacks what the group's had.
+        LossAcceptedError: an operator has accepted the loss of this data folder.
+    """
+    _check_not_lost(connection, report)
+    here = {"of_group": report.broker_group, "for_ms": ttl_ms}
+    who = {"broker_id": report.broker_id, "address": report.address}
+    row = connection.execute(known_broker, here).one_or_none()
+    if row is None:
+        empty = {"readable": False, "writable": False, "seen_at": 0, "expires_at": 0}
+        insert_new(connection, brokers, {"broker_group": report.broker_group, **who, **empty})
+        row = connection.execute(known_broker, here).one()
+    if row.broker_id != report.broker_id:
+        hosted = _hosted(connection, report.broker_group)
+        if row.alive or hosted:
+            state = (
+                f"alive at {row.address}"
+                if row.alive
+                else f"silent, with {counted(hosted, 'partition')}"
+            )
+            raise BrokerGroupTakenError(
+                f"broker group {report.broker_group!r} belongs to another data folder, which is {state}",
+                broker_group=report.broker_group,
+            )
+        known = {"opening": report.opening}
+    else:
+        _check_not_behind(report, row)
+        known = {"opening": report.opening or row.opening}
+    told = _told(report, ttl_ms) | who | known
+    if not report.opening:
+        told["at_end"] = row.log_end
+    connection.execute(_reported, told)
+    connection.execute(_taken, {"of_group": report.broker_group, "at_address": report.address})
+    if row.in_time and row.address == report.address:
+        return []
+    return _renew_routes(connection, report.broker_group)
+
+
+_taken = sa.delete(refused_brokers).where(
+    refused_brokers.c.broker_group == sa.bindparam("of_group"),
+    refused_brokers.c.address == sa.bindparam("at_address"),
+)
+
+
+def _check_not_lost(connection: Connection, report: BrokerHeartbeat) -> None:
+    lost = sa.select(lost_folders.c.broker_group).where(
+        lost_folders.c.broker_id == report.broker_id
+    )
+    if connection.execute(lost).first() is not None:
+        raise LossAcceptedError(
+            f"the loss of the data folder of broker group {report.broker_group!r} was accepted",
+            broker_group=report.broker_group,
+        )
+
+
+def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
+    """Raises FolderBehindError if the group's data folder had come farther than the one that reports itself."""
+    if not report.opening:
+        return  # an older broker, which does not say
+    why = ""
+    if known.opening not in {"", report.opening, *report.opened_after}:
+        why = "does not know of the last start of its broker"
+    elif report.log_end < known.log_end:
+        why = f"has a log that ends at {report.log_end}, and it had come to {known.log_end}"
+    if why:
+        raise FolderBehindError(
+            f"the data folder of broker group {report.broker_group!r} at {report.address} {why}: "
+            "it is an older copy, and messages may be missing in it",
+            broker_group=report.broker_group,
+            address=report.address,
+            log_end=report.log_end,
+            known_log_end=known.log_end,
+        )
+
+
+class Place(NamedTuple):
+    """Under which id and address a broker group is known, and whether it has reported itself within its ttl."""
+
+    broker_id: str
+    address: str
+    alive: bool
+
+
+def broker_place(connection: Connection, broker_group: str) -> Place | None:
+    """Where a broker group is; None if it never reported itself."""
+    found = sa.select(
+        brokers.c.broker_id, brokers.c.address, (brokers.c.expires_at > now_ms()).label("alive")
+    ).where(brokers.c.broker_group == broker_group)
+    row = connection.execute(found).one_or_none()
+    return None if row is None else Place(row.broker_id, row.address, bool(row.alive))
+
+
+def note_refused(
+    connection: Connection, report: BrokerHeartbeat, problem: str = "", *, ttl_ms: int
+) -> None:
+    """Remember for `ttl_ms` that a second broker reported itself under a group's name; the older ones are forgotten."""
+    connection.execute(sa.delete(refused_brokers).where(refused_brokers.c.expires_at <= now_ms()))
+    row = {
+        "broker_group": report.broker_group,
+        "address": report.address,
+        "broker_id": report.broker_id,
+        "expires_at": 0,
+        "opening": report.opening,
+        "log_end": report.log_end,
+        "problem": problem[:PROBLEM_CHARS_MAX],
+    }
+    insert_or_replace(connection, refused_brokers, row)
+    here = sa.and_(
+        refused_brokers.c.broker_group == report.broker_group,
+        refused_brokers.c.address == report.address,
+    )
+    connection.execute(sa.update(refused_brokers).where(here).values(expires_at=now_ms() + ttl_ms))
+
+
+refused_now = (
+    sa.select(
+        refused_brokers,
+        brokers.c.opening.label("known_opening"),
+        brokers.c.log_end.label("known_log_end"),
+    )
+    .join(brokers, brokers.c.broker_group == refused_brokers.c.broker_group)
+    .where(refused_brokers.c.expires_at > now_ms())
+    .order_by(refused_brokers.c.broker_group, refused_brokers.c.address)
+)
+
+
+def refused_views(connection: Connection) -> list[RefusedBroker]:
+    """The brokers that report themselves and are refused, by broker group."""
+    return [refused_view(row) for row in connection.execute(refused_now)]
+
+
+def refused_view(row: sa.Row[Any]) -> RefusedBroker:
+    """A row of `refused_now` as operators see it."""
+    return RefusedBroker(
+        broker_group=row.broker_group,
+        address=row.address,
+        problem=row.problem,
+        log_end=row.log_end,
+        known_log_end=row.known_log_end,
+    )
+
+
+def _hosted(connection: Connection, broker_group: str) -> int:
+    there = partitions.c.broker_group == broker_group
+    live = partitions.c.state != PartitionState.EXPIRED
+    found = sa.select(sa.func.count()).select_from(partitions).where(there, live)
+    return connection.execute(found).scalar_one()
+
+
+def _renew_routes(connection: Connection, broker_group: str) -> list[int]:
+    """Raise the version of every open route with a partition on the broker group."""
+    there = partitions.c.broker_group == broker_group
+    inside = sa.select(partitions.c.subject_id).where(there).distinct()
+    raised = (
+        sa.update(subjects)
+        .where(subjects.c.subject_id.in_(inside), subjects.c.route_version > 0)
+        .values(route_version=subjects.c.route_version + 1)
+        .returning(subjects.c.subject_id)
+    )
+    return list(connection.execute(raised).scalars())
+
+
+def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
+    """The available broker groups that take writes and are not cordoned, with their open partitions, the fewest first."""
+    count = (
+        sa.select(sa.func.count())
+        .where(
+            partitions.c.broker_group == brokers.c.broker_group,
+            partitions.c.state.in_([PartitionState.PLANNED, PartitionState.OPEN]),
+        )
+        .scalar_subquery()
+    )
+    found = (
+        sa.select(brokers.c.broker_group, count.label("load"))
+        .where(brokers.c.expires_at > now_ms(), brokers.c.writable, brokers.c.readable)
+        .where(sa.not_(brokers.c.cordoned))
+        .order_by(count, brokers.c.broker_group)
+    )
+    return {BrokerGroup(row.broker_group): row.load for row in connection.execute(found)}
+
+
+def broker_alive(connection: Connection, broker_group: str) -> bool:
+    """
+    Has the broker group reported itself within its ttl.
+
+    Raises:
+        BrokerGroupUnknownError: it never did.
+    """
+    alive = sa.select(brokers.c.expires_at > now_ms()).where(brokers.c.broker_group == broker_group)
+    found = connection.execute(alive).scalar_one_or_none()
+    if found is None:
+        raise unknown_group(connection, broker_group)
+    return bool(found)
+
+
+def unknown_group(connection: Connection, broker_group: str) -> BrokerGroupUnknownError:
+    """The error of a broker group that never reported itself; it names those that did."""
+    known = connection.execute(sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group))
+    text = f"there is no broker group {broker_group!r}; those there are: {listed(known.scalars())}"
+    return BrokerGroupUnknownError(text, broker_group=broker_group)
+
+
+def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> None:
+    """
+    Keep a broker group from new partitions, or let it have some again; again changes nothing.
+
+    Raises:
+        InvalidNameError
+        BrokerGroupUnknownError: it never reported itself.
+    """
+    check_name("broker group", broker_group)
+    here = brokers.c.broker_group == broker_group
+    if not connection.execute(sa.update(brokers).where(here).values(cordoned=cordoned)).rowcount:
+        raise unknown_group(connection, broker_group)
+
+
+def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
+    """
+    Keep every broker group's row as it is until the transaction ends; before any subject is locked.
+
+    So whoever plans partitions and whoever cordons their host come one after the other, and the later sees what
+    the earlier did.
+
+    Args:
+        alone: keep others that plan waiting too.
+    """
+    rows = sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group)
+    connection.execute(rows.with_for_update(read=not alone)).all()
+
+
+def is_cordoned(connection: Connection, broker_group: str) -> bool:
+    """Is a broker group kept from new partitions."""
+    found = sa.select(brokers.c.cordoned).where(brokers.c.broker_group == broker_group)
+    return bool(connection.execute(found).scalar_one_or_none())
+
+
+def broker_views(connection: Connection) -> list[BrokerView]:
+    """Every broker group there ever was, by name."""
+    found = sa.select(
+        brokers.c.broker_group,
+        brokers.c.address,
+        (brokers.c.expires_at > now_ms()).label("available"),
+        (now_ms() - brokers.c.seen_at).label("silent_ms"),
+        brokers.c.cordoned,
+    ).order_by(brokers.c.broker_group)
+    return [
+        BrokerView(
+            broker_group=row.broker_group,
+            address=row.address,
+            available=bool(row.available),
+            silent_ms=max(0, row.silent_ms),
+            cordoned=row.cordoned,
+        )
+        for row in connection.execute(found)
+    ]

@@ -1,0 +1,74 @@
+"""Partitions whose disk is lost for good, by an operator's word: given up, and never taken back.  SQL, synchronous.
+
+Invariants
+    A lost partition is expired: nobody reads it, nothing waits for its end; what it continued is still read first.
+    The data folder that had it is refused from then on, so that no message is acked where nobody will read it.
+    So is a folder whose loss is accepted when a partition opens there that has not heard of every consumer group.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.operations import LossView, StepAction
+from ...protocol.routing import PartitionState
+from ..sql.dialect import insert_new
+from ..sql.schema import brokers, drained, groups, lost_folders, partitions, steps
+
+
+def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
+    """Give partitions up, and refuse the data folders that had them; none changes nothing."""
+    if not ids:
+        return
+    here = partitions.c.partition_id.in_(ids)
+    gone = {"state": PartitionState.EXPIRED, "lost": True, "forsaken": True}
+    connection.execute(sa.update(partitions).where(here).values(gone))
+    refuse_folders(connection, ids)
+    waits = sa.and_(steps.c.partition_id.in_(ids), steps.c.action == StepAction.SEAL)
+    connection.execute(sa.update(steps).where(waits).values(done=True))
+
+
+def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
+    """Refuse the data folders that have these partitions from now on; none changes nothing."""
+    if not ids:
+        return
+    there = sa.select(partitions.c.broker_group).where(partitions.c.partition_id.in_(ids))
+    folders = sa.select(brokers.c.broker_id, brokers.c.broker_group).where(
+        brokers.c.broker_group.in_(there), brokers.c.broker_id != ""
+    )
+    rows = [dict(row) for row in connection.execute(folders).mappings()]
+    if rows:
+        insert_new(connection, lost_folders, rows)
+
+
+def read_losses(connection: Connection, ids: Collection[int]) -> tuple[LossView, ...]:
+    """What is given up with these partitions, by id."""
+    if not ids:
+        return ()
+    here = partitions.c.partition_id.in_(ids)
+    through = sa.select(sa.literal(1)).where(
+        drained.c.group_id == groups.c.group_id,
+        drained.c.partition_id == partitions.c.partition_id,
+    )
+    behind = (
+        sa.select(partitions.c.partition_id, groups.c.name)
+        .join(groups, groups.c.subject_id == partitions.c.subject_id)
+        .where(here, sa.not_(sa.exists(through.correlate(groups, partitions))))
+        .order_by(groups.c.name)
+    )
+    unread: dict[int, tuple[str, ...]] = defaultdict(tuple)
+    for partition_id, name in connection.execute(behind):
+        unread[partition_id] += (name,)
+    rows = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(here)
+    return tuple(
+        LossView(
+            partition_id=row.partition_id,
+            end_offset=row.end_offset,
+            unread_by=unread[row.partition_id],
+        )
+        for row in connection.execute(rows.order_by(partitions.c.partition_id))
+    )

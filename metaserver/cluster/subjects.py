@@ -1,0 +1,310 @@
+"""Rows of subjects and their routes: planned first, opened when every broker hosts its part.  SQL, synchronous.
+
+Invariants
+    A route is served only once it is complete: exactly one OPEN partition for each logical one.
+    Its version only rises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.control import CreateSubject, Retention, SubjectSummary, SubjectView
+from ...protocol.errors import (
+    CreationFailedError,
+    NotEnoughBrokersError,
+    OverloadedError,
+    StrategyMismatchError,
+    SubjectExistsError,
+    SubjectUnknownError,
+)
+from ...protocol.ids import RouteVersion, Subject, check_name
+from ...protocol.routing import (
+    OrderStrategy,
+    Partition,
+    PartitionState,
+    Route,
+    route_table,
+    split_ranges,
+)
+from ..sql.dialect import insert_new
+from ..sql.schema import partitions, subjects
+from .brokers import lock_brokers, writable_groups
+from .lost_database import check_not_lost
+from .partitions import subject_partitions
+
+SERVED = (PartitionState.OPEN, PartitionState.SEALED)
+"""States of partitions that still have data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectRow:
+    """A subject as stored; `route_version` 0 means it is planned and not open yet."""
+
+    subject_id: int
+    name: Subject
+    order_strategy: OrderStrategy
+    partitions_wanted: int
+    route_version: int
+    retention: Retention
+    static: bool
+    problem: str = ""
+    """Why its creation has failed; the name is free for another one."""
+
+
+_by_name = sa.select(subjects).where(subjects.c.name == sa.bindparam("of_name"))
+_by_name_locked = _by_name.with_for_update()
+
+
+def find_subject(connection: Connection, name: str, *, lock: bool = False) -> SubjectRow | None:
+    """The row of a subject, planned or open; `lock` keeps others from changing it in this transaction."""
+    check_name("subject", name)
+    found = _by_name_locked if lock else _by_name
+    row = connection.execute(found, {"of_name": name}).one_or_none()
+    if row is None:
+        return None
+    return SubjectRow(
+        subject_id=row.subject_id,
+        name=Subject(row.name),
+        order_strategy=OrderStrategy(row.order_strategy),
+        partitions_wanted=row.partitions_wanted,
+        route_version=row.route_version,
+        retention=Retention(row.retention),
+        static=row.static,
+        problem=row.problem,
+    )
+
+
+def open_subject_row(connection: Connection, name: str) -> SubjectRow:
+    """
+    The row of a subject that is open.
+
+    Raises:
+        InvalidNameError, SubjectUnknownError: also while the subject is only planned.
+        CreationFailedError, DatabaseEmptyError
+    """
+    return check_open(connection, name, find_subject(connection, name))
+
+
+def check_open(connection: Connection, name: str, row: SubjectRow | None) -> SubjectRow:
+    """Let an open subject through.  Raises SubjectUnknownError, CreationFailedError, DatabaseEmptyError."""
+    if row is None:
+        check_not_lost(connection)
+    elif row.route_version > 0:
+        return row
+    elif row.problem:
+        raise CreationFailedError(row.problem, subject=name)
+    raise SubjectUnknownError(subject=name)
+
+
+def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: int) -> SubjectRow:
+    """
+    Store a subject and its PLANNED partitions, spread over the available broker groups; again is harmless.
+
+    Raises:
+        SubjectExistsError: with other settings.
+        NotEnoughBrokersError: no broker group is available.
+        OverloadedError: there are `subjects_max` already.
+        DatabaseEmptyError: this database is not the one that the brokers' partitions come from.
+    """
+    check_name("subject", ask.subject)
+    ranges = split_ranges(ask.partitions)
+    row = find_subject(connection, ask.subject)
+    if row is None or row.problem:
+        check_not_lost(connection)
+        lock_brokers(connection)
+        if row is not None:  # it may have been planned again meanwhile
+            row = find_subject(connection, ask.subject, lock=True)
+    if row is None or row.problem:
+        hosts = list(writable_groups(connection))[: ask.partitions]
+        if not hosts:
+            raise NotEnoughBrokersError
+        count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
+        if count >= subjects_max:
+            raise OverloadedError("too many subjects", subjects=count, limit=subjects_max)
+        settings = {
+            "order_strategy": ask.order_strategy,
+            "partitions_wanted": ask.partitions,
+            "retention": ask.retention,
+            "static": ask.static,
+        }
+        new = {"name": ask.subject, "partitions_named": ask.partitions, "route_version": 0}
+        insert_new(connection, subjects, new | settings)
+        row = find_subject(connection, ask.subject, lock=True)
+        assert row is not None
+        named = _begin_again(connection, row, settings) if row.problem else 0
+        row = find_subject(connection, ask.subject)
+        assert row is not None
+        names = [
+            {
+                "subject_id": row.subject_id,
+                "name": f"{ask.subject}.p{named + queue}",
+                "queue": queue,
+                "range_start": start,
+                "range_end": end,
+                "broker_group": hosts[queue % len(hosts)],
+                "state": PartitionState.PLANNED,
+            }
+            for queue, (start, end) in enumerate(ranges)
+        ]
+        # Two metaservers may plan at once; the second finds the first one's rows by their names.
+        insert_new(connection, partitions, names)
+    stored = (row.order_strategy, row.partitions_wanted, row.retention, row.static)
+    if stored != (ask.order_strategy, ask.partitions, ask.retention, ask.static):
+        raise SubjectExistsError(
+            subject=ask.subject,
+            order_strategy=row.order_strategy,
+            partitions=row.partitions_wanted,
+            retention=row.retention,
+            static=row.static,
+        )
+    return row
+
+
+def _begin_again(connection: Connection, row: SubjectRow, settings: Mapping[str, Any]) -> int:
+    """The name of a creation that has failed is taken for a new one; how many names of partitions were given before."""
+    here = subjects.c.subject_id == row.subject_id
+    named: int = connection.execute(sa.select(subjects.c.partitions_named).where(here)).scalar_one()
+    more = {"partitions_named": named + settings["partitions_wanted"], "problem": ""}
+    connection.execute(sa.update(subjects).where(here).values(**settings, **more))
+    return named
+
+
+def planned_partitions(connection: Connection, subject_id: int) -> tuple[Partition, ...]:
+    """The partitions that wait for their brokers."""
+    return subject_partitions(connection, subject_id, [PartitionState.PLANNED])
+
+
+_planned = sa.select(subjects.c.name).where(subjects.c.route_version == 0, subjects.c.problem == "")
+
+
+def planned_subjects(connection: Connection) -> list[SubjectRow]:
+    """Subjects whose creation was begun and not finished."""
+    names = connection.execute(_planned).scalars().all()
+    found = [find_subject(connection, name) for name in names]
+    return [row for row in found if row is not None]
+
+
+def open_subject(connection: Connection, name: str, hosted: Collection[int] | None = None) -> bool:
+    """
+    Every broker hosts its part: open the partitions and serve the route.
+
+    Args:
+        hosted: the ids that brokers host; None: all.
+
+    Returns:
+        False if it was opened before, or has been planned anew meanwhile: then more has to be hosted.
+    """
+    row = find_subject(connection, name, lock=True)
+    assert row is not None
+    if row.route_version > 0:
+        return False
+    wanted = {one.partition_id for one in planned_partitions(connection, row.subject_id)}
+    if hosted is not None and not wanted <= set(hosted):
+        return False
+    here = subjects.c.subject_id == row.subject_id
+    planned = sa.and_(
+        partitions.c.subject_id == row.subject_id,
+        partitions.c.state == PartitionState.PLANNED,
+    )
+    connection.execute(sa.update(partitions).where(planned).values(state=PartitionState.OPEN))
+    connection.execute(sa.update(subjects).where(here).values(route_version=1))
+    route_table(read_route(connection, name))
+    return True
+
+
+def read_route(
+    connection: Connection, name: str, *, order_strategy: OrderStrategy | None = None
+) -> Route:
+    """
+    The route of an open subject.
+
+    Raises:
+        SubjectUnknownError, StrategyMismatchError
+    """
+    row = open_subject_row(connection, name)
+    if order_strategy is not None and order_strategy is not row.order_strategy:
+        raise StrategyMismatchError(
+            subject=name, stored=row.order_strategy.value, asked=order_strategy.value
+        )
+    return Route(
+        subject=row.name,
+        version=RouteVersion(row.route_version),
+        order_strategy=row.order_strategy,
+        partitions=subject_partitions(connection, row.subject_id, SERVED),
+        static=row.static,
+    )
+
+
+def read_subject(connection: Connection, name: str) -> SubjectView:
+    """
+    An open subject.
+
+    Raises:
+        SubjectUnknownError
+    """
+    row = open_subject_row(connection, name)
+    return SubjectView(
+        subject=row.name,
+        order_strategy=row.order_strategy,
+        route=read_route(connection, name),
+        retention=row.retention,
+        static=row.static,
+    )
+
+
+_route_versions = sa.select(subjects.c.name, subjects.c.route_version).where(
+    subjects.c.name.in_(sa.bindparam("names"))
+)
+
+
+def route_versions(connection: Connection, names: Sequence[str]) -> dict[str, int]:
+    """The present versions of these subjects' routes."""
+    found = connection.execute(_route_versions, {"names": names})
+    return {row.name: row.route_version for row in found}
+
+
+def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:
+    """The names of subjects."""
+    found = sa.select(subjects.c.name).where(subjects.c.subject_id.in_(ids))
+    return [Subject(name) for name in connection.execute(found).scalars()]
+
+
+def subject_summaries(connection: Connection) -> list[SubjectSummary]:
+    """All open subjects, and those whose creation has failed, by name.  Raises DatabaseEmptyError."""
+    check_not_lost(connection)
+    count = (
+        sa.select(sa.func.count())
+        .where(
+            partitions.c.subject_id == subjects.c.subject_id,
+            partitions.c.state == PartitionState.OPEN,
+        )
+        .scalar_subquery()
+        .label("partitions")
+    )
+    found = (
+        sa.select(
+            subjects.c.name,
+            subjects.c.order_strategy,
+            subjects.c.route_version,
+            subjects.c.problem,
+            count,
+        )
+        .where(sa.or_(subjects.c.route_version > 0, subjects.c.problem != ""))
+        .order_by(subjects.c.name)
+    )
+    return [
+        SubjectSummary(
+            subject=row.name,
+            order_strategy=OrderStrategy(row.order_strategy),
+            partitions=row.partitions,
+            route_version=row.route_version,
+            problem=row.problem,
+        )
+        for row in connection.execute(found)
+    ]

@@ -1,0 +1,1 @@
+"""Consumer groups: their sessions, and which session has the lease of which partition."""

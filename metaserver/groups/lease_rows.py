@@ -1,0 +1,350 @@
+"""Rows of leases: settled, released, drained.  SQL around the deciders of `leases.py`, synchronous.
+
+Invariants
+    Every change of a group's leases holds the lock of the group's row, so that it sees the last one whole.
+    A token is stored in the same transaction as the grant that carries it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.control import Grant, Grants, Heartbeat, ReleaseGrant, Retention
+from ...protocol.errors import TokenUnknownError
+from ...protocol.ids import FencingToken, PartitionId, SessionId
+from ...protocol.routing import ConsumeStrategy, PartitionState
+from ..cluster.partitions import granted_partitions, select_granted, subject_parents
+from ..sql.dialect import insert_new
+from ..sql.duties import duty_left_ms, rebuilt_duty
+from ..sql.schema import drained, groups, heard, leases, partitions, sessions
+from .leases import (
+    EVERYBODY,
+    Lease,
+    Readable,
+    count_on,
+    grant,
+    readable_partitions,
+    release,
+    renew_token,
+    settle_leases,
+    settle_shared,
+)
+from .locked_group import (
+    LockedGroup,
+    lock_group,
+    lock_sessions,
+    possible_ids,
+    raise_versions,
+    read_leases,
+    read_members,
+    set_group,
+    some_leases,
+    store_leases,
+)
+from .sessions import live_session, mark_unsettled, sweep_sessions
+
+log = logging.getLogger("keylane.metaserver")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What the clients should hear of: new versions of sessions' grants, and sessions that ended."""
+
+    versions: Mapping[SessionId, int]
+    ended: Collection[SessionId] = ()
+
+
+NOTHING = Changes(versions={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """What came of some releases."""
+
+    changes: Changes
+    refused: Mapping[ReleaseGrant, TokenUnknownError]
+
+
+def settle_group(connection: Connection, group_id: int) -> Changes:
+    """Sweep dead sessions, then withdraw and grant until the leases fit the sessions and the partitions."""
+    group = lock_group(connection, group_id)
+    ended = sweep_sessions(connection, group_id)
+    if not group.shared and duty_left_ms(connection, rebuilt_duty(group_id)):
+        return Changes(versions={}, ended=ended)  # and looked at again, as it stays unsettled
+    moved = group.route_version != group.subject_version
+    if group.settled and not ended and not moved:
+        return NOTHING
+    members = read_members(connection, group_id)
+    held = read_leases(connection, group_id)
+    begun = {key for key, lease in held.items() if lease.session or lease.wanted}
+    readable = _readable(connection, group, begun)
+    if group.shared:
+        settlement = settle_shared(held, readable, last_token=group.last_token)
+        moved = moved or bool(settlement.leases)
+    else:
+        settlement = settle_leases(
+            held,
+            list(members),
+            readable,
+            suspended={session for session, suspended in members.items() if suspended},
+            last_token=group.last_token,
+        )
+    store_leases(connection, group_id, settlement.leases)
+    # A new route version may mean a new address: everybody's grants are told again.
+    changed = set(members) if moved else settlement.sessions
+    version = group.version + 1
+    set_group(
+        connection,
+        group_id,
+        version=version,
+        last_token=settlement.last_token,
+        settled=True,
+        route_version=group.subject_version,
+    )
+    raise_versions(connection, changed, version)
+    return Changes(versions=dict.fromkeys(changed, version), ended=ended)
+
+
+def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Released:
+    """
+    A session is through with hand-overs: grant each of these partitions to whom it was withdrawn for.
+
+    Args:
+        asks: all of one session; those of a token that is not its own are in the answer's `refused`.
+
+    Raises:
+        SessionUnknownError
+    """
+    session = SessionId(asks[0].session)
+    assert all(ask.session == session for ask in asks)
+    group = lock_group(connection, live_session(connection, session).group_id)
+    live_session(connection, session)  # it may have been swept while the lock was waited for
+    if group.shared:
+        return _renew_tokens(connection, group, asks)
+    refused: dict[ReleaseGrant, TokenUnknownError] = {}
+    free: dict[PartitionId, Lease] = {}
+    last_token = group.last_token
+    held = some_leases(connection, group.group_id, [ask.partition_id for ask in asks])
+    for ask in asks:
+        partition_id = PartitionId(ask.partition_id)
+        try:
+            left = release(free.get(partition_id, held.get(partition_id)), session, ask.token)
+        except TokenUnknownError as error:
+            refused[ask] = error
+        else:
+            free |= {} if left is None else {partition_id: left}
+            last_token = _counted_on(last_token, ask.fence)
+    if not free:
+        return Released(changes=NOTHING, refused=refused)
+    able = lock_sessions(connection, {one.wanted for one in free.values() if one.wanted})
+    changed: set[SessionId] = set()
+    for partition_id, lease in sorted(free.items()):
+        granted = grant(lease, last_token=last_token) if lease.wanted in able else None
+        if granted is not None and granted.session is not None:
+            free[partition_id] = granted
+            last_token = granted.token
+            changed.add(granted.session)
+    store_leases(connection, group.group_id, free.values())
+    version = group.version + 1
+    settled = group.settled and all(one.session for one in free.values())
+    set_group(connection, group.group_id, version=version, last_token=last_token, settled=settled)
+    raise_versions(connection, changed, version)
+    return Released(changes=Changes(versions=dict.fromkeys(changed, version)), refused=refused)
+
+
+def _renew_tokens(
+    connection: Connection, group: LockedGroup, asks: Sequence[ReleaseGrant]
+) -> Released:
+    """Brokers take these shared tokens no more, says a session: everybody gets the next ones."""
+    held = some_leases(connection, group.group_id, [ask.partition_id for ask in asks])
+    refused: dict[ReleaseGrant, TokenUnknownError] = {}
+    renewed: dict[PartitionId, Lease] = {}
+    last_token = group.last_token
+    for ask in asks:
+        partition_id = PartitionId(ask.partition_id)
+        counted = _counted_on(last_token, ask.fence)
+        try:
+            lease = renew_token(held.get(partition_id), ask.token, last_token=counted)
+        except TokenUnknownError as error:
+            refused[ask] = error
+            continue
+        if lease is not None:
+            renewed[partition_id] = held[partition_id] = lease
+            last_token = lease.token
+    if not renewed:
+        return Released(changes=NOTHING, refused=refused)
+    store_leases(connection, group.group_id, renewed.values())
+    version = group.version + 1
+    set_group(connection, group.group_id, version=version, last_token=last_token)
+    everybody = set(read_members(connection, group.group_id))
+    raise_versions(connection, everybody, version)
+    return Released(changes=Changes(versions=dict.fromkeys(everybody, version)), refused=refused)
+
+
+_withdrawn = (
+    sa.select(leases.c.partition_id, leases.c.token)
+    .where(leases.c.session == sa.bindparam("of_session"), leases.c.withdrawn)
+    .order_by(leases.c.partition_id)
+)
+
+
+def release_unheld(
+    connection: Connection, ask: Heartbeat, holding: Collection[tuple[int, int]]
+) -> Changes:
+    """
+    Release what the session was asked to hand over and does not hold: it never heard of the grant, because that
+    was taken back before the answer, or its release did not arrive.
+
+    A session that has not heard of the latest grants yet is passed over: it may be about to take what it holds.
+
+    Raises:
+        SessionUnknownError
+    """
+    row = live_session(connection, ask.session)
+    lock_group(connection, row.group_id)
+    if live_session(connection, ask.session).grants_version != ask.known_version:
+        return NOTHING
+    asked = connection.execute(_withdrawn, {"of_session": ask.session})
+    lost = [
+        ReleaseGrant(session=ask.session, partition_id=partition_id, token=token)
+        for partition_id, token in asked
+        if (partition_id, token) not in holding
+    ]
+    return release_leases(connection, lost).changes if lost else NOTHING
+
+
+_drained = sa.select(drained.c.partition_id).where(drained.c.group_id == sa.bindparam("of_group"))
+_heard = sa.select(heard.c.partition_id).where(heard.c.group_id == sa.bindparam("of_group"))
+_newly_drained = (
+    sa.select(leases.c.partition_id)
+    .join(partitions, partitions.c.partition_id == leases.c.partition_id)
+    .where(
+        leases.c.group_id == sa.bindparam("of_group"),
+        sa.or_(leases.c.session == sa.bindparam("of_session"), leases.c.wanted == EVERYBODY),
+        leases.c.partition_id.in_(sa.bindparam("ids")),
+        leases.c.partition_id.not_in(_drained),
+        partitions.c.state == PartitionState.SEALED,
+    )
+)
+
+
+def note_drained(connection: Connection, session: str, ids: Collection[int]) -> int | None:
+    """
+    The group has acked these sealed partitions to their end, says the session that holds them, or shares them.
+
+    Others than SEALED ones of the session's own are passed over: their present owner will say it.
+
+    Returns:
+        The id of the group if that was news, else None.
+
+    Raises:
+        SessionUnknownError
+    """
+    group_id = live_session(connection, session).group_id
+    lock_group(connection, group_id)
+    live_session(connection, session)  # the group may have been set back meanwhile
+    which = {"of_group": group_id, "of_session": session, "ids": possible_ids(ids)}
+    found = connection.execute(_newly_drained, which).scalars()
+    news = [{"group_id": group_id, "partition_id": one} for one in found]
+    insert_new(connection, drained, news)
+    if not news:
+        return None
+    mark_unsettled(connection, group_id)
+    return group_id
+
+
+_strategy = sa.select(groups.c.strategy).where(groups.c.group_id == sa.bindparam("of_group"))
+_held = select_granted(
+    sa.and_(leases.c.session == sa.bindparam("of_session"), sa.not_(leases.c.withdrawn))
+)
+_shared = select_granted(
+    sa.and_(
+        leases.c.group_id == sa.bindparam("of_group"),
+        leases.c.wanted == EVERYBODY,
+        sa.not_(
+            sa.select(sessions.c.suspended)
+            .where(sessions.c.session == sa.bindparam("of_session"))
+            .scalar_subquery()
+        ),
+    )
+)
+
+
+def read_grants(connection: Connection, session: str) -> Grants:
+    """
+    What a live session holds.
+
+    Raises:
+        SessionUnknownError
+    """
+    # The version first: if a change comes between, the grants are newer than it says, and are told again.
+    row = live_session(connection, session)
+    here = {"of_group": row.group_id}
+    if connection.execute(_strategy, here).scalar_one() == ConsumeStrategy.SHARED:
+        held = granted_partitions(connection, _shared, of_session=session, **here)
+    else:
+        held = granted_partitions(connection, _held, of_session=session)
+    return Grants(
+        version=row.grants_version,
+        ttl_ms=row.ttl_ms,
+        grants=tuple(Grant(partition=partition, token=token) for partition, token in held),
+    )
+
+
+_partition_facts = (
+    sa.select(
+        partitions.c.partition_id,
+        partitions.c.state,
+        partitions.c.forsaken,
+        partitions.c.end_offset,
+        partitions.c.lost,
+    )
+    .where(
+        partitions.c.subject_id == sa.bindparam("of_subject"),
+        partitions.c.state != PartitionState.PLANNED,
+    )
+    .order_by(partitions.c.range_start, partitions.c.partition_id)
+)
+
+
+def _readable(
+    connection: Connection, group: LockedGroup, begun: Collection[PartitionId]
+) -> list[Readable]:
+    rows = connection.execute(_partition_facts, {"of_subject": group.subject_id}).all()
+    # Then the lineage: that of a partition is there before it is, and never changes.
+    parents = subject_parents(connection, group.subject_id)
+    facts = [
+        Readable(
+            partition_id=PartitionId(row.partition_id),
+            state=PartitionState(row.state),
+            parents=parents.get(row.partition_id, ()),
+            forsaken=row.forsaken,
+            ended=row.forsaken and row.end_offset is not None and not row.lost,
+            begun=row.partition_id in begun,
+            lost=row.lost,
+        )
+        for row in rows
+    ]
+    here = {"of_group": group.group_id}
+    if group.retention is Retention.ACKED:
+        known = set(connection.execute(_heard, here).scalars())
+        facts = [replace(one, heard=one.partition_id in known) for one in facts]
+    passed = connection.execute(_drained, here).scalars()
+    return readable_partitions(facts, set(passed))
+
+
+def _counted_on(last_token: FencingToken, fence: int) -> FencingToken:
+    counted = count_on(last_token, fence)
+    if fence > last_token:
+        log.warning(
+            "a broker has seen token %d, is said; our last one was %d, and we count on from %d",
+            fence,
+            last_token,
+            counted,
+        )
+    return counted

@@ -1,0 +1,142 @@
+"""The rows of one consumer group while it is locked: its sessions and leases, read and stored.  SQL, synchronous."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.control import Retention
+from ...protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
+from ...protocol.routing import ConsumeStrategy
+from ..sql.dialect import insert_or_replace
+from ..sql.schema import groups, leases, sessions, subjects
+from .leases import Lease
+from .sessions import in_order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedGroup:
+    """A group as it stays until the transaction ends."""
+
+    group_id: int
+    subject_id: int
+    last_token: FencingToken
+    version: int
+    settled: bool
+    route_version: int
+    """The one the group was settled with."""
+    subject_version: int
+    """The one the subject has now."""
+    shared: bool
+    retention: Retention
+    """Of the subject."""
+
+
+_locked_group = (
+    sa.select(groups, subjects.c.route_version.label("subject_version"), subjects.c.retention)
+    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
+    .where(groups.c.group_id == sa.bindparam("of_group"))
+    .with_for_update(of=groups)
+)
+
+
+def lock_group(connection: Connection, group_id: int) -> LockedGroup:
+    """A group that exists; whoever else locks it waits for the end of this transaction."""
+    row = connection.execute(_locked_group, {"of_group": group_id}).one()
+    return LockedGroup(
+        group_id=row.group_id,
+        subject_id=row.subject_id,
+        last_token=FencingToken(row.last_token),
+        version=row.version,
+        settled=row.settled,
+        route_version=row.route_version,
+        subject_version=row.subject_version,
+        shared=row.strategy == ConsumeStrategy.SHARED,
+        retention=Retention(row.retention),
+    )
+
+
+_set_group = sa.update(groups).where(groups.c.group_id == sa.bindparam("of_group"))
+
+
+def set_group(connection: Connection, group_id: int, **columns: int | bool) -> None:
+    """Give columns of the group's row new values."""
+    connection.execute(_set_group, {"of_group": group_id, **columns})
+
+
+_members = (
+    sa.select(sessions.c.session, sessions.c.suspended)
+    .where(sessions.c.group_id == sa.bindparam("of_group"))
+    .order_by(sessions.c.joined)
+)
+
+
+def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]:
+    """The group's sessions in the order in which they joined; is each suspended."""
+    rows = connection.execute(_members, {"of_group": group_id})
+    return {SessionId(session): suspended for session, suspended in rows}
+
+
+_sessions_locked = in_order(sessions.c.session.in_(sa.bindparam("ids")))
+
+
+def lock_sessions(connection: Connection, ids: Collection[SessionId]) -> set[SessionId]:
+    """Those of these sessions that exist; they stay until the transaction ends."""
+    rows = connection.execute(_sessions_locked, {"ids": list(ids)}).scalars()
+    return {SessionId(one) for one in rows}
+
+
+_told = _sessions_locked.cte("told")
+_set_versions = (
+    sa.update(sessions)
+    .where(sessions.c.session.in_(sa.select(_told.c.session)))
+    .values(grants_version=sa.bindparam("to_version"))
+)
+
+
+def raise_versions(connection: Connection, changed: Collection[SessionId], version: int) -> None:
+    """The grants of these sessions have changed and are of this version now."""
+    if changed:
+        connection.execute(_set_versions, {"ids": list(changed), "to_version": version})
+
+
+_leases = sa.select(leases).where(leases.c.group_id == sa.bindparam("of_group"))
+_some_leases = _leases.where(leases.c.partition_id.in_(sa.bindparam("ids")))
+
+
+def read_leases(connection: Connection, group_id: int) -> dict[PartitionId, Lease]:
+    """All leases of the group, by partition."""
+    rows = connection.execute(_leases, {"of_group": group_id})
+    return {row.partition_id: _lease(row) for row in rows}
+
+
+def some_leases(
+    connection: Connection, group_id: int, ids: Collection[int]
+) -> dict[PartitionId, Lease]:
+    """The group's leases of these partitions; those that were never leased are left out."""
+    which = {"of_group": group_id, "ids": possible_ids(ids)}
+    return {row.partition_id: _lease(row) for row in connection.execute(_some_leases, which)}
+
+
+def possible_ids(ids: Collection[int]) -> list[int]:
+    """Those that can be ids of partitions: the others no database takes."""
+    return [one for one in ids if 0 < one <= MAX_I64]
+
+
+def store_leases(connection: Connection, group_id: int, rows: Collection[Lease]) -> None:
+    """Store leases of the group, new ones and changed ones."""
+    insert_or_replace(connection, leases, [{"group_id": group_id, **asdict(row)} for row in rows])
+
+
+def _lease(row: sa.Row[Any]) -> Lease:
+    return Lease(
+        partition_id=row.partition_id,
+        token=row.token,
+        session=row.session,
+        wanted=row.wanted,
+        withdrawn=row.withdrawn,
+    )

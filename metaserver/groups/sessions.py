@@ -1,0 +1,283 @@
+"""Rows of consumer sessions: joined, renewed, ended.  SQL, synchronous.
+
+Invariants
+    A session lives while `expires_at` is after the database's time.  It is renewed only while it lives: one
+    that has expired stays dead, even before anybody has swept it away.
+    Whoever begins or ends a session marks its group unsettled in the same transaction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.control import Join, Suspend
+from ...protocol.errors import (
+    GroupBusyError,
+    GroupStrategyError,
+    InvalidRequestError,
+    OverloadedError,
+    SessionUnknownError,
+)
+from ...protocol.ids import SessionId, check_name
+from ...protocol.limits import GROUPS_PER_SUBJECT_MAX
+from ..cluster.subjects import open_subject_row
+from ..sql.dialect import insert_new, now_ms
+from ..sql.duties import duty_left_ms, reset_duty
+from ..sql.schema import accepted_folders, groups, leases, sessions
+
+_SESSION = re.compile(r"[0-9a-f]{16,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRow:
+    """A live session."""
+
+    session: SessionId
+    group_id: int
+    ttl_ms: int
+    grants_version: int
+    suspended: bool = False
+    handing_over: bool = False
+    """It was asked to hand a lease over and has not released it; told by `renew_sessions` only."""
+    new_group: bool = False
+    """Its group began with it; told by `join_group` only."""
+
+
+_row = sa.select(
+    sessions.c.session,
+    sessions.c.group_id,
+    sessions.c.ttl_ms,
+    sessions.c.grants_version,
+    sessions.c.suspended,
+)
+_named = sa.and_(
+    groups.c.subject_id == sa.bindparam("of_subject"), groups.c.name == sa.bindparam("of_name")
+)
+_group_id = sa.select(groups.c.group_id).where(_named)
+_accepted_fence = sa.select(sa.func.coalesce(sa.func.max(accepted_folders.c.fence), 0))
+"""Brokers refuse tokens up to it, see catalogue/accepted.py."""
+_locked_group = (
+    sa.select(groups.c.group_id, groups.c.version, groups.c.strategy)
+    .where(_named)
+    .with_for_update()
+)
+_joined_before = _row.add_columns((sessions.c.expires_at > now_ms()).label("alive")).where(
+    sessions.c.session == sa.bindparam("of_session")
+)
+_members = sa.select(sa.func.count()).where(sessions.c.group_id == sa.bindparam("of_group"))
+_joined = sa.insert(sessions).values(expires_at=now_ms() + sa.bindparam("for_ms"))
+
+
+def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> SessionRow:
+    """
+    Begin a session; again while it lives changes nothing.  The group exists from its first session on.
+
+    Raises:
+        InvalidNameError, SubjectUnknownError
+        InvalidRequestError: the session is one of another group.
+        GroupStrategyError: the group consumes in another way.
+        OverloadedError: the group has `sessions_max` sessions, or the subject too many groups.
+        GroupBusyError: its progress is being set.
+    """
+    check_name("consumer group", ask.group)
+    if "\0" in ask.client:
+        raise InvalidRequestError("the client's name has a NUL in it")
+    subject = open_subject_row(connection, ask.subject)
+    here = {"of_subject": subject.subject_id, "of_name": ask.group}
+    new_group = connection.execute(_group_id, here).one_or_none() is None
+    if new_group:
+        count = sa.select(sa.func.count()).where(groups.c.subject_id == subject.subject_id)
+        if connection.execute(count).scalar_one() >= GROUPS_PER_SUBJECT_MAX:
+            raise OverloadedError(
+                "too many consumer groups on this subject", limit=GROUPS_PER_SUBJECT_MAX
+            )
+        start = {
+            "last_token": connection.execute(_accepted_fence).scalar_one(),
+            "version": 0,
+            "settled": False,
+            "route_version": 0,
+        }
+        who = {"subject_id": subject.subject_id, "name": ask.group, "strategy": ask.strategy}
+        insert_new(connection, groups, who | start)
+    group_id, version, strategy = connection.execute(_locked_group, here).one()
+    if strategy != ask.strategy:
+        raise GroupStrategyError(
+            f"group {ask.group!r} is {strategy}, this consumer {ask.strategy}",
+            stored=strategy,
+            asked=ask.strategy.value,
+        )
+    found = connection.execute(_joined_before, {"of_session": ask.session}).one_or_none()
+    if found is not None and found.group_id != group_id:
+        raise InvalidRequestError("this session has joined another group", session=ask.session)
+    if found is not None and found.alive:
+        return _session_row(found)
+    left_ms = duty_left_ms(connection, reset_duty(group_id))
+    if left_ms:
+        raise GroupBusyError(
+            "the progress of this consumer group is being set; join again in a moment",
+            left_ms=left_ms,
+        )
+    if found is not None:  # it has died: its leases are free before it comes back
+        end_sessions(connection, [SessionId(ask.session)])
+    if connection.execute(_members, {"of_group": group_id}).scalar_one() >= sessions_max:
+        raise OverloadedError("too many consumers in this group", limit=sessions_max)
+    row = {
+        "session": ask.session,
+        "group_id": group_id,
+        "client": ask.client,
+        "joined": version + 1,
+        "ttl_ms": ask.ttl_ms,
+        "grants_version": version + 1,
+        "suspended": ask.suspended,
+    }
+    connection.execute(_joined, row | {"for_ms": ask.ttl_ms})
+    mark_unsettled(connection, group_id)
+    return SessionRow(
+        session=SessionId(ask.session),
+        group_id=group_id,
+        ttl_ms=ask.ttl_ms,
+        grants_version=version + 1,
+        suspended=ask.suspended,
+        new_group=new_group,
+    )
+
+
+def in_order(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """Some sessions, locked in the one order in which everybody locks several: of two orders PostgreSQL ends one."""
+    chosen = sa.select(sessions.c.session).where(*which)
+    return chosen.order_by(sessions.c.session).with_for_update()
+
+
+_renewable = in_order(
+    sessions.c.session.in_(sa.bindparam("ids")), sessions.c.expires_at > now_ms()
+).cte("renewable")
+_renewed = (
+    sa.update(sessions)
+    .where(sessions.c.session.in_(sa.select(_renewable.c.session)))
+    .values(expires_at=now_ms() + sessions.c.ttl_ms)
+    .returning(*_row.selected_columns)
+)
+_asked_to_hand_over = sa.select(leases.c.session).where(
+    leases.c.session.in_(sa.bindparam("ids")), leases.c.withdrawn
+)
+
+
+def renew_sessions(connection: Connection, ids: Sequence[str]) -> dict[str, SessionRow]:
+    """Renew those of these sessions that live, each for its ttl from now; the others are not in the answer."""
+    rows = {row.session: _session_row(row) for row in connection.execute(_renewed, {"ids": ids})}
+    asked = connection.execute(_asked_to_hand_over, {"ids": list(rows)}).scalars()
+    for session in set(asked):
+        rows[session] = replace(rows[session], handing_over=True)
+    return rows
+
+
+_live_session = _row.where(
+    sessions.c.session == sa.bindparam("of_session"), sessions.c.expires_at > now_ms()
+)
+
+
+def live_session(connection: Connection, session: str) -> SessionRow:
+    """
+    The row of a session that lives.
+
+    Raises:
+        SessionUnknownError
+    """
+    check_session(session)
+    row = connection.execute(_live_session, {"of_session": session}).one_or_none()
+    if row is None:
+        raise SessionUnknownError(session=session)
+    return _session_row(row)
+
+
+def suspend_session(connection: Connection, ask: Suspend) -> int:
+    """
+    Have a session granted nothing, or something again; the id of its group.
+
+    Raises:
+        SessionUnknownError
+    """
+    row = live_session(connection, ask.session)
+    mark_unsettled(connection, row.group_id)
+    here = sessions.c.session == ask.session
+    version = sa.select(groups.c.version).where(groups.c.group_id == row.group_id)
+    connection.execute(
+        sa.update(sessions)
+        .where(here)
+        .values(suspended=ask.suspended, grants_version=version.scalar_subquery())
+    )
+    return row.group_id
+
+
+def leave_group(connection: Connection, session: str) -> int | None:
+    """End a session; the id of its group, or None if there is no such session any more."""
+    check_session(session)
+    found = sa.select(sessions.c.group_id).where(sessions.c.session == session)
+    group_id: int | None = connection.execute(found).scalar_one_or_none()
+    if group_id is None:
+        return None
+    mark_unsettled(connection, group_id)
+    end_sessions(connection, [SessionId(session)])
+    return group_id
+
+
+_swept = (
+    sa.delete(sessions)
+    .where(sessions.c.group_id == sa.bindparam("of_group"), sessions.c.expires_at <= now_ms())
+    .returning(sessions.c.session)
+)
+_ended = sa.delete(sessions).where(sessions.c.session.in_(sa.bindparam("ids")))
+_freed = (
+    sa.update(leases)
+    .where(leases.c.session.in_(sa.bindparam("ids")))
+    .values(session=None, withdrawn=False)
+)
+
+
+def sweep_sessions(connection: Connection, group_id: int) -> list[SessionId]:
+    """End the sessions of a group whose ttl has passed; which they were."""
+    swept = connection.execute(_swept, {"of_group": group_id}).scalars()
+    ids = [SessionId(session) for session in swept]
+    if ids:
+        connection.execute(_freed, {"ids": ids})
+    return ids
+
+
+def end_sessions(connection: Connection, ids: Collection[SessionId]) -> None:
+    """End sessions; what they held is free."""
+    for statement in (_ended, _freed):
+        connection.execute(statement, {"ids": list(ids)})
+
+
+_unsettled = (
+    sa.update(groups)
+    .where(groups.c.group_id == sa.bindparam("of_group"))
+    .values(settled=False, version=groups.c.version + 1)
+)
+
+
+def mark_unsettled(connection: Connection, group_id: int) -> None:
+    """Say that the group's leases have to be looked at; locks the group until the transaction ends."""
+    connection.execute(_unsettled, {"of_group": group_id})
+
+
+def check_session(session: str) -> None:
+    """Let what may be a session's id through.  Raises SessionUnknownError."""
+    if _SESSION.fullmatch(session) is None:
+        raise SessionUnknownError
+
+
+def _session_row(row: Any) -> SessionRow:
+    return SessionRow(
+        session=SessionId(row.session),
+        group_id=row.group_id,
+        ttl_ms=row.ttl_ms,
+        grants_version=row.grants_version,
+        suspended=row.suspended,
+    )

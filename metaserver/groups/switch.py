@@ -1,0 +1,45 @@
+"""How a group consumes, changed by an operator.  SQL, synchronous.
+
+Invariants
+    Sessions, strategy and tokens change in one transaction: nobody who joined for the old way has a grant after it.
+    Every token granted from then on is above all granted before, so the first new Acquire of a partition fences
+    whatever an old owner still holds of it.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.ids import SessionId
+from ...protocol.routing import ConsumeStrategy
+from ..cluster.subjects import open_subject_row
+from ..sql.schema import groups, leases, sessions
+from .lease_rows import NOTHING, Changes
+from .sessions import end_sessions, mark_unsettled
+from .views import find_group
+
+
+def switch_group(
+    connection: Connection, subject: str, group: str, strategy: ConsumeStrategy
+) -> Changes:
+    """
+    End the sessions of a group and have it consume so from now on; a group that does already is left alone.
+
+    Raises:
+        InvalidNameError, SubjectUnknownError, GroupUnknownError
+    """
+    row = open_subject_row(connection, subject)
+    group_id, _ = find_group(connection, row.subject_id, subject, group)
+    here = groups.c.group_id == group_id
+    locked = connection.execute(sa.select(groups.c.strategy).where(here).with_for_update()).one()
+    if locked.strategy == strategy:
+        return NOTHING
+    found = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
+    ended = [SessionId(one) for one in connection.execute(found).scalars()]
+    end_sessions(connection, ended)
+    free = sa.update(leases).where(leases.c.group_id == group_id)
+    connection.execute(free.values(session=None, wanted=None, withdrawn=False))
+    connection.execute(sa.update(groups).where(here).values(strategy=strategy))
+    mark_unsettled(connection, group_id)
+    return Changes(versions={}, ended=ended)

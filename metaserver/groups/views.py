@@ -1,0 +1,146 @@
+"""What is due with consumer groups, and how they look from outside.  SQL, synchronous."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.control import GroupList, GroupSummary, GroupView, OwnerView
+from ...protocol.errors import GroupUnknownError
+from ...protocol.ids import ConsumerGroup, SessionId, check_name
+from ...protocol.routing import ConsumeStrategy
+from ..cluster.partitions import subject_partitions
+from ..cluster.subjects import SERVED, open_subject_row
+from ..sql.dialect import at_one_moment, now_ms
+from ..sql.schema import groups, leases, sessions, subjects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """Groups to settle now, and how long until the next session may expire."""
+
+    groups: tuple[int, ...]
+    next_expiry_ms: int | None
+
+
+_due = sa.union(
+    sa.select(sessions.c.group_id).where(sessions.c.expires_at <= now_ms()),
+    sa.select(groups.c.group_id)
+    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
+    .where(
+        sa.or_(sa.not_(groups.c.settled), groups.c.route_version != subjects.c.route_version),
+    ),
+)
+_next_expiry = sa.select(sa.func.min(sessions.c.expires_at) - now_ms())
+
+
+def due_groups(connection: Connection) -> Due:
+    """The groups with a dead session, an unsettled change, or a route newer than the one they were settled with."""
+    due = connection.execute(_due).scalars().all()
+    return Due(groups=tuple(due), next_expiry_ms=connection.execute(_next_expiry).scalar())
+
+
+_group_versions = sa.select(groups.c.group_id, groups.c.version).where(
+    groups.c.group_id.in_(sa.bindparam("ids"))
+)
+
+
+def group_versions(connection: Connection, ids: Collection[int]) -> dict[int, int]:
+    """The present versions of these groups."""
+    found = connection.execute(_group_versions, {"ids": list(ids)})
+    return {row.group_id: row.version for row in found}
+
+
+_grants_versions = sa.select(sessions.c.session, sessions.c.grants_version).where(
+    sessions.c.group_id.in_(sa.bindparam("ids"))
+)
+
+
+def grants_versions(connection: Connection, ids: Collection[int]) -> dict[SessionId, int]:
+    """The version of the grants of every session of these groups."""
+    found = connection.execute(_grants_versions, {"ids": list(ids)})
+    return {SessionId(session): version for session, version in found}
+
+
+def list_groups(connection: Connection, subject: str) -> GroupList:
+    """The consumer groups of a subject, by name.  Raises SubjectUnknownError."""
+    row = open_subject_row(connection, subject)
+    alive = (
+        sa.select(sa.func.count())
+        .where(sessions.c.group_id == groups.c.group_id, sessions.c.expires_at > now_ms())
+        .scalar_subquery()
+        .label("sessions")
+    )
+    found = connection.execute(
+        sa.select(groups.c.name, groups.c.strategy, alive)
+        .where(groups.c.subject_id == row.subject_id)
+        .order_by(groups.c.name)
+    )
+    summaries = [
+        GroupSummary(group=one.name, strategy=ConsumeStrategy(one.strategy), sessions=one.sessions)
+        for one in found
+    ]
+    return GroupList(groups=[one.group for one in summaries], summaries=summaries)
+
+
+def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> GroupView:
+    """
+    Who owns what.
+
+    Raises:
+        InvalidNameError, SubjectUnknownError, GroupUnknownError
+    """
+    at_one_moment(connection)
+    row = open_subject_row(connection, subject)
+    group_id, strategy = find_group(connection, row.subject_id, subject, group)
+    left = (sessions.c.expires_at - now_ms()).label("left_ms")
+    alive = sa.and_(sessions.c.group_id == group_id, sessions.c.expires_at > now_ms())
+    live = {
+        one.session: one
+        for one in connection.execute(
+            sa.select(sessions.c.session, sessions.c.client, left).where(alive)
+        )
+    }
+    rows = connection.execute(sa.select(leases).where(leases.c.group_id == group_id))
+    held = {one.partition_id: one for one in rows}
+    owners = []
+    for partition in subject_partitions(connection, row.subject_id, SERVED):
+        lease = held.get(partition.partition_id)
+        session = None if lease is None else live.get(lease.session)
+        owners.append(
+            OwnerView(
+                partition=partition,
+                token=0 if lease is None else lease.token,
+                session=None if session is None else session.session,
+                client=None if session is None else session.client,
+                expires_in_ms=None if session is None else max(0, session.left_ms),
+            )
+        )
+    return GroupView(
+        subject=subject,
+        group=group,
+        sessions=len(live),
+        owners=tuple(owners),
+        strategy=strategy,
+    )
+
+
+def find_group(
+    connection: Connection, subject_id: int, subject: str, group: str
+) -> tuple[int, ConsumeStrategy]:
+    """
+    The id of a group and how it consumes.
+
+    Raises:
+        InvalidNameError, GroupUnknownError
+    """
+    check_name("consumer group", group)
+    here = sa.and_(groups.c.subject_id == subject_id, groups.c.name == group)
+    found = sa.select(groups.c.group_id, groups.c.strategy).where(here)
+    row = connection.execute(found).one_or_none()
+    if row is None:
+        raise GroupUnknownError(subject=subject, group=group)
+    return row.group_id, ConsumeStrategy(row.strategy)

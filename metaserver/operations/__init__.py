@@ -1,0 +1,1 @@
+"""Changes of a subject's partitions: planned, journaled, driven to their end."""

@@ -1,0 +1,346 @@
+"""Drives operations on partitions to their end: hosts children, seals parents, changes the route.  Shell around SQL.
+
+    begin ─▶ journal ─▶ PLAN: brokers host the children, and hear of the consumer groups ─▶ SEAL: brokers seal the parents
+          ─▶ OPEN: the children's brokers hear of groups made since; route + 1 ─▶ DONE
+
+Invariants
+    Every step may be done twice, by two metaservers at once: brokers and SQL take it again and change nothing.
+    The lease in SQL only keeps two drivers from doing the same work.
+    No broker is asked to seal before every child is hosted and every parent's broker says that it could:
+    writes stop for no longer than a seal and a new route.
+    The broker of a child has every consumer group of the subject on its disk before the child opens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from ...protocol.backoff import Backoff
+from ...protocol.control import HostPartition
+from ...protocol.errors import (
+    InvalidRequestError,
+    KeylaneError,
+    PartitionInUseError,
+    PartitionUnknownError,
+    StorageError,
+)
+from ...protocol.operations import (
+    OperationKind,
+    OperationList,
+    OperationState,
+    OperationView,
+    Reshape,
+    SubjectHistory,
+)
+from ...protocol.routing import Partition, PartitionState
+from ...rpc.client import BrokerClient
+from ...rpc.network import Network
+from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
+from ..groups.service import Members
+from ..settings import MetaserverSettings
+from ..sql.database import Database
+from .journal import (
+    Operation,
+    advance_operation,
+    cancel_operation,
+    claim_operation,
+    groups_of,
+    idle_operations,
+    let_go,
+    note_steps,
+    read_operation,
+)
+from .planning import begin_operations, plan_operations
+from .views import operation_views, subject_history, subject_operations
+from .waiting import hindrance, refusal, silence, unsealable
+
+log = logging.getLogger("keylane.metaserver")
+CALL_TIMEOUT_MS = 2_000
+DRIVEN_AT_ONCE_MAX = 64
+IDS_MAX = 1_024
+WAITS = Backoff(first_ms=20, max_ms=500)
+ATTEMPTS_MAX = 10
+"""In vain, one after the other; then an operation makes room for others, and is tried again after a pause."""
+PAUSE_MS = 2_000
+_ENTERED = {
+    OperationState.SEAL: "hosted",
+    OperationState.OPEN: "sealed",
+    OperationState.FENCE: "opened",
+    OperationState.DONE: "opened",
+    OperationState.CANCELED: "canceled",
+}
+
+
+def _go_on(_step: str) -> None:
+    """Nothing happens after a step."""
+
+
+class Reshaper:
+    """
+    Begins operations and drives them.
+
+    For whoever drives a metaserver without its server, as a simulation does: `begin(Reshape(...))` journals an
+    operation and starts a task of this event loop that runs it to its end; after a crash `resume()` of any
+    metaserver, called again and again as the attendant does, takes up what nobody drives.  `after_step(name)` is
+    called after each of planned, hosted, sealing (a broker has sealed, SQL does not know it), sealed, telling (a broker
+    has heard of groups made meanwhile, SQL does not know it), opened.
+    An operation that waits for a silent broker has no task; it is resumed when the broker is back.  Nor has one, for a
+    while, whose brokers have refused often: what cannot go on keeps nothing else from going on.
+
+    Args:
+        driver: names this process among the metaservers; never used by another.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        network: Network,
+        settings: MetaserverSettings,
+        *,
+        catalogue: Catalogue,
+        members: Members,
+        driver: str,
+        dice: random.Random,
+        after_step: Callable[[str], None] = _go_on,
+    ) -> None:
+        self._database = database
+        self._network = network
+        self._settings = settings
+        self._catalogue = catalogue
+        self._members = members
+        self._driver = driver
+        self._dice = dice
+        self._after_step = after_step
+        self._driving: dict[int, asyncio.Task[None]] = {}
+        self._room = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
+
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
+    async def begin(self, ask: Reshape) -> OperationList:
+        """
+        Journal an operation and drive it; answers before it is done.  A dry run only plans.
+
+        Raises:
+            InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
+            BrokerGroupUnknownError, NotEnoughBrokersError, OperationRunningError: nothing was changed.
+        """
+        if len(ask.partition_ids) > IDS_MAX:
+            raise InvalidRequestError(f"at most {IDS_MAX} partitions at once")
+        if ask.dry_run:
+            return await self._planned(ask)
+        begun = await self._database.write(
+            begin_operations,
+            ask,
+            driver=self._driver,
+            lease_ms=self._settings.operation_lease_ms,
+        )
+        ids = [operation_id for operation_id, _ in begun if operation_id]
+        if ids:
+            self._after_step("planned")
+        for operation_id in ids[:DRIVEN_AT_ONCE_MAX]:
+            self._drive_soon(operation_id)
+        # The rest is resumed, here or elsewhere, when the lease of this call has passed.
+        idle = [one.view(ask) for operation_id, one in begun if not (operation_id or one.busy)]
+        return OperationList(
+            operations=[*await self._database.read(operation_views, ids), *idle],
+            busy=[one.busy for _, one in begun if one.busy],
+            cordoned=ask.broker_group if ask.kind is OperationKind.EVACUATE else "",
+        )
+
+    async def _planned(self, ask: Reshape) -> OperationList:
+        """What `begin` would answer."""
+        plans = await self._database.read(plan_operations, ask)
+        freed = await self._database.read(operation_views, [one.freed for one in plans])
+        shown = [one for one in plans if not one.freed and (one.plan.sealed or not one.busy)]
+        return OperationList(
+            operations=[
+                *(replace(one, without_source=True) for one in freed),
+                *(one.view(ask) for one in shown),
+            ],
+            busy=[one.busy for one in plans if one.busy],
+        )
+
+    async def cancel(self, operation_id: int) -> OperationView:
+        """
+        Undo an operation that still stands in PLAN; again changes nothing.
+
+        Raises:
+            OperationUnknownError, OperationForwardError
+        """
+        await self._database.write(cancel_operation, operation_id)
+        self._drive_soon(operation_id)
+        (view,) = await self._database.read(operation_views, [operation_id])
+        return view
+
+    async def operations(self, subject: str) -> OperationList:
+        """The latest operations of a subject, the newest first.  Raises SubjectUnknownError."""
+        views = await self._database.read(subject_operations, subject)
+        return OperationList(operations=[await self._explained(one) for one in views])
+
+    async def _explained(self, view: OperationView) -> OperationView:
+        """With what it waits for also where nobody noted that: its driver may have died before it asked a broker."""
+        if view.problem or all(one.done for one in view.steps):
+            return view
+        operation = await self._database.read(read_operation, view.operation_id)
+        if operation.state is not view.state:
+            return view
+        return replace(view, problem=hindrance(operation))
+
+    async def history(self, subject: str) -> SubjectHistory:
+        """Every partition a subject ever had.  Raises SubjectUnknownError."""
+        return await self._database.read(subject_history, subject)
+
+    # ── driving ───────────────────────────────────────────────────────────────────────────────────────
+    async def resume(self) -> None:
+        """Take up the unfinished operations that nobody drives and that can go on.  Raises StorageError."""
+        for operation_id in await self._database.read(idle_operations):
+            if len(self._driving) >= DRIVEN_AT_ONCE_MAX:
+                return
+            self._drive_soon(operation_id)
+
+    def _drive_soon(self, operation_id: int) -> None:
+        if operation_id not in self._driving:
+            task = asyncio.create_task(self._drive(operation_id), name=f"operation {operation_id}")
+            self._driving[operation_id] = task
+
+    async def _drive(self, operation_id: int) -> None:
+        attempt = 0
+        try:
+            while True:
+                try:
+                    goes_on = await self._step(operation_id)
+                except StorageError as error:
+                    log.warning("operation %d: %s", operation_id, error.message)
+                    goes_on = False
+                if goes_on is None:
+                    return
+                attempt = 0 if goes_on else attempt + 1
+                if attempt == ATTEMPTS_MAX:
+                    await self._let_rest(operation_id)
+                    return
+                if attempt:
+                    await asyncio.sleep(WAITS.wait_ms(attempt, self._dice) / 1000)
+        except Exception:
+            log.exception("operation %d met a fault of ours", operation_id)
+            raise
+        finally:
+            del self._driving[operation_id]
+
+    async def _let_rest(self, operation_id: int) -> None:
+        """Nobody drives it for a while; behind those that have waited for longer."""
+        try:
+            await self._database.write(let_go, operation_id, driver=self._driver, pause_ms=PAUSE_MS)
+        except StorageError as error:
+            # It rests for as long as its lease lasts.
+            log.warning("operation %d: %s", operation_id, error.message)
+
+    async def _step(self, operation_id: int) -> bool | None:
+        """One round at the brokers and in SQL: True if it came on, None if there is nothing to do here now."""
+        operation = await self._database.write(
+            claim_operation,
+            operation_id,
+            driver=self._driver,
+            lease_ms=self._settings.operation_lease_ms,
+        )
+        if operation is None:
+            return None
+        problem = await self._ask_brokers(operation)
+        sealable = () if problem else tuple(one.partition_id for one in operation.sources)
+        state = await self._database.write(advance_operation, operation_id, sealable=sealable)
+        if state is not operation.state:
+            self._after_step(_ENTERED[state])
+            if operation.state is OperationState.OPEN:
+                await self._tell(operation)
+            return True
+        if state is OperationState.CANCELED and not problem:
+            return None
+        if operation.state is OperationState.OPEN and not operation.todo:
+            return False  # a group was made meanwhile
+        if all(one.address is None for one in operation.todo or operation.sources):
+            log.info("operation %d waits: %s", operation_id, problem)
+            pause_ms = PAUSE_MS if operation.state is OperationState.OPEN else 0
+            await self._database.write(let_go, operation_id, driver=self._driver, pause_ms=pause_ms)
+            return None
+        return False
+
+    async def _ask_brokers(self, operation: Operation) -> str:
+        """Have brokers do what is to do, note what is done; why something is not, "" if nothing is left."""
+        if not (operation.todo or operation.held or operation.sources):
+            return ""
+        asked = await asyncio.gather(*(self._ask(operation, one) for one in operation.todo))
+        done = dict(one for one in asked if not isinstance(one, str))
+        problems = [one for one in asked if isinstance(one, str)]
+        if done and operation.state is not OperationState.PLAN:
+            self._after_step("telling" if operation.state is OperationState.OPEN else "sealing")
+        if not problems and operation.held:
+            problems = [unsealable(operation)]
+        if not problems:
+            refused = await asyncio.gather(*(self._refusal(one) for one in operation.sources))
+            problems = [one for one in refused if one]
+        problem = problems[0] if problems else ""
+        heard = [group_id for group_id, _ in operation.groups]
+        await self._database.write(note_steps, operation.operation_id, done, problem, heard=heard)
+        return problem
+
+    async def _ask(self, operation: Operation, one: Partition) -> tuple[int, int | None] | str:
+        """Have a broker host or seal a partition; its id and end offset, or why it did not."""
+        if one.address is None:
+            return silence(operation, one)
+        broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
+        async with self._room:
+            try:
+                if operation.state not in {OperationState.PLAN, OperationState.OPEN}:
+                    canceled = operation.state is OperationState.CANCELED
+                    status = await broker.seal(one.partition_id, empty=canceled)
+                    return one.partition_id, status.next_offset
+                facts = replace(one, state=PartitionState.OPEN)
+                await broker.host_partition(
+                    HostPartition(
+                        subject=operation.subject,
+                        partition=facts,
+                        order_strategy=operation.order_strategy,
+                        partitions_wanted=operation.partitions_wanted,
+                        retention=operation.retention,
+                        static=operation.static,
+                        groups=tuple(name for _, name in operation.groups),
+                    )
+                )
+            except KeylaneError as error:
+                absent = isinstance(error, PartitionUnknownError | PartitionInUseError)
+                if operation.state is OperationState.CANCELED and absent:
+                    return (
+                        one.partition_id,
+                        0,
+                    )  # never hosted: what has its number is not of this operation
+                if isinstance(error, PartitionUnknownError):
+                    return f"partition {one.partition_id} is not known to {one.broker_group!r}"
+                return f"partition {one.partition_id} on {one.broker_group!r}: {error.message}"
+        return one.partition_id, None
+
+    async def _refusal(self, one: Partition) -> str:
+        """Why the broker of a parent could not seal it, "" if it could: so it says, and nothing is changed."""
+        assert one.address is not None
+        broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
+        async with self._room:
+            try:
+                why = (await broker.partition(one.partition_id)).unsealable
+            except KeylaneError as error:
+                why = error.message
+        return refusal(one, why) if why else ""
+
+    async def _tell(self, operation: Operation) -> None:
+        """The route has changed: wake who waits for it, deal the children out."""
+        self._catalogue.wake([operation.subject])
+        for group_id in await self._database.read(groups_of, operation.subject_id):
+            await self._members.settle(group_id)
+
+    async def stop(self) -> None:
+        """Stop driving; what is not done is resumed by another, or after a restart."""
+        tasks = list(self._driving.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,214 @@
+"""Plans of operations made from the rows, and journaled.  SQL around the deciders of `plans.py`, synchronous.
+
+Invariants
+    An operation, the rows of its children, their parents and its steps are stored in one transaction.
+    A subject has one running operation at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.errors import (
+    BrokerCordonedError,
+    InvalidRequestError,
+    NotEnoughBrokersError,
+    PartitionUnknownError,
+    StaticSubjectError,
+)
+from ...protocol.ids import MAX_I64, BrokerGroup, check_name
+from ...protocol.operations import OperationKind, OperationState, Reshape, StepAction
+from ...protocol.routing import PartitionState
+from ...protocol.text import LISTED_MAX, listed
+from ..cluster.brokers import (
+    broker_alive,
+    cordon_broker,
+    is_cordoned,
+    lock_brokers,
+    writable_groups,
+)
+from ..cluster.lost_database import check_not_lost
+from ..cluster.subjects import SubjectRow
+from ..sql.dialect import now_ms
+from ..sql.schema import operations, partition_parents, partitions, steps, subjects
+from .evacuations import let_go_on, plan_evacuations
+from .plan_inputs import PlannedOperation, free_subject, open_partitions, planned_operation
+from .plans import Plan, plan_merge, plan_move, plan_resize, plan_split
+
+
+def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
+    """
+    One plan for each subject concerned; those with nothing to do have an empty one.  Locks the subjects.
+
+    Raises:
+        InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError
+        BrokerGroupUnknownError: it never reported itself.
+        NotEnoughBrokersError: nowhere to go now.
+        BrokerCordonedError: the target of a move gets no new partitions.
+        OperationRunningError: another operation on a subject has not come to its new route yet.
+        StaticSubjectError: it would change the number of queues of a static subject.
+        DatabaseEmptyError: this database is not the one that the brokers' partitions come from.
+    """
+    if ask.kind is OperationKind.CREATE:
+        raise InvalidRequestError("a subject is created by POST /v1/subjects")
+    check_not_lost(connection)
+    if ask.kind is OperationKind.EVACUATE:
+        return plan_evacuations(connection, ask)
+    hosts: Mapping[BrokerGroup, int] = writable_groups(connection)
+    if ask.kind is OperationKind.RESIZE:
+        subject = free_subject(connection, ask.subject)
+    else:
+        subject = free_subject(connection, _subject_of(connection, ask.partition_ids))
+    return [planned_operation(connection, subject, _plan(connection, ask, subject, hosts))]
+
+
+def _plan(
+    connection: Connection, ask: Reshape, subject: SubjectRow, hosts: Mapping[BrokerGroup, int]
+) -> Plan:
+    if subject.static and ask.kind is not OperationKind.MOVE:
+        raise StaticSubjectError(subject=subject.name, queues=subject.partitions_wanted)
+    current = open_partitions(connection, subject)
+    if ask.kind is OperationKind.RESIZE:
+        return plan_resize(current, ask.partitions, hosts)
+    if ask.kind is OperationKind.MERGE:
+        return plan_merge(current, ask.partition_ids, hosts)
+    if ask.kind is OperationKind.SPLIT:
+        if len(ask.partition_ids) != 1:
+            raise InvalidRequestError("a split takes one partition")
+        return plan_split(current, ask.partition_ids[0], hosts)
+    assert ask.kind is OperationKind.MOVE
+    target = BrokerGroup(ask.broker_group)
+    _check_target(connection, target, hosts)
+    return plan_move(current, ask.partition_ids, target)
+
+
+def begin_operations(
+    connection: Connection, ask: Reshape, *, driver: str, lease_ms: int
+) -> list[tuple[int, PlannedOperation]]:
+    """
+    Plan and journal; an evacuated broker group is cordoned from now on.  Driven by `driver` for `lease_ms`; with each plan the id of its operation, 0 without one.
+
+    Raises:
+        What `plan_operations` raises; then nothing is stored.
+    """
+    begun = []
+    evacuates = ask.kind is OperationKind.EVACUATE
+    lock_brokers(connection, alone=evacuates)
+    if evacuates:
+        cordon_broker(connection, ask.broker_group, True)
+    for planned in plan_operations(connection, ask):
+        operation_id = planned.freed
+        if operation_id:
+            let_go_on(connection, operation_id, ask)
+        elif planned.plan.sealed:
+            operation_id = _journal(connection, ask, planned, driver=driver, lease_ms=lease_ms)
+        begun.append((operation_id, planned))
+    return begun
+
+
+_subject_name = (
+    sa.select(subjects.c.name)
+    .join(partitions, partitions.c.subject_id == subjects.c.subject_id)
+    .where(partitions.c.partition_id == sa.bindparam("of_partition"))
+)
+
+_open_ids = (
+    sa.select(partitions.c.partition_id)
+    .where(partitions.c.state == PartitionState.OPEN)
+    .order_by(partitions.c.partition_id)
+    .limit(LISTED_MAX)
+)
+_open_count = (
+    sa.select(sa.func.count())
+    .select_from(partitions)
+    .where(partitions.c.state == PartitionState.OPEN)
+)
+
+
+def _subject_of(connection: Connection, ids: tuple[int, ...]) -> str:
+    """The subject of the first of these partitions."""
+    known = None
+    if ids and 0 < ids[0] <= MAX_I64:
+        found = connection.execute(_subject_name, {"of_partition": ids[0]})
+        known = found.scalar_one_or_none()
+    if known is None:
+        which = f"there is no partition {ids[0]}" if ids else "no partition is given"
+        first = connection.execute(_open_ids).scalars()
+        there_are = listed(first, connection.execute(_open_count).scalar_one())
+        raise PartitionUnknownError(f"{which}; open partitions: {there_are}")
+    return str(known)
+
+
+def _check_target(
+    connection: Connection, target: BrokerGroup, hosts: Mapping[BrokerGroup, int]
+) -> None:
+    check_name("broker group", target)
+    alive = broker_alive(connection, target)
+    if is_cordoned(connection, target):
+        raise BrokerCordonedError(
+            f"broker group {target!r} is cordoned: it gets no new partitions", broker_group=target
+        )
+    if not alive:
+        raise NotEnoughBrokersError(f"broker group {target!r} is silent", broker_group=target)
+    if target not in hosts:
+        raise NotEnoughBrokersError(
+            f"broker group {target!r} takes no writes now", broker_group=target
+        )
+
+
+def _journal(
+    connection: Connection, ask: Reshape, planned: PlannedOperation, *, driver: str, lease_ms: int
+) -> int:
+    subject_id = planned.subject.subject_id
+    operation_id: int = connection.execute(
+        sa.insert(operations)
+        .values(
+            subject_id=subject_id,
+            kind=ask.kind,
+            state=OperationState.PLAN,
+            without_source=ask.without_source or ask.accept_loss,
+            problem="",
+            running=subject_id,
+            driver=driver,
+            driven_until=now_ms() + lease_ms,
+        )
+        .returning(operations.c.operation_id)
+    ).scalar_one()
+    todo = [(one, StepAction.SEAL) for one in planned.plan.sealed]
+    for child in planned.children():
+        partition_id = connection.execute(
+            sa.insert(partitions)
+            .values(
+                subject_id=subject_id,
+                name=child.name,
+                queue=child.queue,
+                range_start=child.range_start,
+                range_end=child.range_end,
+                broker_group=child.broker_group,
+                state=PartitionState.PLANNED,
+            )
+            .returning(partitions.c.partition_id)
+        ).scalar_one()
+        parents = [{"partition_id": partition_id, "parent_id": one} for one in child.parents]
+        connection.execute(sa.insert(partition_parents), parents)
+        todo.append((partition_id, StepAction.HOST))
+    rows = [
+        {
+            "operation_id": operation_id,
+            "partition_id": one,
+            "action": action,
+            "done": False,
+            "given_up": ask.accept_loss and action is StepAction.SEAL,
+        }
+        for one, action in todo
+    ]
+    connection.execute(sa.insert(steps), rows)
+    connection.execute(
+        sa.update(subjects)
+        .where(subjects.c.subject_id == subject_id)
+        .values(partitions_named=planned.named + len(planned.plan.children))
+    )
+    return operation_id

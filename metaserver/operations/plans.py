@@ -1,0 +1,198 @@
+"""Which partitions are sealed and which begin, for every change of a subject's partitions.  Pure.
+
+    resize   the exact split of the count wanted; ranges that stay equal keep their partition
+    split    one partition becomes two          merge   neighbours become one
+    move     the same range on another broker group
+    evacuate every partition of a broker group moves to others
+
+Invariants
+    The open partitions after a plan cover every logical partition exactly once, as those before it.
+    A child's parents are exactly the sealed partitions whose ranges overlap its own.
+    No plan seals a partition whose range and place stay.
+    Children go where the subject has fewest partitions, then where their parents are, then where there are fewest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ...protocol.errors import InvalidRequestError, NotEnoughBrokersError, PartitionUnknownError
+from ...protocol.ids import BrokerGroup, PartitionId, QueueNumber
+from ...protocol.routing import split_ranges
+from ...protocol.text import listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPartition:
+    """An open partition of the subject."""
+
+    partition_id: PartitionId
+    range_start: int
+    range_end: int
+    broker_group: BrokerGroup
+    queue: QueueNumber
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A partition that is to be opened."""
+
+    range_start: int
+    range_end: int
+    broker_group: BrokerGroup
+    parents: tuple[PartitionId, ...]
+    queue: QueueNumber | None = None
+    """The parent's, if the child continues it alone; None: a new one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What changes; empty if nothing has to."""
+
+    sealed: tuple[PartitionId, ...] = ()
+    """Also those that are sealed already and are now forsaken: they have children."""
+    children: tuple[Child, ...] = ()
+
+
+NOTHING = Plan()
+Hosts = Mapping[BrokerGroup, int]
+"""The broker groups that take new partitions, each with the number of open ones it has, of all subjects."""
+
+
+def plan_resize(current: Sequence[OpenPartition], count: int, hosts: Hosts) -> Plan:
+    """
+    Cut the subject into `count` partitions, as even as whole numbers allow.
+
+    Raises:
+        InvalidRequestError: a count outside 1..1024.
+        NotEnoughBrokersError: no host.
+    """
+    wanted = split_ranges(count)
+    here = {(one.range_start, one.range_end) for one in current}
+    new = [one for one in wanted if one not in here]
+    kept = set(wanted)
+    sealed = [one for one in current if (one.range_start, one.range_end) not in kept]
+    return _plan(current, sealed, new, hosts)
+
+
+def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts) -> Plan:
+    """
+    Cut one partition in the middle.
+
+    Raises:
+        PartitionUnknownError: not an open one.
+        InvalidRequestError: it has one logical partition only.
+        NotEnoughBrokersError: no host.
+    """
+    one = _find(current, partition_id)
+    middle = (one.range_start + one.range_end) // 2
+    if middle == one.range_start:
+        raise InvalidRequestError(
+            f"partition {partition_id} is one logical partition and cannot be split",
+            partition_id=partition_id,
+        )
+    halves = [(one.range_start, middle), (middle, one.range_end)]
+    return _plan(current, [one], halves, hosts)
+
+
+def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Hosts) -> Plan:
+    """
+    Make neighbours one.
+
+    Raises:
+        PartitionUnknownError: not all of them are open ones.
+        InvalidRequestError: fewer than two, or there is a gap between them.
+        NotEnoughBrokersError: no host.
+    """
+    found = sorted((_find(current, one) for one in set(ids)), key=lambda one: one.range_start)
+    if len(found) < 2:
+        raise InvalidRequestError("a merge takes two partitions or more")
+    for left, right in pairwise(found):
+        if left.range_end != right.range_start:
+            raise InvalidRequestError(
+                f"partitions {left.partition_id} and {right.partition_id} are not neighbours: "
+                f"[{left.range_start}, {left.range_end}) and "
+                f"[{right.range_start}, {right.range_end})"
+            )
+    return _plan(current, found, [(found[0].range_start, found[-1].range_end)], hosts)
+
+
+def plan_move(current: Sequence[OpenPartition], ids: Collection[int], target: BrokerGroup) -> Plan:
+    """
+    Continue partitions on another broker group; those that are there already stay.
+
+    Raises:
+        PartitionUnknownError: not all of them are open ones.
+        InvalidRequestError: none given.
+    """
+    if not ids:
+        raise InvalidRequestError("a move takes one partition or more")
+    found = [_find(current, one) for one in set(ids)]
+    return _moves(current, [one for one in found if one.broker_group != target], {target: 0})
+
+
+def plan_evacuation(current: Sequence[OpenPartition], source: BrokerGroup, hosts: Hosts) -> Plan:
+    """
+    Continue everything that is open on a broker group on others.
+
+    Raises:
+        NotEnoughBrokersError: there is no other.
+    """
+    others = {group: load for group, load in hosts.items() if group != source}
+    return _moves(current, [one for one in current if one.broker_group == source], others)
+
+
+def _moves(current: Sequence[OpenPartition], leaving: list[OpenPartition], hosts: Hosts) -> Plan:
+    leaving.sort(key=lambda one: one.range_start)
+    ranges = [(one.range_start, one.range_end) for one in leaving]
+    return _plan(current, leaving, ranges, hosts)
+
+
+def _find(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
+    for one in current:
+        if one.partition_id == partition_id:
+            return one
+    raise PartitionUnknownError(
+        f"partition {partition_id} is not an open partition of this subject; those that are: "
+        f"{listed(sorted(one.partition_id for one in current))}",
+        partition_id=partition_id,
+    )
+
+
+def _plan(
+    current: Sequence[OpenPartition],
+    sealed: Collection[OpenPartition],
+    ranges: Sequence[tuple[int, int]],
+    hosts: Hosts,
+) -> Plan:
+    if not ranges:
+        return NOTHING
+    if not hosts:
+        raise NotEnoughBrokersError
+    gone = {one.partition_id for one in sealed}
+    of_subject = Counter(one.broker_group for one in current if one.partition_id not in gone)
+    load = Counter(hosts)
+    children = []
+    for start, end in ranges:
+        parents = [one for one in sealed if one.range_start < end and start < one.range_end]
+        homes = {one.broker_group for one in parents}
+        group = min(
+            hosts,
+            key=lambda one: (of_subject[one], one not in homes, load[one], one),
+        )
+        of_subject[group] += 1
+        load[group] += 1
+        alone = len(parents) == 1 and (parents[0].range_start, parents[0].range_end) == (start, end)
+        children.append(
+            Child(
+                range_start=start,
+                range_end=end,
+                broker_group=group,
+                parents=tuple(sorted(one.partition_id for one in parents)),
+                queue=parents[0].queue if alone else None,
+            )
+        )
+    return Plan(sealed=tuple(sorted(gone)), children=tuple(children))

@@ -1,0 +1,153 @@
+"""How operations and the lineage of partitions look from outside.  SQL, synchronous."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.operations import (
+    OperationKind,
+    OperationState,
+    OperationView,
+    PartitionHistory,
+    StepAction,
+    StepView,
+    SubjectHistory,
+)
+from ..cluster.losses import read_losses
+from ..cluster.partitions import BY_ID, Choice, some_partitions
+from ..cluster.subjects import open_subject_row
+from ..sql.dialect import at_one_moment
+from ..sql.schema import brokers, operations, partition_parents, partitions, steps, subjects
+
+OPERATIONS_SHOWN_MAX = 100
+
+
+def subject_operations(connection: Connection, name: str) -> list[OperationView]:
+    """The latest operations of a subject, the newest first.  Raises SubjectUnknownError."""
+    row = open_subject_row(connection, name)
+    found = (
+        sa.select(operations.c.operation_id)
+        .where(operations.c.subject_id == row.subject_id)
+        .order_by(operations.c.operation_id.desc())
+        .limit(OPERATIONS_SHOWN_MAX)
+    )
+    return operation_views(connection, connection.execute(found).scalars().all())
+
+
+_chosen = (
+    sa.select(operations, subjects.c.name)
+    .join(subjects, subjects.c.subject_id == operations.c.subject_id)
+    .where(operations.c.operation_id.in_(sa.bindparam("ids")))
+    .order_by(operations.c.operation_id.desc())
+)
+
+
+def operation_views(connection: Connection, ids: Collection[int]) -> list[OperationView]:
+    """These operations, the newest first."""
+    rows = connection.execute(_chosen, {"ids": list(ids)}).all()
+    return [_view(connection, row) for row in rows]
+
+
+_done = (
+    sa.select(
+        steps,
+        partitions.c.broker_group,
+        partitions.c.end_offset,
+        partitions.c.forsaken,
+        partitions.c.lost,
+    )
+    .join(partitions, partitions.c.partition_id == steps.c.partition_id)
+    .where(steps.c.operation_id == sa.bindparam("of_operation"))
+    .order_by(steps.c.action, steps.c.partition_id)
+)
+
+
+def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationView:
+    done = connection.execute(_done, {"of_operation": row.operation_id}).all()
+    sealed = [one for one in done if one.action == StepAction.SEAL]
+    children = [one.partition_id for one in done if one.action == StepAction.HOST]
+    if row.state == OperationState.CANCELED:  # what is to be sealed are its children
+        sealed, children = [], [one.partition_id for one in done]
+    cordoned = ""
+    if row.kind == OperationKind.EVACUATE:
+        cordoned = _cordoned_source(connection, children, [one.partition_id for one in sealed])
+    return OperationView(
+        operation_id=row.operation_id,
+        subject=row.name,
+        kind=OperationKind(row.kind),
+        state=OperationState(row.state),
+        sealed=tuple(one.partition_id for one in sealed),
+        children=some_partitions(connection, BY_ID, ids=children),
+        steps=tuple(
+            StepView(
+                action=StepAction(one.action),
+                partition_id=one.partition_id,
+                broker_group=one.broker_group,
+                done=one.done,
+                end_offset=one.end_offset,
+            )
+            for one in done
+        ),
+        without_source=row.without_source,
+        reordered=tuple(one.partition_id for one in sealed if one.forsaken),
+        problem=row.problem,
+        losses=read_losses(connection, [one.partition_id for one in sealed if one.lost]),
+        cordoned=cordoned,
+    )
+
+
+def _cordoned_source(
+    connection: Connection, children: Collection[int], sealed: Collection[int]
+) -> str:
+    """The broker group of the sealed ones, or of what these children were to continue, if it is cordoned, else ""."""
+    parents = sa.select(partition_parents.c.parent_id).where(
+        partition_parents.c.partition_id.in_(children)
+    )
+    left = sa.or_(partitions.c.partition_id.in_(sealed), partitions.c.partition_id.in_(parents))
+    found = (
+        sa.select(brokers.c.broker_group)
+        .join(partitions, partitions.c.broker_group == brokers.c.broker_group)
+        .where(left, brokers.c.cordoned)
+    )
+    return connection.execute(found.limit(1)).scalar_one_or_none() or ""
+
+
+def subject_history(connection: Connection, name: str) -> SubjectHistory:
+    """Every partition a subject ever had, but not what canceled operations had planned.  Raises SubjectUnknownError."""
+    at_one_moment(connection)
+    row = open_subject_row(connection, name)
+    canceled = (
+        sa.select(steps.c.partition_id)
+        .join(operations, operations.c.operation_id == steps.c.operation_id)
+        .where(operations.c.state == OperationState.CANCELED)
+    )
+    of_subject = sa.and_(
+        partitions.c.subject_id == row.subject_id, partitions.c.partition_id.not_in(canceled)
+    )
+    ends = {
+        one.partition_id: one
+        for one in connection.execute(
+            sa.select(
+                partitions.c.partition_id,
+                partitions.c.end_offset,
+                partitions.c.forsaken,
+                partitions.c.lost,
+            ).where(of_subject)
+        )
+    }
+    return SubjectHistory(
+        subject=row.name,
+        route_version=row.route_version,
+        partitions=[
+            PartitionHistory(
+                partition=one,
+                end_offset=ends[one.partition_id].end_offset,
+                forsaken=ends[one.partition_id].forsaken,
+                lost=ends[one.partition_id].lost,
+            )
+            for one in some_partitions(connection, Choice(of_subject))
+        ],
+    )

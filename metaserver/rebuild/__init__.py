@@ -1,0 +1,1 @@
+"""A lost database made anew from what the brokers keep."""

@@ -1,0 +1,268 @@
+"""A lost database made anew from what the brokers keep: routes, lineage, groups, tokens, operations under way.  Pure.
+
+    every broker's partitions ──▶ subjects, states, operations cut short ──▶ rows, or all that contradicts itself
+
+Invariants
+    Nothing is guessed that order rests on: a parent on no broker that was asked, a hole in a route, two folders of
+    one broker group are refused.
+    A group counts as through with a partition only where it is through with all that this one continues.
+    Every token to come is above every fence, and above what was granted and never reached a broker.
+    Where an operation was cut short before the first seal, it is canceled, so that its children are sealed at their
+    brokers; after it, it goes on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from ...protocol.control import HostPartition, PartitionStatus, Retention
+from ...protocol.errors import InvalidRequestError
+from ...protocol.ids import check_name
+from ...protocol.limits import TTL_MS_DEFAULT
+from ...protocol.queues import name_number, start_behind_loss
+from ...protocol.routing import (
+    PartitionState,
+    Route,
+    route_table,
+    split_ranges,
+)
+from ..groups.leases import drained_through
+from .gone import fill_gone
+from .operations import canceled, forget_canceled, is_used, operations
+from .rows import (
+    RebuiltCluster,
+    RebuiltGroup,
+    RebuiltPartition,
+    RebuiltSubject,
+    Source,
+    Word,
+)
+
+NO_WORD = Word()
+TOKENS_BETWEEN = 1_000_000
+"""Tokens left out: more than a group is ever granted between two that reach a broker."""
+PROBLEMS_SHOWN_MAX = 20
+
+
+def plan_rebuild(sources: Sequence[Source], word: Word = NO_WORD) -> RebuiltCluster:
+    """
+    The rows of a database that fits these brokers.
+
+    Raises:
+        InvalidNameError: of a broker group that is gone.
+        InvalidRequestError: what they say contradicts itself, or brokers are missing; all problems at once.
+    """
+    for name in word.gone:
+        check_name("broker group", name)
+    problems = list(_contradictions(sources))
+    problems += [
+        f"{one.address} is broker group {one.hosted.broker_group!r}, which is said to be gone"
+        for one in sources
+        if one.hosted.broker_group in word.gone
+    ]
+    statuses: dict[int, PartitionStatus] = {
+        one.partition_id: one for source in sources for one in source.hosted.partitions
+    }
+    of_subject: dict[str, list[PartitionStatus]] = defaultdict(list)
+    for _, one in sorted(statuses.items()):
+        of_subject[one.subject].append(one)
+        facts = one.facts
+        parents = () if facts is None else facts.partition.parents
+        if not word.gone:
+            problems += [_missing(one, parent) for parent in parents if parent not in statuses]
+    subjects = []
+    if not problems:
+        for name, found in sorted(of_subject.items()):
+            try:
+                subjects.append(_subject(name, found, word))
+            except InvalidRequestError as error:
+                problems.append(f"subject {name!r}: {error.message}")
+    if problems:
+        shown = "; ".join(problems[:PROBLEMS_SHOWN_MAX])
+        raise InvalidRequestError(
+            f"the database cannot be rebuilt: {shown}", problems=len(problems)
+        )
+    return RebuiltCluster(sources=sources, subjects=subjects)
+
+
+def _missing(one: PartitionStatus, parent: int) -> str:
+    return (
+        f"partition {one.partition_id} continues partition {parent}, which none of these brokers "
+        "has: name every broker, and with --gone the broker groups that exist no more"
+    )
+
+
+def _contradictions(sources: Sequence[Source]) -> Iterable[str]:
+    groups: dict[str, str] = {}
+    ids: dict[str, str] = {}
+    homes: dict[int, str] = {}
+    for source in sources:
+        hosted = source.hosted
+        if hosted.broker_group in groups:
+            yield (
+                f"{groups[hosted.broker_group]} and {source.address} are both broker group "
+                f"{hosted.broker_group!r}: one of them is a copy"
+            )
+        elif hosted.broker_id and hosted.broker_id in ids:
+            yield f"{ids[hosted.broker_id]} and {source.address} have one data folder"
+        groups[hosted.broker_group] = ids[hosted.broker_id] = source.address
+        for one in hosted.partitions:
+            if one.facts is None:
+                yield f"{source.address} does not say what partition {one.partition_id} is"
+            elif one.facts.partition.broker_group != hosted.broker_group:
+                yield f"{source.address} has partition {one.partition_id} of another broker group"
+            elif one.partition_id in homes:
+                yield (
+                    f"{homes[one.partition_id]} and {source.address} both have partition "
+                    f"{one.partition_id}"
+                )
+            homes[one.partition_id] = source.address
+
+
+def _subject(name: str, found: Sequence[PartitionStatus], word: Word) -> RebuiltSubject:
+    facts = {one.partition_id: _facts(one) for one in found}
+    strategies = {one.order_strategy for one in facts.values()} - {None}
+    if len(strategies) != 1:
+        raise InvalidRequestError("its partitions do not agree on an order strategy")
+    (strategy,) = strategies
+    assert strategy is not None
+    if len({one.static for one in facts.values()}) != 1:
+        raise InvalidRequestError("its partitions do not agree whether it is static")
+    counts = {one.partitions_wanted for one in facts.values()} - {0}
+    kept = {one.retention for one in facts.values()} - {None}
+    if len(kept) > 1:
+        raise InvalidRequestError("its partitions do not agree on a retention")
+    numbers = [number for one in found if (number := name_number(one.name)) is not None]
+    subject = RebuiltSubject(
+        name=name,
+        order_strategy=strategy,
+        partitions_wanted=min(counts, default=len(found)),
+        partitions_named=max([number + 1 for number in numbers] + [len(found)]),
+        partitions=[],
+        groups=_groups(found),
+        retention=next(iter(kept), None) or Retention.ACKED,
+        static=facts[found[0].partition_id].static,
+    )
+    rows = {
+        one.partition_id: RebuiltPartition(
+            partition=msgspec.structs.replace(facts[one.partition_id].partition, state=one.state),
+            end_offset=one.next_offset if one.state is PartitionState.SEALED else None,
+        )
+        for one in found
+    }
+    subject.partitions = list(rows.values())
+    forget_canceled(found, rows)
+    subject.fences, subject.operation = operations(found, rows)
+    subject.canceled = canceled(rows)
+    problems = list(fill_gone(subject, found, rows, word))
+    if problems:
+        raise InvalidRequestError("; ".join(problems))
+    parents = _parents_left(subject)
+    for group in subject.groups:
+        group.drained = set(drained_through(group.drained, parents))
+    if subject.static:
+        _chain(rows)
+    if not _covered(subject) and not (word.complete and _creation_goes_on(subject, found)):
+        raise InvalidRequestError(
+            "its open partitions do not cover every logical partition once: name every broker"
+        )
+    return subject
+
+
+def _facts(one: PartitionStatus) -> HostPartition:
+    assert one.facts is not None
+    return one.facts
+
+
+def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
+    """What groups were granted and are at the end of; whether they are through with all before it is seen later."""
+    groups: dict[str, RebuiltGroup] = {}
+    for one in found:
+        for at_broker in one.groups:
+            group = groups.setdefault(at_broker.group, RebuiltGroup(name=at_broker.group))
+            if at_broker.token > max(group.tokens.values(), default=0):
+                group.strategy = at_broker.strategy
+            group.tokens[one.partition_id] = at_broker.token
+            group.ttl_ms = max(group.ttl_ms, at_broker.ttl_ms)
+            group.last_token = max(group.last_token, at_broker.token + TOKENS_BETWEEN)
+            sealed = one.state is PartitionState.SEALED
+            if at_broker.token and sealed and at_broker.cursor >= one.next_offset:
+                group.drained.add(one.partition_id)
+    for group in groups.values():
+        group.ttl_ms = group.ttl_ms or TTL_MS_DEFAULT
+    return [group for _, group in sorted(groups.items())]
+
+
+def _parents_left(subject: RebuiltSubject) -> dict[int, set[int]]:
+    """Of each partition those that it continues, and, in the place of those that are lost, what these continue."""
+    parents: dict[int, set[int]] = {}
+    lost: set[int] = set()
+    for row in sorted(subject.partitions, key=lambda row: row.partition.partition_id):
+        number: int = row.partition.partition_id
+        lost |= {number} if row.lost else set()
+        parents[number] = {parent for parent in row.partition.parents if parent not in lost}
+        for parent in lost.intersection(row.partition.parents):
+            parents[number] |= parents[parent]
+    return parents
+
+
+def _chain(rows: dict[int, RebuiltPartition]) -> None:
+    """
+    Let the partitions of a static subject begin where their parents end, or behind their loss; a parent has a lower id.
+
+    Raises:
+        InvalidRequestError: logic offsets end there.
+    """
+    for _, row in sorted(rows.items()):
+        for one in row.partition.parents:
+            parent = rows.get(one)
+            if parent is None or parent.forsaken:
+                start = start_behind_loss(row.partition.name)
+            elif parent.end_offset is not None:
+                start = parent.partition.logic_start + parent.end_offset
+            else:
+                continue
+            row.partition = msgspec.structs.replace(row.partition, logic_start=start)
+
+
+def _covered(subject: RebuiltSubject) -> bool:
+    route = Route(
+        subject=subject.name,  # type: ignore[arg-type]
+        version=1,  # type: ignore[arg-type]
+        order_strategy=subject.order_strategy,
+        partitions=tuple(one.partition for one in subject.partitions),
+    )
+    try:
+        route_table(route)
+    except InvalidRequestError:
+        return False
+    return True
+
+
+def _creation_goes_on(subject: RebuiltSubject, found: Sequence[PartitionStatus]) -> bool:
+    """Of a subject that nobody could use yet some partitions were never hosted: plan them again."""
+    ranges = split_ranges(subject.partitions_wanted)
+    here = {(one.partition.range_start, one.partition.range_end) for one in subject.partitions}
+    used = any(is_used(one) for one in found)
+    if used or len(here) != len(found) or not here < set(ranges):
+        return False
+    subject.opened = False
+    subject.partitions_named = subject.partitions_wanted
+    for row in subject.partitions:
+        row.partition = msgspec.structs.replace(row.partition, state=PartitionState.PLANNED)
+    template = subject.partitions[0].partition
+    for queue, (start, end) in enumerate(ranges):
+        if (start, end) not in here:
+            missing = msgspec.structs.replace(
+                template,
+                partition_id=0,
+                name=f"{subject.name}.p{queue}",
+                queue=queue,
+                range_start=start,
+                range_end=end,
+            )
+            subject.partitions.append(RebuiltPartition(partition=missing))
+    return True

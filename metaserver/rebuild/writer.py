@@ -1,0 +1,188 @@
+"""Writing a rebuilt cluster into an empty database.  SQL, synchronous.
+
+Invariants
+    A database that knows a subject is left alone.
+    All of it is written in one transaction, or nothing.
+    No partition is granted before every old session has ended by its own clock: it may still handle what it holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.errors import ConfigError
+from ...protocol.operations import OperationKind, OperationState
+from ...protocol.routing import PartitionState
+from ...protocol.text import counted
+from ..sql.dialect import insert_new, insert_or_replace, now_ms
+from ..sql.duties import rebuilt_duty, take_duty
+from ..sql.schema import (
+    brokers,
+    drained,
+    groups,
+    heard,
+    leases,
+    operations,
+    partition_parents,
+    partitions,
+    steps,
+    subjects,
+)
+from .rows import RebuiltCluster, RebuiltGroup, RebuiltOperation, RebuiltSubject
+
+
+def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_version: int) -> None:
+    """
+    Write everything; brokers count as silent until they report themselves.
+
+    Args:
+        route_version: of every route; above all that clients have seen.
+
+    Raises:
+        ConfigError: the database is not empty.
+    """
+    check_empty(connection)
+    kept = sa.select(brokers.c.broker_group).where(brokers.c.cordoned)
+    cordoned = set(connection.execute(kept).scalars())
+    unheard = {"readable": True, "writable": True, "seen_at": 0, "expires_at": 0}
+    rows = [
+        {
+            "broker_group": source.hosted.broker_group,
+            "broker_id": source.hosted.broker_id,
+            "address": source.address,
+            "cordoned": source.hosted.broker_group in cordoned,
+            **unheard,
+        }
+        for source in cluster.sources
+    ]
+    insert_or_replace(connection, brokers, rows)
+    # Told as silent, as it was before; if it was never to come back, nothing waits for it.
+    places = {one.partition.broker_group for each in cluster.subjects for one in each.gone}
+    for name in sorted(places):
+        nobody = {"broker_group": name, "broker_id": "", "address": "", "cordoned": True}
+        insert_new(connection, brokers, nobody | unheard)
+    ids = {one.name: _store_subject(connection, one, route_version) for one in cluster.subjects}
+    _store_partitions(connection, cluster, ids)
+    for subject in cluster.subjects:
+        for group in subject.groups:
+            _store_group(connection, ids[subject.name], group)
+        # In the order in which they were begun: what goes on is the subject's latest operation.
+        for operation in (subject.canceled, *subject.fences, subject.operation):
+            if operation is not None:
+                _store_operation(connection, ids[subject.name], operation)
+
+
+def check_empty(connection: Connection) -> None:
+    """Let an empty database through; brokers may have reported themselves.  Raises ConfigError."""
+    count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
+    if count:
+        raise ConfigError(
+            f"the database is not empty: it knows {counted(count, 'subject')}, and is left alone"
+        )
+
+
+def _store_subject(connection: Connection, one: RebuiltSubject, route_version: int) -> int:
+    row = {
+        "name": one.name,
+        "order_strategy": one.order_strategy,
+        "partitions_wanted": one.partitions_wanted,
+        "partitions_named": one.partitions_named,
+        "retention": one.retention,
+        "route_version": route_version if one.opened else 0,
+        "static": one.static,
+    }
+    inserted = sa.insert(subjects).values(row).returning(subjects.c.subject_id)
+    subject_id: int = connection.execute(inserted).scalar_one()
+    return subject_id
+
+
+def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict[str, int]) -> None:
+    """Those with an id first, so that the numbers given from now on come after them."""
+    numbered: list[dict[str, Any]] = []
+    new: list[dict[str, Any]] = []
+    lineage = []
+    for subject in cluster.subjects:
+        for row in subject.partitions:
+            one = row.partition
+            values = {
+                "subject_id": ids[subject.name],
+                "name": one.name,
+                "queue": one.queue,
+                "range_start": one.range_start,
+                "range_end": one.range_end,
+                "broker_group": one.broker_group,
+                "state": one.state,
+                "end_offset": row.end_offset,
+                "forsaken": row.forsaken,
+                "lost": row.lost,
+                "logic_start": one.logic_start,
+            }
+            if one.partition_id:
+                numbered.append({"partition_id": one.partition_id, **values})
+            else:
+                assert one.state is PartitionState.PLANNED
+                new.append(values)
+            lineage += [
+                {"partition_id": one.partition_id, "parent_id": parent} for parent in one.parents
+            ]
+    for rows in (sorted(numbered, key=lambda row: row["partition_id"]), new):
+        if rows:
+            connection.execute(sa.insert(partitions), rows)
+        if rows is not new and rows and connection.dialect.name == "postgresql":
+            last = sa.select(sa.func.max(partitions.c.partition_id)).scalar_subquery()
+            sequence = sa.func.pg_get_serial_sequence("partitions", "partition_id")
+            connection.execute(sa.select(sa.func.setval(sequence, last)))
+    if lineage:
+        connection.execute(sa.insert(partition_parents), lineage)
+
+
+def _store_group(connection: Connection, subject_id: int, one: RebuiltGroup) -> None:
+    row = {
+        "subject_id": subject_id,
+        "name": one.name,
+        "strategy": one.strategy,
+        "last_token": one.last_token,
+        "version": 0,
+        "settled": False,
+        "route_version": 0,
+    }
+    group_id = connection.execute(
+        sa.insert(groups).values(row).returning(groups.c.group_id)
+    ).scalar_one()
+    held = [
+        {"group_id": group_id, "partition_id": key, "token": token, "withdrawn": False}
+        for key, token in sorted(one.tokens.items())
+    ]
+    connection.execute(sa.insert(leases), held)
+    take_duty(connection, rebuilt_duty(group_id), holder="rebuild", lease_ms=one.ttl_ms)
+    on_disk = [{"group_id": group_id, "partition_id": key} for key in sorted(one.tokens)]
+    connection.execute(sa.insert(heard), on_disk)
+    through = [{"group_id": group_id, "partition_id": key} for key in sorted(one.drained)]
+    if through:
+        connection.execute(sa.insert(drained), through)
+
+
+def _store_operation(connection: Connection, subject_id: int, one: RebuiltOperation) -> None:
+    fencing = one.state is OperationState.FENCE
+    runs = not fencing and one.state is not OperationState.CANCELED
+    row = {
+        "subject_id": subject_id,
+        "kind": OperationKind.EVACUATE if fencing else OperationKind.RESIZE,
+        "state": one.state,
+        "without_source": fencing,
+        "problem": "",
+        "running": subject_id if runs else None,
+        "driver": None,
+        "driven_until": now_ms(),
+    }
+    operation_id = connection.execute(
+        sa.insert(operations).values(row).returning(operations.c.operation_id)
+    ).scalar_one()
+    todo = [
+        {"operation_id": operation_id, "partition_id": key, "action": action, "done": done}
+        for key, (action, done) in sorted(one.steps.items())
+    ]
+    connection.execute(sa.insert(steps), todo)

@@ -1,0 +1,1 @@
+"""A consumer group's progress set by an operator."""

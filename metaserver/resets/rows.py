@@ -1,0 +1,251 @@
+"""Rows of a reset: which partitions, fresh tokens for them, what is drained afterwards.  SQL, synchronous.
+
+Invariants
+    A group with a live session is left alone; while a reset holds it, no session begins.
+    What is set is all that the group could have read when it was taken hold of; but not what is on a silent broker that
+    was left behind: that stays as it is, is told, and is set by naming it once its broker is back.
+    What is drained is forgotten before any cursor falls, and noted again after it was set to the end.
+    An empty partition is at its end wherever it is set, and drained only behind all that it continues: else whatever
+    continues it would be read too early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.errors import (
+    GroupBusyError,
+    GroupUnknownError,
+    PartitionUnknownError,
+    QueueUnknownError,
+    SubjectNotStaticError,
+)
+from ...protocol.ids import FencingToken, check_name
+from ...protocol.progress import ResetGroup
+from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
+from ..cluster.partitions import subject_partitions
+from ..cluster.subjects import SERVED, open_subject_row
+from ..groups.leases import count_on, drained_through
+from ..groups.sessions import mark_unsettled, sweep_sessions
+from ..sql.dialect import insert_new, insert_or_replace
+from ..sql.duties import duty_left_ms, leave_duty, rebuilt_duty, reset_duty, take_duty
+from ..sql.schema import drained, groups, leases, partition_parents, partitions, sessions
+from .cursors import check_ask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetScope:
+    """What a reset is about."""
+
+    group_id: int
+    subject_id: int
+    static: bool
+    strategy: ConsumeStrategy
+    ask: ResetGroup
+    partitions: tuple[Partition, ...]
+    left_out: tuple[Partition, ...] = ()
+    """On silent brokers that were left behind."""
+
+    @property
+    def ids(self) -> list[int]:
+        """Of the partitions."""
+        return sorted(int(one.partition_id) for one in self.partitions)
+
+
+def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGroup) -> ResetScope:
+    """
+    The partitions that a request means.
+
+    Raises:
+        InvalidNameError, InvalidRequestError, SubjectUnknownError, GroupUnknownError, QueueUnknownError,
+        PartitionUnknownError, SubjectNotStaticError
+    """
+    row = open_subject_row(connection, subject)
+    check_name("consumer group", group)
+    if ask.queue is not None and not row.static:
+        raise SubjectNotStaticError(subject=subject)
+    check_ask(ask, static=row.static)
+    here = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
+    chosen = sa.select(groups.c.group_id, groups.c.strategy).where(here)
+    known = connection.execute(chosen).one_or_none()
+    if known is None:
+        raise GroupUnknownError(subject=subject, group=group)
+    found, left_out = _meant(connection, row.subject_id, ask)
+    if not found and ask.queue is not None:
+        raise QueueUnknownError(subject=subject, queue=ask.queue)
+    if not found and ask.partition_id is not None:
+        raise PartitionUnknownError(
+            f"partition {ask.partition_id} is not one of {subject!r} that has data",
+            partition_id=ask.partition_id,
+        )
+    return ResetScope(
+        group_id=known.group_id,
+        strategy=ConsumeStrategy(known.strategy),
+        subject_id=row.subject_id,
+        static=row.static,
+        ask=ask,
+        partitions=found,
+        left_out=left_out,
+    )
+
+
+_forsaken = sa.select(partitions.c.partition_id).where(
+    partitions.c.subject_id == sa.bindparam("of_subject"),
+    partitions.c.forsaken,
+    partitions.c.end_offset.is_(None),
+)
+
+
+def _meant(
+    connection: Connection, subject_id: int, ask: ResetGroup
+) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
+    """What is to be set, and what is left out."""
+    forsaken = set(connection.execute(_forsaken, {"of_subject": subject_id}).scalars())
+    meant: list[Partition] = []
+    left_out: list[Partition] = []
+    for one in subject_partitions(connection, subject_id, SERVED):
+        if ask.queue not in {None, one.queue} or ask.partition_id not in {None, one.partition_id}:
+            continue
+        away = one.partition_id in forsaken and one.address is None
+        (left_out if away and ask.partition_id is None else meant).append(one)
+    return tuple(meant), tuple(left_out)
+
+
+def begin_reset(
+    connection: Connection,
+    scope: ResetScope,
+    *,
+    holder: str,
+    lease_ms: int,
+    fence: int = 0,
+) -> dict[int, int] | None:
+    """
+    Keep sessions off the group for `lease_ms`, and give each partition a token above all that were granted.
+
+    Args:
+        fence: the highest that the brokers have seen: above ours where the database was restored from a copy.
+
+    Returns:
+        Partition id → token; None if the scope is another one now: plan again.
+
+    Raises:
+        GroupBusyError: it has live sessions, or another reset holds it.
+    """
+    group_id, ids = scope.group_id, scope.ids
+    here = groups.c.group_id == group_id
+    locked = sa.select(groups.c.last_token, groups.c.strategy).where(here).with_for_update()
+    last, strategy = connection.execute(locked).one()
+    sweep_sessions(connection, group_id)
+    count = sa.select(sa.func.count()).where(sessions.c.group_id == group_id)
+    live = connection.execute(count).scalar_one()
+    if live:
+        raise GroupBusyError(f"the consumer group has {live} live consumers", sessions=live)
+    left_ms = duty_left_ms(connection, rebuilt_duty(group_id))
+    if left_ms:
+        raise GroupBusyError(
+            "the database was rebuilt, and consumers from before may still be at work",
+            left_ms=left_ms,
+        )
+    now, _ = _meant(connection, scope.subject_id, scope.ask)
+    if {one.partition_id for one in now} != set(ids) or strategy != scope.strategy:
+        return None
+    if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):
+        raise GroupBusyError("another reset of this consumer group is under way")
+    last_token = count_on(FencingToken(last), fence)
+    tokens = {one: last_token + number for number, one in enumerate(ids, 1)}
+    rows = [
+        {
+            "group_id": group_id,
+            "partition_id": partition_id,
+            "token": token,
+            "session": None,
+            "wanted": None,
+            "withdrawn": False,
+        }
+        for partition_id, token in tokens.items()
+    ]
+    insert_or_replace(connection, leases, rows)
+    through = sa.and_(drained.c.group_id == group_id, drained.c.partition_id.in_(ids))
+    connection.execute(sa.delete(drained).where(through))
+    # Brokers of what is drained no more may have to hear of the group.
+    values = {"last_token": last_token + len(tokens), "told": False}
+    connection.execute(sa.update(groups).where(here).values(values))
+    mark_unsettled(connection, group_id)
+    return tokens
+
+
+def end_reset(
+    connection: Connection,
+    group_id: int,
+    tokens: Mapping[int, int],
+    cursors: Mapping[int, int],
+    *,
+    holder: str,
+) -> None:
+    """
+    Let sessions in again, and note what is drained.
+
+    Args:
+        cursors: partition id → cursor that its broker has set; empty if the reset was not finished.
+    """
+    here = groups.c.group_id == group_id
+    connection.execute(sa.select(groups.c.group_id).where(here).with_for_update()).one()
+    alone = leave_duty(connection, reset_duty(group_id), holder=holder)
+    found = connection.execute(
+        sa.select(partitions.c.partition_id, partitions.c.end_offset, leases.c.token)
+        .join(leases, leases.c.partition_id == partitions.c.partition_id)
+        .where(
+            leases.c.group_id == group_id,
+            leases.c.partition_id.in_(cursors),
+            partitions.c.state == PartitionState.SEALED,
+        )
+    )
+    at_end = [
+        row.partition_id
+        for row in found
+        # Whoever was granted it since has found the cursor there, and will say the same.
+        if (alone or row.token == tokens[row.partition_id])
+        and cursors[row.partition_id] == row.end_offset
+    ]
+    through = _through(connection, group_id, at_end)
+    rows = [{"group_id": group_id, "partition_id": partition_id} for partition_id in through]
+    insert_new(connection, drained, rows)
+    mark_unsettled(connection, group_id)
+
+
+_not_drained_before = (
+    sa.select(partition_parents, partitions.c.lost)
+    .join(partitions, partitions.c.partition_id == partition_parents.c.parent_id)
+    .outerjoin(
+        drained,
+        sa.and_(
+            drained.c.group_id == sa.bindparam("of_group"),
+            drained.c.partition_id == partition_parents.c.parent_id,
+        ),
+    )
+    .where(
+        partition_parents.c.partition_id.in_(sa.bindparam("ids")),
+        sa.or_(partitions.c.state != PartitionState.EXPIRED, partitions.c.lost),
+        drained.c.partition_id.is_(None),
+    )
+)
+"""What holds a group up before these partitions; a lost one does where what it continues does."""
+
+
+def _through(connection: Connection, group_id: int, at_end: Sequence[int]) -> list[int]:
+    """Of the partitions that a group is at the end of, those of which it has also drained all that they continue."""
+    waits: dict[int, set[int]] = {}
+    lost: set[int] = set()
+    todo = set(at_end)
+    while todo:
+        which = {"of_group": group_id, "ids": sorted(todo)}
+        rows = connection.execute(_not_drained_before, which).all()
+        for row in rows:
+            waits.setdefault(row.partition_id, set()).add(row.parent_id)
+        todo = {row.parent_id for row in rows if row.lost} - lost
+        lost |= todo
+    return [one for one in sorted(drained_through({*at_end, *lost}, waits)) if one not in lost]

@@ -1,0 +1,1 @@
+"""What retention needs of the metaserver: brokers told of groups, empty partitions taken out of routes."""

@@ -1,0 +1,112 @@
+"""Rows of sealed partitions whose messages are gone: found, and marked EXPIRED.  SQL, synchronous.
+
+Invariants
+    A partition expires after all that it continues: else whoever has not read these would be let past them.
+    None expires that a session holds and has not drained: it may still be handling the last of its messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.ids import Subject
+from ...protocol.routing import Partition, PartitionState
+from ..cluster.partitions import BY_ID, some_partitions
+from ..sql.dialect import now_ms
+from ..sql.schema import brokers, drained, groups, leases, partition_parents, partitions, subjects
+
+_parent = partitions.alias("parent")
+_kept_parent = (
+    sa.select(sa.literal(1))
+    .select_from(
+        partition_parents.join(_parent, _parent.c.partition_id == partition_parents.c.parent_id)
+    )
+    .where(
+        partition_parents.c.partition_id == partitions.c.partition_id,
+        _parent.c.state != PartitionState.EXPIRED,
+    )
+    .correlate(partitions)
+)
+_through = sa.select(sa.literal(1)).where(
+    drained.c.group_id == leases.c.group_id, drained.c.partition_id == leases.c.partition_id
+)
+_reader = (
+    sa.select(sa.literal(1))
+    .select_from(groups.join(leases, leases.c.group_id == groups.c.group_id))
+    .where(
+        groups.c.subject_id == partitions.c.subject_id,
+        leases.c.partition_id == partitions.c.partition_id,
+        leases.c.session.is_not(None),
+        sa.not_(sa.exists(_through.correlate(leases))),
+    )
+    .correlate(partitions)
+)
+_may_expire = sa.and_(
+    partitions.c.state == PartitionState.SEALED,
+    partitions.c.end_offset.is_not(None),
+    sa.not_(sa.exists(_kept_parent)),
+    sa.not_(sa.exists(_reader)),
+)
+
+
+def expiry_candidates(
+    connection: Connection, *, after: int, limit: int
+) -> list[tuple[Partition, int]]:
+    """Partitions that may expire, on brokers that are alive, by id from `after` on; with their end offsets."""
+    alive = sa.select(brokers.c.broker_group).where(brokers.c.expires_at > now_ms())
+    found = (
+        sa.select(partitions.c.partition_id, partitions.c.end_offset)
+        .where(_may_expire, partitions.c.partition_id > after)
+        .where(partitions.c.broker_group.in_(alive))
+        .order_by(partitions.c.partition_id)
+        .limit(limit)
+    )
+    ends = {row.partition_id: row.end_offset for row in connection.execute(found)}
+    return [
+        (one, ends[one.partition_id]) for one in some_partitions(connection, BY_ID, ids=list(ends))
+    ]
+
+
+def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Subject]:
+    """
+    These partitions have nothing left to read, say their brokers; their routes change.
+
+    Args:
+        ends: partition id → the end offset that it was found empty at.
+
+    Returns:
+        The subjects whose route changed.
+    """
+    of = sa.select(partitions.c.subject_id).where(partitions.c.partition_id.in_(ends))
+    here = subjects.c.subject_id.in_(of)
+    # Locked in the order in which operations are begun: the subject, then its partitions.
+    connection.execute(
+        sa.select(subjects.c.subject_id)
+        .where(here)
+        .order_by(subjects.c.subject_id)
+        .with_for_update()
+    ).all()
+    changed: set[int] = set()
+    for partition_id, end_offset in sorted(ends.items()):
+        empty = sa.and_(
+            partitions.c.partition_id == partition_id,
+            partitions.c.end_offset == end_offset,
+            _may_expire,
+        )
+        gone = (
+            sa.update(partitions)
+            .where(empty)
+            .values(state=PartitionState.EXPIRED)
+            .returning(partitions.c.subject_id)
+        )
+        changed |= set(connection.execute(gone).scalars())
+    raised = (
+        sa.update(subjects)
+        .where(subjects.c.subject_id.in_(changed))
+        .values(route_version=subjects.c.route_version + 1)
+        .returning(subjects.c.name)
+    )
+    return [Subject(name) for name in connection.execute(raised).scalars()]

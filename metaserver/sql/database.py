@@ -1,0 +1,242 @@
+"""The way to the database: opened, brought up to date, and asked in short transactions.  I/O: SQL.
+
+    work(connection, …) ──▶ write         durable when it returns; on SQLite those that wait share a transaction
+                        ──▶ write_first   the same, before the others that wait
+                        ──▶ renew         so too; survives the end of the process, on SQLite not that of the machine
+                        ──▶ read          sees one state
+
+Work is a synchronous function that takes a connection: a simulation runs the same functions inline.
+Losing a renewal with the machine is harmless: after a new boot every session gets a whole ttl again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from sqlalchemy.engine import URL, Connection, make_url
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from ...protocol.clock import Clock
+from ...protocol.errors import ConfigError, DataFolderError
+from .clock_restart import adopt_boot
+from .dialect import BUSY_MS, prepare_sqlite
+from .group_write import GroupWriter
+from .migrate import migrate
+from .postgres import PostgresDatabase
+from .sqlite_driver import open_connection
+from .transactions import UnderWay
+
+P = ParamSpec("P")
+T = TypeVar("T")
+log = logging.getLogger("keylane.metaserver")
+FILE = "meta.db"
+OWN_SUFFIXES = ("", "-wal", "-shm", "-journal")
+PRIVATE_MODE, PRIVATE_FOLDER_MODE = 0o600, 0o700
+READERS = 2
+LOCKED_PAUSE_MS = 50
+
+
+class Database(Protocol):
+    """What the services need of a database."""
+
+    async def write(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `work` in a transaction of its own.  Raises what it raises, and StorageError."""
+        ...
+
+    async def write_first(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As `write`, before all that waits there: for what a heartbeat says, which has to be answered in time."""
+        ...
+
+    async def renew(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As `write_first`, for what may be lost together with the machine."""
+        ...
+
+    async def read(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `work`, which only reads."""
+        ...
+
+
+class SqliteDatabase:
+    """SQLite in a file, with one writer.  See `Database` for the contract."""
+
+    name = "sqlite"
+
+    def __init__(self, write: AsyncEngine, renew: AsyncEngine, read: AsyncEngine) -> None:
+        self._write = write
+        self._renew = renew
+        self._read = read
+        self._under_way = UnderWay()
+        self._writer = GroupWriter(self._run_one)
+        self._file: tuple[Path, int] | None = None
+        """The file and its inode, once it is open."""
+
+    def keep(self, path: Path) -> None:
+        """Remember which file this is."""
+        self._file = path, path.stat().st_ino
+
+    def lost_file(self) -> str:
+        """Why what is written will be gone at the next start, "" if it will not: the file was removed or replaced."""
+        if self._file is None:
+            return ""
+        path, inode = self._file
+        try:
+            same = path.stat().st_ino == inode
+        except OSError:
+            same = False
+        return "" if same else f"its file {path} was removed or replaced; stop the metaserver"
+
+    async def _run_one(self, work: Callable[[Connection], T], durable: bool) -> T:
+        return await self._under_way.run(self._write if durable else self._renew, work)
+
+    async def write(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.write`."""
+        done: T = await self._writer.submit(
+            lambda connection: work(connection, *args, **kwargs), durable=True
+        )
+        return done
+
+    async def write_first(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.write_first`."""
+        done: T = await self._writer.submit(
+            lambda connection: work(connection, *args, **kwargs), durable=True, urgent=True
+        )
+        return done
+
+    async def renew(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.renew`."""
+        done: T = await self._writer.submit(
+            lambda connection: work(connection, *args, **kwargs), durable=False, urgent=True
+        )
+        return done
+
+    async def read(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.read`."""
+        return await self._under_way.run(self._read, work, *args, **kwargs)
+
+    async def close(self) -> None:
+        """Close every connection, after what is under way."""
+        await self._writer.close()
+        await self._under_way.close()
+        for engine in (self._write, self._renew, self._read):
+            await engine.dispose()
+
+
+SqlDatabase = SqliteDatabase | PostgresDatabase
+
+
+@asynccontextmanager
+async def open_database(
+    *, folder: Path, url: str | None, clock: Clock, boot: str, broker_ttl_ms: int
+) -> AsyncIterator[SqlDatabase]:
+    """
+    Open the database and bring its schema up to date.
+
+    Args:
+        folder: where SQLite's file is, unless there is a `url`.
+        clock: its boot time is SQLite's time.
+        boot: the boot that time belongs to.
+
+    Raises:
+        ConfigError, DataFolderError, StorageError
+    """
+    try:
+        where = _embedded(folder) if url is None else make_url(url)
+        database = _engines(where, clock, broker_ttl_ms=broker_ttl_ms)
+    except (ImportError, SQLAlchemyError) as error:
+        raise ConfigError(f"cannot use database_url: {error}") from error
+    try:
+        if database.name == "sqlite":
+            _keep_private(Path(where.database or ""))
+            await _keep_write_ahead(where.database or "")
+        await database.write(migrate)
+        if database.name == "sqlite":
+            await database.write(adopt_boot, boot, broker_ttl_ms=broker_ttl_ms)
+        if isinstance(database, SqliteDatabase):
+            database.keep(Path(where.database or ""))
+        yield database
+    finally:
+        await database.close()
+
+
+def _embedded(folder: Path) -> URL:
+    """The embedded database, which can be opened: the driver's thread outlives a failure, so it is tried here."""
+    try:
+        sqlite3.connect(folder / FILE).close()
+    except sqlite3.Error as error:
+        raise DataFolderError(
+            f"cannot use the database {folder / FILE}: {error}; give a folder this user may write",
+            operation="open",
+        ) from error
+    return URL.create("sqlite+aiosqlite", database=str(folder / FILE))
+
+
+def _keep_private(path: Path) -> None:
+    """
+    Have nobody but its user read the database; SQLite gives its other files the rights of the first.
+
+    The folder is narrowed too if nothing else is in it.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_MODE))
+        files = [
+            one for suffix in OWN_SUFFIXES if (one := path.with_name(path.name + suffix)).exists()
+        ]
+        for one in files:
+            one.chmod(PRIVATE_MODE)
+        if {one.name for one in path.parent.iterdir()} <= {one.name for one in files}:
+            path.parent.chmod(PRIVATE_FOLDER_MODE)
+    except OSError as error:
+        # Whether the database can be used SQLite says; that others may read it is worth a word, and no more.
+        log.warning("the rights of %s could not be narrowed: %s", path, error.strerror or error)
+
+
+async def _keep_write_ahead(path: str) -> None:
+    """Of several metaservers that begin with a new file one changes its mode, and SQLite lets no other wait for that."""
+    for _ in range(BUSY_MS // LOCKED_PAUSE_MS):
+        try:
+            with closing(sqlite3.connect(path, timeout=0)) as connection:
+                connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.Error as error:
+            if "locked" not in str(error):
+                return  # whoever uses it says so
+        await asyncio.sleep(LOCKED_PAUSE_MS / 1000)
+
+
+def _engines(url: URL, clock: Clock, *, broker_ttl_ms: int) -> SqlDatabase:
+    if url.get_backend_name() == "postgresql":
+        return PostgresDatabase(url, clock, broker_ttl_ms=broker_ttl_ms)
+    connect = partial(open_connection, url.database or "")
+    engine = partial(create_async_engine, url, max_overflow=0, async_creator=connect)
+    write = engine(pool_size=1)
+    renew = engine(pool_size=1)
+    read = engine(pool_size=READERS)
+    prepare_sqlite(write.sync_engine, clock)
+    prepare_sqlite(renew.sync_engine, clock, durable=False)
+    prepare_sqlite(read.sync_engine, clock, reads=True)
+    return SqliteDatabase(write, renew, read)

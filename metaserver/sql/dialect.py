@@ -1,0 +1,141 @@
+"""What SQLite and PostgreSQL say differently: the time, one moment, an insert that may lose, how a connection is set up.
+
+Invariants
+    `now_ms()` is the database's own clock.  On PostgreSQL that is `clock_timestamp()`, which moves on within
+    a transaction.  On SQLite it is the machine's boot-time clock, registered on every connection: it counts
+    suspend and never jumps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.sql.functions import FunctionElement
+
+from ...protocol.clock import Clock
+
+if TYPE_CHECKING:  # each is loaded by the engine that needs it
+    from sqlalchemy.dialects import postgresql, sqlite
+
+BUSY_MS = 5_000
+"""How long a writer waits for another process on the same SQLite file."""
+
+
+class now_ms(FunctionElement[int]):  # noqa: N801  a function in SQL
+    """The database's time, in milliseconds."""
+
+    type = sa.BigInteger()
+    inherit_cache = True
+    name = "now_ms"
+
+
+@compiles(now_ms, "sqlite")
+def _sqlite_now(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
+    return "keylane_now_ms()"
+
+
+@compiles(now_ms, "postgresql")
+def _postgresql_now(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+def at_one_moment(connection: Connection) -> None:
+    """
+    Have every statement of a transaction that only reads see the same moment; the first thing it does.
+
+    SQLite's see it anyhow; PostgreSQL's see one each, unless they are told.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+
+
+Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+
+def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> None:
+    """Insert rows whose key is not there yet, leave the others alone."""
+    if rows:
+        connection.execute(_insert_new(connection.dialect.name, table), rows)
+
+
+def insert_or_replace(connection: Connection, table: sa.Table, rows: Rows) -> None:
+    """Insert whole rows; where the primary key is there already, all other columns take the new values."""
+    if rows:
+        connection.execute(_insert_or_replace(connection.dialect.name, table), rows)
+
+
+@cache
+def _insert_new(dialect: str, table: sa.Table) -> sa.Insert:
+    return _insert(dialect, table).on_conflict_do_nothing()
+
+
+@cache
+def _insert_or_replace(dialect: str, table: sa.Table) -> sa.Insert:
+    statement = _insert(dialect, table)
+    keys = list(table.primary_key.columns)
+    others = {one.name: statement.excluded[one.name] for one in table.c if one not in set(keys)}
+    return statement.on_conflict_do_update(index_elements=keys, set_=others)
+
+
+def _insert(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+    if dialect == "sqlite":
+        from sqlalchemy.dialects import sqlite
+
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql
+
+    return postgresql.insert(table)
+
+
+def prepare_sqlite(
+    engine: Engine, clock: Clock, *, durable: bool = True, reads: bool = False
+) -> None:
+    """
+    Set up every connection of an SQLite engine.
+
+    Args:
+        clock: its boot time is the database's time.
+        durable: a commit returns when it is on the disk.  Without it a commit survives the end of the
+            process but perhaps not that of the machine.
+        reads: nothing is written; its transactions wait for no writer.
+    """
+    synchronous = "FULL" if durable else "NORMAL"
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, _record: Any) -> None:
+        try:
+            set_up(connection)
+        except BaseException:
+            connection.close()  # the pool never hears of it, and a driver's thread would stay behind
+            raise
+
+    def set_up(connection: Any) -> None:
+        connection.isolation_level = None  # the driver begins nothing itself; `do_begin` below does
+        connection.create_function("keylane_now_ms", 0, clock.boot_ms)
+        cursor = connection.cursor()
+        for pragma in (
+            f"busy_timeout={BUSY_MS}",
+            "journal_mode=WAL",
+            f"synchronous={synchronous}",
+            "foreign_keys=ON",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    # A deferred transaction that turns into a writer can fail half-way; an immediate one waits first.
+    begin = "BEGIN" if reads else "BEGIN IMMEDIATE"
+
+    def do_begin(dbapi_connection: PoolProxiedConnection) -> None:
+        cursor = dbapi_connection.cursor()
+        cursor.execute(begin)
+        cursor.close()
+
+    # Not a listener for "begin": an engine that has one looks for listeners at every statement too.
+    engine.dialect.do_begin = do_begin  # type: ignore[method-assign]  # the dialect is this engine's own

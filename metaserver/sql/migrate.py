@@ -1,0 +1,50 @@
+"""Bringing the schema up to date with Alembic, in the caller's transaction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ... import migrations
+from ...protocol.errors import ConfigError
+from .schema import metadata
+
+HEAD = "0009"
+"""The newest revision.  Kept here so that an up-to-date database starts without loading Alembic."""
+_LOCK = 0x6B65796C616E65
+
+
+def migrate(connection: Connection) -> None:
+    """
+    Bring the schema to HEAD; does nothing when it is there.
+
+    Raises:
+        ConfigError: the database was written by a newer keylane.
+    """
+    if connection.dialect.name == "postgresql":
+        # Two metaservers may start at once; SQLite's writers wait for each other anyway.
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+    if _revision(connection) == HEAD:
+        return
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.attributes |= {"connection": connection, "metadata": metadata}
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise ConfigError(
+            f"the database was written by a newer keylane: {error}; use that version, or another database"
+        ) from error
+
+
+def _revision(connection: Connection) -> str | None:
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    table = sa.table("alembic_version", sa.column("version_num"))
+    return connection.execute(sa.select(table.c.version_num)).scalar_one_or_none()

@@ -1,0 +1,141 @@
+"""PostgreSQL, where several metaservers share a database; its clock is watched.  I/O: SQL."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Concatenate, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Connection
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from ...protocol.clock import Clock
+from ...protocol.errors import KeylaneError
+from .clock_restart import restart_times
+from .clock_watch import Reading, TimeWatch
+from .dialect import now_ms
+from .transactions import UnderWay
+
+log = logging.getLogger("keylane.metaserver")
+P = ParamSpec("P")
+T = TypeVar("T")
+CONNECTIONS = 8
+WRITES_AT_ONCE_MAX = CONNECTIONS - 3
+"""The other connections are for heartbeats and for reading: joins may come by the hundred."""
+IDLE_MS = 5_000
+"""So long a metaserver may hold rows and say nothing, before PostgreSQL takes them from it for the others."""
+_SETTINGS = {"idle_in_transaction_session_timeout": str(IDLE_MS)}
+_now = sa.select(now_ms())
+
+
+class _JumpedError(Exception):
+    """The database's clock is not to be trusted; nothing of the work was done."""
+
+    def __init__(self, by_ms: int) -> None:
+        super().__init__(by_ms)
+        self.by_ms = by_ms
+
+
+class PostgresDatabase:
+    """
+    PostgreSQL: every work has a connection of its own.  See `Database` for the contract.
+
+    Its clock may be set by anybody.  Work that met a jump is undone, or its answer forgotten, and is done again once the
+    times stored fit the clock: a look before it, if it writes, and one after it, before the commit.
+    """
+
+    name = "postgresql"
+
+    def __init__(self, url: URL, clock: Clock, *, broker_ttl_ms: int) -> None:
+        self._engine = create_async_engine(
+            url,
+            pool_size=CONNECTIONS,
+            max_overflow=0,
+            pool_pre_ping=True,
+            connect_args={"server_settings": _SETTINGS},
+        )
+        self._under_way = UnderWay()
+        self._writes = asyncio.Semaphore(WRITES_AT_ONCE_MAX)
+        self._boot_ms = clock.boot_ms
+        self._watch = TimeWatch()
+        self._restart = partial(restart_times, broker_ttl_ms=broker_ttl_ms)
+        self._restarting = asyncio.Lock()
+        self._restarts = 0
+
+    async def write(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.write`."""
+        async with self._writes:
+            return await self.write_first(work, *args, **kwargs)
+
+    async def write_first(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.write_first`."""
+
+        def in_time(connection: Connection) -> T:
+            self._look(connection)
+            return self._then_look(connection, work, *args, **kwargs)
+
+        return await self._run(in_time)
+
+    renew = write_first
+    """Nothing is saved here: after a crash of the server its clock goes on, and a lost renewal would count."""
+
+    async def read(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.read`."""
+
+        def in_time(connection: Connection) -> T:  # its first statement may be `at_one_moment`
+            return self._then_look(connection, work, *args, **kwargs)
+
+        return await self._run(in_time)
+
+    async def _run(self, work: Callable[[Connection], T]) -> T:
+        while True:
+            before = self._restarts
+            try:
+                return await self._under_way.run(self._engine, work)
+            except _JumpedError as jumped:
+                await self._restart_once(before, jumped.by_ms)
+
+    async def _restart_once(self, before: int, by_ms: int) -> None:
+        """Many find the same jump; one acts on it."""
+        async with self._restarting:
+            if self._restarts == before:
+                log.warning("the database's clock jumped by %+d ms: leases count from now", by_ms)
+                await self._under_way.run(self._engine, self._restart)
+                self._watch.restart()
+                self._restarts += 1
+
+    def _then_look(
+        self,
+        connection: Connection,
+        work: Callable[Concatenate[Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        try:
+            done = work(connection, *args, **kwargs)
+        except KeylaneError:
+            self._look(connection)  # whom it refused may be there by the right time
+            raise
+        self._look(connection)
+        return done
+
+    def _look(self, connection: Connection) -> None:
+        asked_ms = self._boot_ms()
+        told_ms = connection.execute(_now).scalar_one()
+        by_ms = self._watch.jump_ms(Reading(asked_ms, told_ms, self._boot_ms()))
+        if by_ms:
+            raise _JumpedError(by_ms)
+
+    async def close(self) -> None:
+        """Close every connection, after what is under way."""
+        await self._under_way.close()
+        await self._engine.dispose()

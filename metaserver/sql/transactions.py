@@ -1,0 +1,97 @@
+"""Transactions under way: repeated where the database asks for it, never broken off by a caller.  I/O: SQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from ...protocol.errors import DataFolderError, DiskFullError, StorageError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+TRIES = 3
+CLOSE_S = 2.0
+_RETRY_STATES = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks to try again
+
+
+class UnderWay:
+    """
+    The works under way.  None is broken off because its caller gave up: its connection would be lost with it.
+
+    What the event loop still does for nobody is waited for at the end, so that every connection is closed.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._closed = False
+
+    async def run(
+        self,
+        engine: AsyncEngine,
+        work: Callable[Concatenate[Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """What `work` answers in a transaction of its own.  Raises what it raises, and StorageError."""
+        if self._closed:
+            raise StorageError("the metaserver is ending; ask another, or again", operation="query")
+        task = asyncio.create_task(_run(engine, work, *args, **kwargs))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Take no more; wait for what is under way, break off what takes too long."""
+        self._closed = True
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=CLOSE_S)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+
+
+async def _run(
+    engine: AsyncEngine,
+    work: Callable[Concatenate[Connection, P], T],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    for left in reversed(range(TRIES)):
+        try:
+            async with engine.begin() as connection:
+                return await connection.run_sync(work, *args, **kwargs)
+        except DBAPIError as error:
+            if not left or getattr(error.orig, "sqlstate", None) not in _RETRY_STATES:
+                raise storage_error(error, engine) from error
+        except (SQLAlchemyError, OSError) as error:
+            raise storage_error(error, engine) from error
+    raise AssertionError("unreachable")
+
+
+def storage_error(error: Exception, engine: AsyncEngine) -> StorageError:
+    """What went wrong with the database, as an error of ours that says what to do."""
+    said = str(getattr(error, "orig", None) or error).splitlines()[0]
+    where = engine.url.render_as_string(hide_password=True)
+    if "unable to open" in said or "readonly" in said or "not a database" in said:
+        return DataFolderError(
+            f"cannot use the database {where}: {said}; give a folder this user may write, "
+            "or move the file away",
+            operation="open",
+        )
+    if "locked" in said:
+        return StorageError(
+            f"the database {where} is locked by another program; end that program, or wait",
+            operation="lock",
+        )
+    if "disk is full" in said or "No space left" in said:
+        return DiskFullError(f"the disk of {where} is full: {said}", operation="write")
+    if isinstance(error, OSError) or getattr(error, "connection_invalidated", False):
+        return StorageError(f"cannot reach the database {where}: {said}", operation="connect")
+    return StorageError(f"the database {where} answered: {said}", operation="query")

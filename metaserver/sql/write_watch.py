@@ -1,0 +1,130 @@
+"""Whether the database can be written: the outcome of the latest writes, and of a tiny one made to find out.
+
+    a write fails ─▶ not writable, until a write made to find out is done
+    no write for QUIET_MS, or not writable ─▶ whoever asks has one made, at most one each PROBE_MS
+
+A database that can be read and not written (a full disk, a standby) answers routes, and serves nobody for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy.engine import Connection
+
+from ...protocol.clock import Clock
+from ...protocol.errors import StorageError
+from .database import SqlDatabase, SqliteDatabase
+from .dialect import insert_or_replace
+from .schema import facts
+
+log = logging.getLogger("keylane.metaserver")
+P = ParamSpec("P")
+T = TypeVar("T")
+QUIET_MS = 5_000
+PROBE_MS = 500
+PROBE_TIMEOUT_S = 2.0
+FACT = "written"
+
+
+class WatchedDatabase:
+    """A database whose writes are watched.  See `Database` for the contract."""
+
+    def __init__(self, database: SqlDatabase, clock: Clock) -> None:
+        self._database = database
+        self._boot_ms = clock.boot_ms
+        self._problem = ""
+        self._written_ms = clock.boot_ms()
+        """When a write was last done: opening the database is one."""
+        self._probed_ms = 0
+        self._probe: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """Sqlite or postgresql."""
+        return self._database.name
+
+    async def write(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.write`."""
+        return await self._watched(self._database.write(work, *args, **kwargs))
+
+    async def write_first(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.write_first`."""
+        return await self._watched(self._database.write_first(work, *args, **kwargs))
+
+    async def renew(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.renew`."""
+        return await self._watched(self._database.renew(work, *args, **kwargs))
+
+    async def read(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """See `Database.read`."""
+        return await self._database.read(work, *args, **kwargs)
+
+    async def _watched(self, written: Awaitable[T]) -> T:
+        try:
+            answer = await written
+        except StorageError as error:
+            self._failed(error.message)
+            raise
+        # Not proof that it can be written again: many a work changes nothing.
+        self._written_ms = self._boot_ms()
+        return answer
+
+    async def problem(self) -> str:
+        """Why the database cannot be written now; "" if it can be.  May make a write to find out."""
+        if isinstance(self._database, SqliteDatabase) and (lost := self._database.lost_file()):
+            self._failed(lost)
+            return self._problem
+        now_ms = self._boot_ms()
+        quiet = now_ms - self._written_ms >= QUIET_MS
+        if (
+            self._probe is None
+            and (self._problem or quiet)
+            and now_ms - self._probed_ms >= PROBE_MS
+        ):
+            self._probed_ms = now_ms
+            self._probe = asyncio.create_task(self._write_something())
+        if self._probe is not None:
+            done, _ = await asyncio.wait([self._probe], timeout=PROBE_TIMEOUT_S)
+            if not done:
+                self._failed(f"a write has taken more than {PROBE_TIMEOUT_S:g} s")
+        return self._problem
+
+    async def _write_something(self) -> None:
+        try:
+            await self._database.write_first(_write_fact, str(self._boot_ms()))
+        except StorageError as error:
+            self._failed(error.message)
+        else:
+            if self._problem:
+                log.warning("the database can be written again")
+            self._problem = ""
+            self._written_ms = self._boot_ms()
+        finally:
+            self._probe = None
+
+    def _failed(self, why: str) -> None:
+        if not self._problem:
+            log.warning("the database cannot be written: %s", why)
+        self._problem = why
+
+    async def close(self) -> None:
+        """End what is under way; the database is its opener's to close."""
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.wait([self._probe])
+
+
+def _write_fact(connection: Connection, value: str) -> None:
+    insert_or_replace(connection, facts, {"name": FACT, "value": value})

@@ -1,0 +1,1 @@
+"""The database compared with the brokers; nothing is changed."""

@@ -1,0 +1,412 @@
+"""Thirteen checks between the database and the brokers, each with a code and a name.  Pure.
+
+A check is a function from the views to sentences, one for each place where its claim is not so.  What cannot be
+seen, because a broker does not answer, is said by V03 and by no other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ...protocol.control import HostPartition, PartitionStatus
+from ...protocol.limits import LOGICAL_PARTITIONS
+from ...protocol.operations import OperationState, StepAction
+from ...protocol.routing import Partition, PartitionState
+from ...protocol.text import counted
+from ...protocol.verification import CheckView, Verification
+from .drained import drained_too_early
+from .heard import missing_at_broker
+from .queues import broken_chain
+from .views import GroupRow, PartitionView, SqlView, SubjectView, Views
+
+OPEN, SEALED, PLANNED = PartitionState.OPEN, PartitionState.SEALED, PartitionState.PLANNED
+VIOLATIONS_MAX = 100
+IDLE_MS_MAX = 30_000
+"""An operation that nobody drives for so long is stuck."""
+RUNNING = {OperationState.PLAN, OperationState.SEAL, OperationState.OPEN}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check; `find` says where its claim is not so."""
+
+    code: str
+    name: str
+    claim: str
+    find: Callable[[Index], Iterator[str]]
+
+
+class Index:
+    """The views, with what the checks look up."""
+
+    def __init__(self, views: Views) -> None:
+        self.before, self.answers, self.after = views.before, views.answers, views.after
+        self.at_broker: dict[tuple[str, int], PartitionStatus] = {}
+        self.silent: dict[str, str] = {}
+        for answer in views.answers:
+            if answer.hosted is None:
+                self.silent[answer.broker_group] = answer.problem
+                continue
+            for status in answer.hosted.partitions:
+                self.at_broker[answer.broker_group, status.partition_id] = status
+
+    def status(self, one: PartitionView) -> PartitionStatus | None:
+        """The partition as its own broker group has it."""
+        partition = one.partition
+        return self.at_broker.get((partition.broker_group, partition.partition_id))
+
+    def group(self, subject_id: int, name: str) -> GroupRow | None:
+        """The consumer group's row, after."""
+        for one in self.after.groups:
+            if (one.subject_id, one.name) == (subject_id, name):
+                return one
+        return None
+
+
+def verify(views: Views) -> Verification:
+    """Every check, in order."""
+    index = Index(views)
+    found = []
+    for check in CHECKS:
+        violations = list(check.find(index))
+        found.append(
+            CheckView(
+                code=check.code,
+                name=check.name,
+                claim=check.claim,
+                violations=violations[:VIOLATIONS_MAX],
+                violations_total=len(violations),
+            )
+        )
+    return Verification(ok=not any(one.violations_total for one in found), checks=found)
+
+
+def _route_covers(index: Index) -> Iterator[str]:
+    for subject in index.after.subjects.values():
+        if subject.route_version == 0:
+            continue
+        at = 0
+        for one in _of_subject(index.after, subject, {OPEN}):
+            start, end = one.range_start, one.range_end
+            if start > at:
+                yield f"subject {subject.name!r}: [{at}, {start}) has no open partition"
+            if start < at:
+                yield f"subject {subject.name!r}: [{start}, {min(at, end)}) has two open partitions"
+            at = max(at, end)
+        if at != LOGICAL_PARTITIONS:
+            yield f"subject {subject.name!r}: its ranges end at {at}, not {LOGICAL_PARTITIONS}"
+
+
+def _of_subject(
+    view: SqlView, subject: SubjectView, states: set[PartitionState]
+) -> list[Partition]:
+    found = [
+        one.partition
+        for one in view.partitions.values()
+        if one.subject_id == subject.subject_id and one.partition.state in states
+    ]
+    return sorted(found, key=lambda one: (one.range_start, one.partition_id))
+
+
+def _parents_overlap(index: Index) -> Iterator[str]:
+    known = index.after.partitions
+    for child in known.values():
+        partition = child.partition
+        covered = 0
+        for parent_id in partition.parents:
+            parent = known.get(parent_id)
+            if parent is None or parent.subject_id != child.subject_id:
+                yield f"partition {partition.partition_id}: parent {parent_id} is not of its subject"
+                continue
+            start = max(partition.range_start, parent.partition.range_start)
+            end = min(partition.range_end, parent.partition.range_end)
+            if end <= start:
+                yield f"partition {partition.partition_id}: parent {parent_id} has none of its range"
+            covered += max(0, end - start)
+        if partition.parents and covered < partition.range_end - partition.range_start:
+            yield f"partition {partition.partition_id}: its parents do not cover its range"
+        subject = index.after.subjects.get(child.subject_id)
+        if subject is not None and subject.static and partition.state in {OPEN, SEALED}:
+            yield from broken_chain(known, partition)
+
+
+def _hosted_as_known(index: Index) -> Iterator[str]:
+    told = set()
+    for one in index.before.partitions.values():
+        partition = one.partition
+        if partition.state not in {OPEN, SEALED}:
+            continue
+        group = partition.broker_group
+        if group in index.silent:
+            if group not in told:
+                told.add(group)
+                yield f"broker group {group!r} cannot be asked: {index.silent[group]}"
+            continue
+        status = index.status(one)
+        if status is None:
+            yield f"partition {partition.partition_id} is not hosted by {group!r}"
+            continue
+        subject = index.before.subjects[one.subject_id]
+        for name, known, hosted in _differences(subject, partition, status):
+            yield (
+                f"partition {partition.partition_id}: {name} is {known!r} in SQL, "
+                f"{hosted!r} at {group!r}"
+            )
+
+
+def _differences(
+    subject: SubjectView, partition: Partition, status: PartitionStatus
+) -> Iterator[tuple[str, object, object]]:
+    """The facts that differ: name, in SQL, at the broker."""
+    if status.facts is None:
+        known: dict[str, object] = {"subject": subject.name, "name": partition.name}
+        hosted: dict[str, object] = {"subject": status.subject, "name": status.name}
+    else:
+        known, hosted = _facts(subject, partition), _hosted_facts(status.facts, subject)
+    for name, value in known.items():
+        if hosted[name] != value:
+            yield name, value, hosted[name]
+
+
+def _facts(subject: SubjectView, one: Partition) -> dict[str, object]:
+    return {
+        "subject": subject.name,
+        "name": one.name,
+        "queue": one.queue,
+        "range": (one.range_start, one.range_end),
+        "broker group": one.broker_group,
+        "parents": tuple(one.parents),
+        "order strategy": str(subject.order_strategy),
+        "partitions wanted": subject.partitions_wanted,
+        "retention": subject.retention.value,
+        "static": subject.static,
+    }
+
+
+def _hosted_facts(facts: HostPartition, subject: SubjectView) -> dict[str, object]:
+    one = facts.partition
+    return {
+        "subject": facts.subject,
+        "name": one.name,
+        "queue": one.queue,
+        "range": (one.range_start, one.range_end),
+        "broker group": one.broker_group,
+        "parents": tuple(one.parents),
+        "order strategy": str(facts.order_strategy or subject.order_strategy),
+        "partitions wanted": facts.partitions_wanted or subject.partitions_wanted,
+        "retention": (facts.retention or subject.retention).value,
+        "static": facts.static,
+    }
+
+
+def _nothing_foreign(index: Index) -> Iterator[str]:
+    for (group, partition_id), status in index.at_broker.items():
+        known = index.after.partitions.get(partition_id)
+        if known is None:
+            yield f"{group!r} hosts partition {partition_id} of {status.subject!r}, which SQL does not know"
+        elif known.partition.broker_group != group:
+            yield (
+                f"{group!r} hosts partition {partition_id}, which is of "
+                f"{known.partition.broker_group!r}"
+            )
+
+
+def _seals_agree(index: Index) -> Iterator[str]:
+    sealing = {
+        partition_id
+        for view in (index.before, index.after)
+        for operation in view.operations
+        for partition_id, action in operation.steps.items()
+        if action is StepAction.SEAL
+    }
+    for one in index.before.partitions.values():
+        status = index.status(one)
+        partition_id = one.partition.partition_id
+        if one.partition.state is not SEALED or (one.forsaken and one.end_offset is None):
+            continue
+        if one.end_offset is None:
+            yield f"partition {partition_id} is sealed and its end is not known"
+        if status is None:
+            continue
+        if status.state is not SEALED:
+            yield f"partition {partition_id} is sealed in SQL and open at its broker"
+        elif one.end_offset is not None and status.next_offset != one.end_offset:
+            yield (
+                f"partition {partition_id} ends at {one.end_offset} in SQL, "
+                f"at {status.next_offset} at its broker"
+            )
+    for one in index.after.partitions.values():
+        status = index.status(one)
+        partition_id = one.partition.partition_id
+        sealed = status is not None and status.state is SEALED
+        if one.partition.state is OPEN and sealed and partition_id not in sealing:
+            yield f"partition {partition_id} is open in SQL and sealed at its broker"
+
+
+def _one_broker(index: Index) -> Iterator[str]:
+    for one in index.after.refused:
+        yield f"a second broker at {one.address} reports {one.broker_group!r} too and is refused"
+    stored = {one.broker_group: one.broker_id for one in index.before.brokers}
+    for answer in index.answers:
+        hosted = answer.hosted
+        if hosted is None:
+            continue
+        if hosted.broker_group != answer.broker_group:
+            yield f"at {answer.address} is {hosted.broker_group!r}, not {answer.broker_group!r}"
+        elif hosted.broker_id not in {"", stored.get(answer.broker_group)}:
+            yield f"at {answer.address} is another data folder than that of {answer.broker_group!r}"
+    ids: dict[str, list[str]] = defaultdict(list)
+    for one in index.after.brokers:
+        ids[one.broker_id].append(one.broker_group)
+    for broker_id, names in ids.items():
+        if len(names) > 1:
+            yield f"one data folder, {broker_id!r}, is that of {', '.join(sorted(names))}"
+
+
+def _tokens_above(index: Index) -> Iterator[str]:
+    for group in index.after.groups:
+        highest = max(group.tokens.values(), default=0)
+        if highest > group.last_token:
+            yield f"group {group.name!r}: token {highest} is above its last one, {group.last_token}"
+    for one in index.after.partitions.values():
+        status = index.status(one)
+        for at_broker in () if status is None else status.groups:
+            partition_id = one.partition.partition_id
+            group_row = index.group(one.subject_id, at_broker.group)
+            if group_row is None:
+                yield f"partition {partition_id}: group {at_broker.group!r} is not known in SQL"
+            elif group_row.tokens.get(partition_id, group_row.last_token) < at_broker.token:
+                yield (
+                    f"partition {partition_id}, group {at_broker.group!r}: the fence is "
+                    f"{at_broker.token}, above every token in SQL"
+                )
+
+
+def _cursors_in_range(index: Index) -> Iterator[str]:
+    for (_, partition_id), status in index.at_broker.items():
+        if not 0 <= status.first_offset <= status.next_offset:
+            yield f"partition {partition_id} has [{status.first_offset}, {status.next_offset})"
+        for one in status.groups:
+            if not 0 <= one.cursor <= one.cursor + one.acked_above <= status.next_offset:
+                yield (
+                    f"partition {partition_id}, group {one.group!r}: cursor {one.cursor}, "
+                    f"{one.acked_above} acked above, of {counted(status.next_offset, 'message')}"
+                )
+
+
+def _drained_to_the_end(index: Index) -> Iterator[str]:
+    for group in index.before.groups:
+        for partition_id in sorted(group.drained):
+            one = index.before.partitions.get(partition_id)
+            where = f"partition {partition_id}, group {group.name!r}"
+            if one is None or one.partition.state in {OPEN, PLANNED}:
+                yield f"{where}: drained, and not sealed"
+                continue
+            status = index.status(one)
+            if status is None:
+                continue
+            end = status.next_offset if one.end_offset is None else one.end_offset
+            cursors = [each.cursor for each in status.groups if each.group == group.name]
+            cursor = max([status.first_offset, *cursors])
+            if cursor < end and not _set_meanwhile(index, group, partition_id):
+                yield f"{where}: drained, with its cursor at {cursor} of {end}"
+        yield from drained_too_early(index.before, group)
+
+
+def _set_meanwhile(index: Index, group: GroupRow, partition_id: int) -> bool:
+    """Has a reset begun since the first look at SQL: it takes back what is drained, and gives a fresh token."""
+    now = index.group(group.subject_id, group.name)
+    if now is None or partition_id not in now.drained:
+        return True
+    return now.tokens.get(partition_id) != group.tokens.get(partition_id)
+
+
+def _versions_rise(index: Index) -> Iterator[str]:
+    subjects = index.after.subjects
+    for group in index.after.groups:
+        subject = subjects.get(group.subject_id)
+        if subject is None or group.route_version > subject.route_version:
+            yield f"group {group.name!r} was settled with a route newer than its subject's"
+    counts = Counter(one.subject_id for one in index.after.partitions.values())
+    opened = {
+        one.subject_id for one in index.after.partitions.values() if one.partition.state is OPEN
+    }
+    for subject in subjects.values():
+        if subject.route_version == 0 and subject.subject_id in opened:
+            yield f"subject {subject.name!r} has open partitions and no route"
+        if counts[subject.subject_id] > subject.partitions_named:
+            yield f"subject {subject.name!r} has more partitions than it has given names"
+
+
+def _operations_move(index: Index) -> Iterator[str]:
+    view = index.after
+    hosting: set[int] = set()
+    for one in view.operations:
+        hosting |= {key for key, action in one.steps.items() if action is StepAction.HOST}
+        where = f"operation {one.operation_id} ({one.state})"
+        if one.idle_ms > IDLE_MS_MAX:
+            yield f"{where}: nobody has driven it for {one.idle_ms / 1000:.0f} s"
+        if one.problem:
+            yield f"{where} waits: {one.problem}"
+        if one.running != (one.state in RUNNING):
+            yield f"{where}: {'keeps' if one.running else 'does not keep'} others off its subject"
+    for part in view.partitions.values():
+        subject = view.subjects[part.subject_id]
+        planned = part.partition.state is PLANNED
+        if planned and subject.route_version > 0 and part.partition.partition_id not in hosting:
+            yield f"partition {part.partition.partition_id} is planned, and no operation opens it"
+    for subject in view.subjects.values():
+        before = index.before.subjects.get(subject.subject_id)
+        unopened = not subject.failed and subject.route_version == 0
+        if unopened and before is not None and before.route_version == 0:
+            yield f"subject {subject.name!r}: its creation is not finished"
+
+
+def _children_after_parents(index: Index) -> Iterator[str]:
+    known = index.after.partitions
+    for child in known.values():
+        if child.partition.state not in {OPEN, SEALED}:
+            continue
+        for parent_id in child.partition.parents:
+            parent = known.get(parent_id)
+            if parent is not None and parent.partition.state in {OPEN, PLANNED}:
+                yield (
+                    f"partition {child.partition.partition_id} is {child.partition.state}, "
+                    f"and its parent {parent_id} is {parent.partition.state}"
+                )
+
+
+def _groups_heard(index: Index) -> Iterator[str]:
+    of_subject: dict[int, list[GroupRow]] = defaultdict(list)
+    for group in index.before.groups:
+        of_subject[group.subject_id].append(group)
+    for one in index.before.partitions.values():
+        status = index.status(one)
+        if status is not None:
+            subject = index.before.subjects[one.subject_id]
+            yield from missing_at_broker(subject, one, status, of_subject[one.subject_id])
+
+
+CHECKS = (
+    Check("V01", "route-covers-once", "each logical partition has one open one", _route_covers),
+    Check(
+        "V02",
+        "parents-overlap",
+        "parents share and cover their child's range; static queues have no gap but behind a loss",
+        _parents_overlap,
+    ),
+    Check("V03", "hosted-as-known", "brokers host what SQL says, as SQL says it", _hosted_as_known),
+    Check("V04", "nothing-foreign", "brokers host nothing SQL does not know", _nothing_foreign),
+    Check("V05", "seals-agree", "sealed here is sealed there, with one end", _seals_agree),
+    Check("V06", "one-broker-a-group", "one data folder, one address a group", _one_broker),
+    Check("V07", "tokens-above-fences", "no fence is above SQL's token", _tokens_above),
+    Check("V08", "cursors-in-range", "no cursor is beyond the last message", _cursors_in_range),
+    Check("V09", "drained-to-the-end", "who drained a partition acked all", _drained_to_the_end),
+    Check("V10", "versions-rise", "nothing was made with a route of the future", _versions_rise),
+    Check("V11", "operations-move", "no operation and no creation is stuck", _operations_move),
+    Check("V12", "children-after-parents", "sealing precedes opening", _children_after_parents),
+    Check("V13", "groups-heard", "brokers keep the groups that SQL counts on", _groups_heard),
+)
+"""The code of a check never changes its meaning."""

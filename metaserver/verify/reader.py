@@ -1,0 +1,141 @@
+"""The whole database at one moment, for those who compare it with the brokers.  SQL, synchronous, reads only."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.control import Retention
+from ...protocol.operations import OperationState, StepAction
+from ...protocol.routing import OrderStrategy
+from ..cluster.partitions import Choice, some_partitions
+from ..sql.dialect import at_one_moment, now_ms
+from ..sql.schema import (
+    brokers,
+    drained,
+    groups,
+    heard,
+    leases,
+    operations,
+    partitions,
+    refused_brokers,
+    steps,
+    subjects,
+)
+from .views import (
+    BrokerRow,
+    GroupRow,
+    OperationRow,
+    PartitionView,
+    SqlView,
+    SubjectView,
+)
+
+
+def read_sql_view(connection: Connection) -> SqlView:
+    """Everything, as it is at one moment.  The first thing its transaction does."""
+    at_one_moment(connection)
+    return SqlView(
+        subjects=_subjects(connection),
+        partitions=_partitions(connection),
+        groups=_groups(connection),
+        operations=_operations(connection),
+        brokers=_brokers(connection),
+        refused=_refused(connection),
+    )
+
+
+def _subjects(connection: Connection) -> dict[int, SubjectView]:
+    return {
+        row.subject_id: SubjectView(
+            subject_id=row.subject_id,
+            name=row.name,
+            order_strategy=OrderStrategy(row.order_strategy),
+            partitions_wanted=row.partitions_wanted,
+            partitions_named=row.partitions_named,
+            route_version=row.route_version,
+            retention=Retention(row.retention),
+            static=row.static,
+            failed=bool(row.problem),
+        )
+        for row in connection.execute(sa.select(subjects).order_by(subjects.c.name))
+    }
+
+
+def _partitions(connection: Connection) -> dict[int, PartitionView]:
+    rows = {row.partition_id: row for row in connection.execute(sa.select(partitions))}
+    return {
+        one.partition_id: PartitionView(
+            subject_id=rows[one.partition_id].subject_id,
+            partition=one,
+            end_offset=rows[one.partition_id].end_offset,
+            forsaken=rows[one.partition_id].forsaken,
+        )
+        for one in some_partitions(connection, Choice(sa.true()))
+    }
+
+
+def _groups(connection: Connection) -> list[GroupRow]:
+    tokens: dict[int, dict[int, int]] = defaultdict(dict)
+    for row in connection.execute(sa.select(leases)):
+        tokens[row.group_id][row.partition_id] = row.token
+    through: dict[int, set[int]] = defaultdict(set)
+    for row in connection.execute(sa.select(drained)):
+        through[row.group_id].add(row.partition_id)
+    known: dict[int, set[int]] = defaultdict(set)
+    for row in connection.execute(sa.select(heard)):
+        known[row.group_id].add(row.partition_id)
+    return [
+        GroupRow(
+            group_id=row.group_id,
+            subject_id=row.subject_id,
+            name=row.name,
+            last_token=row.last_token,
+            route_version=row.route_version,
+            tokens=tokens[row.group_id],
+            drained=through[row.group_id],
+            heard=known[row.group_id],
+        )
+        for row in connection.execute(sa.select(groups).order_by(groups.c.group_id))
+    ]
+
+
+def _operations(connection: Connection) -> list[OperationRow]:
+    unfinished = operations.c.state.not_in([OperationState.DONE, OperationState.CANCELED])
+    actions: dict[int, dict[int, StepAction]] = defaultdict(dict)
+    found = sa.select(steps).join(operations).where(unfinished)
+    for row in connection.execute(found):
+        actions[row.operation_id][row.partition_id] = StepAction(row.action)
+    idle = (now_ms() - operations.c.driven_until).label("idle_ms")
+    rows = sa.select(operations, idle).where(unfinished).order_by(operations.c.operation_id)
+    return [
+        OperationRow(
+            operation_id=row.operation_id,
+            subject_id=row.subject_id,
+            state=OperationState(row.state),
+            running=row.running is not None,
+            idle_ms=row.idle_ms,
+            problem=row.problem,
+            steps=actions[row.operation_id],
+        )
+        for row in connection.execute(rows)
+    ]
+
+
+def _brokers(connection: Connection) -> list[BrokerRow]:
+    found = sa.select(brokers).order_by(brokers.c.broker_group)
+    return [
+        BrokerRow(broker_group=row.broker_group, broker_id=row.broker_id, address=row.address)
+        for row in connection.execute(found)
+    ]
+
+
+def _refused(connection: Connection) -> list[BrokerRow]:
+    lately = refused_brokers.c.expires_at > now_ms()
+    found = sa.select(refused_brokers).where(lately).order_by(refused_brokers.c.broker_group)
+    return [
+        BrokerRow(broker_group=row.broker_group, broker_id=row.broker_id, address=row.address)
+        for row in connection.execute(found)
+    ]

@@ -1,0 +1,45 @@
+"""Gathers what is verified: the database, every broker's own answer, the database again.  Shell around `checks.py`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...protocol.errors import KeylaneError
+from ...protocol.verification import Verification
+from ...rpc.client import BrokerClient
+from ...rpc.network import Network
+from ..sql.database import Database
+from .checks import verify
+from .reader import read_sql_view
+from .views import BrokerAnswer, BrokerRow, Views
+
+ASKED_AT_ONCE_MAX = 16
+
+
+class Verifier:
+    """Compares the database with the brokers."""
+
+    def __init__(self, database: Database, network: Network) -> None:
+        self._database = database
+        self._network = network
+
+    async def verify(self) -> Verification:
+        """Every check.  A broker that does not answer is a violation, no error.  Raises StorageError."""
+        before = await self._database.read(read_sql_view)
+        room = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(self._ask(one, room)) for one in before.brokers]
+        after = await self._database.read(read_sql_view)
+        answers = [task.result() for task in asked]
+        return await asyncio.to_thread(verify, Views(before=before, answers=answers, after=after))
+
+    async def _ask(self, one: BrokerRow, room: asyncio.Semaphore) -> BrokerAnswer:
+        hosted, problem = None, ""
+        async with room:
+            try:
+                hosted = await BrokerClient(self._network, one.address).partitions()
+            except KeylaneError as error:
+                problem = error.message
+        return BrokerAnswer(
+            broker_group=one.broker_group, address=one.address, hosted=hosted, problem=problem
+        )

@@ -1,0 +1,111 @@
+"""What is compared when a cluster is verified: the database at one moment, and the brokers' own answers.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...protocol.control import PartitionStatusList, Retention
+from ...protocol.operations import OperationState, StepAction
+from ...protocol.routing import OrderStrategy, Partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectView:
+    """A subject's row."""
+
+    subject_id: int
+    name: str
+    order_strategy: OrderStrategy
+    partitions_wanted: int
+    partitions_named: int
+    route_version: int
+    retention: Retention = Retention.ACKED
+    static: bool = False
+    failed: bool = False
+    """Its creation has failed, and its name is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionView:
+    """A partition's row."""
+
+    subject_id: int
+    partition: Partition
+    end_offset: int | None = None
+    forsaken: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRow:
+    """A consumer group's row, with the tokens of its leases by partition id."""
+
+    group_id: int
+    subject_id: int
+    name: str
+    last_token: int
+    route_version: int
+    tokens: Mapping[int, int] = field(default_factory=dict)
+    drained: Collection[int] = ()
+    heard: Collection[int] = ()
+    """Partitions whose brokers have said that they have the group on their disks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationRow:
+    """An operation that is not done."""
+
+    operation_id: int
+    subject_id: int
+    state: OperationState
+    running: bool
+    """It keeps others off its subject."""
+    idle_ms: int
+    """For how long nobody has driven it; 0 or less while somebody does."""
+    problem: str = ""
+    steps: Mapping[int, StepAction] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRow:
+    """A broker group's row, or a broker that was refused under its name."""
+
+    broker_group: str
+    broker_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqlView:
+    """The database at one moment; partitions by id."""
+
+    subjects: Mapping[int, SubjectView] = field(default_factory=dict)
+    partitions: Mapping[int, PartitionView] = field(default_factory=dict)
+    groups: Sequence[GroupRow] = ()
+    operations: Sequence[OperationRow] = ()
+    brokers: Sequence[BrokerRow] = ()
+    refused: Sequence[BrokerRow] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerAnswer:
+    """What a broker hosts; None, and why, if it did not answer."""
+
+    broker_group: str
+    address: str
+    hosted: PartitionStatusList | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Views:
+    """
+    The database, then the brokers, then the database again.
+
+    What SQL says before, a broker must have; what a broker has, SQL must say after: so nothing that goes on
+    meanwhile looks like a fault.
+    """
+
+    before: SqlView
+    answers: Sequence[BrokerAnswer]
+    after: SqlView
