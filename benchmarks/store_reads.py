@@ -9,9 +9,9 @@ from typing import Any
 
 from store_rig import KIB, MIB, Batches, append_all, host, serving
 
-from keylane.broker.storage.consume_queue import Unit
 from keylane.broker.storage.files import RealFiles
-from keylane.broker.storage.index_kinds import open_index
+from keylane.broker.storage.index.interface import Unit
+from keylane.broker.storage.index.kinds import open_index
 from keylane.protocol.control import TimeBound
 
 

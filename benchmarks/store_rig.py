@@ -17,7 +17,7 @@ import crc32c
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage.files import RealFiles
-from keylane.broker.store import Store
+from keylane.broker.store.store import Store
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import HostPartition

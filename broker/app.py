@@ -21,18 +21,18 @@ from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.server import Server
-from .cleaning import Cleaning
 from .control import BrokerControl
-from .known_groups import forget_told
-from .old_tokens import refuse_old_tokens
 from .registration import Registration
+from .retention.loop import Cleaning
 from .service import BrokerService
 from .settings import BrokerSettings
 from .storage.fail_points import files_of
 from .storage.files import narrow_rights
 from .storage.identity import Identity, claim_folder
 from .storage.opening import Opening, begin_opening, note_heard
-from .store import Store
+from .store.known_groups import forget_told
+from .store.old_tokens import refuse_old_tokens
+from .store.store import Store
 
 log = logging.getLogger("keylane.broker")
 

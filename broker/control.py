@@ -26,12 +26,12 @@ from ..protocol.errors import (
 )
 from ..protocol.progress import KnowGroups, SetCursor
 from ..rpc.server import ControlRoute, Params, whole_number
-from .damage import damage_of
-from .known_groups import know_groups
-from .partition import HostedPartition
-from .resets import set_cursor
+from .partition.damage import damage_of
+from .partition.partition import HostedPartition
 from .standing import Standing, check_standing
-from .store import Store
+from .store.known_groups import know_groups
+from .store.set_cursor import set_cursor
+from .store.store import Store
 
 LISTED_MAX = 500
 """Partitions in one answer: more would hold the event loop up."""

@@ -45,11 +45,19 @@ from ..protocol.limits import (
     PULL_WAIT_MS_MAX,
 )
 from ..rpc.answer_room import take_room
-from .partition import Group, HostedPartition
-from .progress import apply_ack, decide_ack
-from .pull_lock import SHARED, check_holder, check_session, decide_acquire, release, renew, take
+from .partition.acks import apply_ack, decide_ack
+from .partition.partition import Group, HostedPartition
+from .partition.pull_lock import (
+    SHARED,
+    check_holder,
+    check_session,
+    decide_acquire,
+    release,
+    renew,
+    take,
+)
 from .standing import Standing, check_standing
-from .store import Store
+from .store.store import Store
 from .waiting import Waiting
 
 Handled = tuple[Answer, bytes]

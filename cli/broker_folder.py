@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import typer
 
-from ..broker.inspection import inspect_folder, walk_log
-from ..broker.partition_image import partition_of
-from ..broker.records import decode_body
+from ..broker.offline.inspection import inspect_folder, walk_log
+from ..broker.partition.image import partition_of
+from ..broker.partition.records import decode_body
 from ..broker.storage.fail_points import files_of
 from ..broker.storage.files import RealFiles
 from ..broker.storage.identity import read_identity
-from ..broker.storage.recovery import Hole
+from ..broker.storage.log.recovery import Hole
 from ..protocol.batch import columns
 from ..protocol.errors import DataFolderError, KeylaneError
 from ..protocol.message import unpack_properties

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from ..broker.index_work import IndexReport, rebuild_index, switch_index, verify_indexes
+from ..broker.offline.index_work import IndexReport, rebuild_index, switch_index, verify_indexes
 from ..broker.settings import INDEX_KINDS
 from ..broker.storage.files import Files
 from .broker_folder import locked_folder

@@ -82,7 +82,7 @@ class Forks:
 
 
 def serve() -> None:
-    import keylane.broker.storage.index_rocksdb  # noqa: F401  # before the first fork
+    import keylane.broker.storage.index.rocksdb  # noqa: F401  # before the first fork
     from keylane.broker.__main__ import main
     from keylane.cli.broker_index import rebuild, switch
     from keylane.cli.options import OutputFormat

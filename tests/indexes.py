@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from keylane.broker.storage.consume_queue import FIND_UNITS_MAX, ConsumeQueues, Unit
 from keylane.broker.storage.files import RealFiles
-from keylane.broker.storage.index_file import FileConsumeQueues
-from keylane.broker.storage.index_rocksdb import RocksConsumeQueues
+from keylane.broker.storage.index.file import FileConsumeQueues
+from keylane.broker.storage.index.interface import FIND_UNITS_MAX, ConsumeQueues, Unit
+from keylane.broker.storage.index.rocksdb import RocksConsumeQueues
 from keylane.protocol.control import TimeBound
 
 KINDS = ("file", "rocksdb")

@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from broker_forks import Forks
-from keylane.broker.storage.commit_log import segment_bases, segment_path
 from keylane.broker.storage.files import RealFiles
-from keylane.broker.storage.index_kinds import mark
+from keylane.broker.storage.index.kinds import mark
+from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.storage.snapshot import FOLDER as SNAPSHOTS
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from keylane.broker.appends import Duplicate, ProducerState, after_append, decide_append
+from keylane.broker.partition.appends import Duplicate, ProducerState, after_append, decide_append
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.batch import check_batch, columns

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from broker_process import BrokerProcess
-from keylane.broker.storage.commit_log import segment_path
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.identity import claim_folder
+from keylane.broker.storage.log.commit_log import segment_path
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.message import pack_properties
 from sim.clock import ManualClock

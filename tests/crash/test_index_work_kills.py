@@ -11,7 +11,7 @@ import shutil
 
 import pytest
 
-from keylane.broker.index_work import verify_indexes
+from keylane.broker.offline.index_work import verify_indexes
 from keylane.broker.storage.fail_points import POINTS
 from keylane.broker.storage.files import RealFiles
 from killed_broker import KILLED, Run

@@ -7,8 +7,8 @@ import json
 import random
 from pathlib import Path
 
-from keylane.broker.resets import set_cursor
 from keylane.broker.storage.identity import claim_folder
+from keylane.broker.store.set_cursor import set_cursor
 from keylane.protocol.progress import SetCursor
 from sim.clock import ManualClock
 from sim.disk import SimDisk

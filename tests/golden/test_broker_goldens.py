@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 
-from keylane.broker.known_groups import know_groups
-from keylane.broker.storage.consume_queue import Unit
 from keylane.broker.storage.identity import claim_folder
-from keylane.broker.storage.index_file import FileConsumeQueues
+from keylane.broker.storage.index.file import FileConsumeQueues
+from keylane.broker.storage.index.interface import Unit
+from keylane.broker.store.known_groups import know_groups
 from sim.clock import ManualClock
 from sim.disk import SimDisk
 from sim.store import Desk, batch, facts, open_store

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rocksdict import WriteBatch
 
-from keylane.broker.storage.consume_queue import Unit
-from keylane.broker.storage.index_rocksdb import RocksConsumeQueues
+from keylane.broker.storage.index.interface import Unit
+from keylane.broker.storage.index.rocksdb import RocksConsumeQueues
 
 GOLDEN: dict[str, dict[str, str]] = json.loads(
     (Path(__file__).parent / "rocksdb_v1.json").read_text()

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from keylane.broker.appends import CRC_UNKNOWN, ProducerState, StoredBatch
-from keylane.broker.partition_image import image_of, partition_of
+from keylane.broker.partition.appends import CRC_UNKNOWN, ProducerState, StoredBatch
+from keylane.broker.partition.image import image_of, partition_of
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.errors import SequenceReusedError
 from keylane.protocol.record import Kind

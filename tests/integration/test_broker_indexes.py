@@ -11,7 +11,7 @@ import pytest
 
 from broker_process import BrokerProcess
 from indexes import KINDS
-from keylane.broker.index_work import verify_indexes
+from keylane.broker.offline.index_work import verify_indexes
 from keylane.broker.storage.files import RealFiles
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.control import TimeBound

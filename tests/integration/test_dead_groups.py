@@ -10,7 +10,7 @@ import pytest
 
 from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
-from keylane.broker.cleaning import UNWELCOME
+from keylane.broker.retention.loop import UNWELCOME
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.operations import OperationKind, Reshape

@@ -11,7 +11,13 @@ import sqlalchemy as sa
 
 from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
-from keylane.broker.pull_lock import PullLock, check_holder, decide_acquire, raise_fence, take
+from keylane.broker.partition.pull_lock import (
+    PullLock,
+    check_holder,
+    decide_acquire,
+    raise_fence,
+    take,
+)
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import read_grants

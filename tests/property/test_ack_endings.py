@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.broker import progress
-from keylane.broker.progress import apply_ack, decide_ack
+from keylane.broker.partition import acks as partition_acks
+from keylane.broker.partition.acks import apply_ack, decide_ack
 from keylane.consumer.acks import AckQueue
 from keylane.consumer.reading import Reading
 from keylane.protocol.errors import OverloadedError
@@ -96,7 +96,7 @@ class Owner:
 def test_whatever_ends_first_everything_is_acked(end, steps, order):
     """Handlers end in any order, acks and answers get lost, owners change: the last one still acks everything."""
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(progress, "ACK_RANGES_MAX", KEPT)
+        patches.setattr(partition_acks, "ACK_RANGES_MAX", KEPT)
         broker = Broker(end)
         owner = Owner(broker)
         for step, number in steps:
@@ -131,7 +131,7 @@ def test_whatever_ends_first_everything_is_acked(end, steps, order):
 def test_the_cursor_follows_a_slow_key_between_others(end, before):
     """Every second message ends last, one by one: the cursor rises with each, whatever a former owner has acked."""
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(progress, "ACK_RANGES_MAX", KEPT)
+        patches.setattr(partition_acks, "ACK_RANGES_MAX", KEPT)
         broker = Broker(2 * end)
         broker.ack(tuple((offset, offset + 1) for offset in sorted(before) if offset < 2 * end))
         owner = Owner(broker)

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from keylane.broker.appends import REMEMBERED_BATCHES
+from keylane.broker.partition.appends import REMEMBERED_BATCHES
 from keylane.broker.storage.files import Files, RealFiles
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.errors import ProducerFencedError, SequenceGapError, SequenceReusedError

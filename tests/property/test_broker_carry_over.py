@@ -8,10 +8,10 @@ import random
 
 import pytest
 
-from keylane.broker.group_commit import RETRY_FULL_MS
-from keylane.broker.partition_image import image_of
-from keylane.broker.storage.commit_log import segment_bases, segment_path
+from keylane.broker.partition.image import image_of
+from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.storage.reserve import Reserve
+from keylane.broker.store.group_commit import RETRY_FULL_MS
 from keylane.protocol.errors import OffsetOutOfRangeError, StorageError
 from sim.clock import ManualClock
 from sim.disk import SimDisk
@@ -74,7 +74,7 @@ async def test_all_but_the_messages_survives(snapshot):
 
 async def test_large_partitions_are_written_in_parts(monkeypatch):
     """A partition too large for one record is written as several."""
-    monkeypatch.setattr("keylane.broker.carry_over.STATE_BYTES_MAX", 100)
+    monkeypatch.setattr("keylane.broker.store.carry_over.STATE_BYTES_MAX", 100)
     await test_all_but_the_messages_survives("deleted")
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from keylane.broker.appends import REMEMBERED_BATCHES
-from keylane.broker.partition import HostedPartition
+from keylane.broker.partition.appends import REMEMBERED_BATCHES
+from keylane.broker.partition.partition import HostedPartition
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.errors import FencedError
 from sim.clock import ManualClock

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from keylane.broker.resets import set_cursor
+from keylane.broker.store.set_cursor import set_cursor
 from keylane.protocol.progress import SetCursor
 from sim.clock import ManualClock
 from sim.disk import Crashed, SimDisk

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from keylane.broker.shared import InFlight
+from keylane.broker.partition.in_flight import InFlight
 from keylane.protocol.offsets import AckedOffsets
 
 SESSIONS = ["a", "b", "c"]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from keylane.broker.storage.commit_log import segment_path
 from keylane.broker.storage.files import RealFiles
+from keylane.broker.storage.log.commit_log import segment_path
 from keylane.protocol.record import Kind
 from sim.damage import FIRST_SNAPSHOT, Found, Owed, Whole, check, check_twice, fill, image, started
 from sim.disk import SimDisk

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from indexes import ListIndex, opener
-from keylane.broker.storage.consume_queue import ConsumeQueues
-from keylane.broker.storage.index_file import FileConsumeQueues
+from keylane.broker.storage.index.file import FileConsumeQueues
+from keylane.broker.storage.index.interface import ConsumeQueues
 from keylane.protocol.control import TimeBound
 from sim.disk import SimDisk
 

@@ -9,8 +9,8 @@ import random
 import crc32c
 import pytest
 
-from keylane.broker.storage.commit_log import segment_bases, segment_path
-from keylane.broker.storage.trail import trail_bases, trail_path
+from keylane.broker.storage.log.commit_log import segment_bases, segment_path
+from keylane.broker.storage.log.trail import trail_bases, trail_path
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.errors import CorruptLogError, DataFolderError
 from keylane.protocol.record import HEADER_BYTES

@@ -13,9 +13,9 @@ import random
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from keylane.broker.storage.commit_log import BARRIER, segment_path
 from keylane.broker.storage.files import Files
-from keylane.broker.storage.trail import trail_path
+from keylane.broker.storage.log.commit_log import BARRIER, segment_path
+from keylane.broker.storage.log.trail import trail_path
 from keylane.protocol.batch import columns
 from keylane.protocol.errors import (
     CorruptIndexError,

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from history.observation import served
-from keylane.broker.cleaning import Cleaning
 from keylane.broker.control import BrokerControl
-from keylane.broker.known_groups import forget_told
-from keylane.broker.old_tokens import refuse_old_tokens
 from keylane.broker.registration import Registration
+from keylane.broker.retention.loop import Cleaning
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage.identity import claim_folder
 from keylane.broker.storage.opening import begin_opening, note_heard
-from keylane.broker.store import Store
+from keylane.broker.store.known_groups import forget_told
+from keylane.broker.store.old_tokens import refuse_old_tokens
+from keylane.broker.store.store import Store
 from keylane.cli.history.events import Event, Expired, Recovered, Resetting, Served
 from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.calls import control_calls, control_routes

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from keylane.broker.store import Store
+from keylane.broker.store.store import Store
 from keylane.protocol.errors import AcceptedAsLostError, KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from keylane.broker.store import Store
+from keylane.broker.store.store import Store
 from keylane.cli.history.events import Ended, Event, Stored
 from sim.logs import read_log
 from sim.service import Service, cursor_of

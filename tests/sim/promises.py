@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from keylane.broker.store import Store
+from keylane.broker.store.store import Store
 from keylane.protocol.frames import Answer, Batches, Handed, Request
 
 

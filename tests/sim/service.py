@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from keylane.broker.partition import HostedPartition
+from keylane.broker.partition.partition import HostedPartition
 from sim.consumers import ConsumerHost
 from sim.hosts import META_SETTINGS, BrokerHost
 

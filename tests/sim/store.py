@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keylane.broker.known_groups import know_groups
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage.files import Files
-from keylane.broker.store import Store
+from keylane.broker.store.known_groups import know_groups
+from keylane.broker.store.store import Store
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.control import HostPartition
 from keylane.protocol.frames import (

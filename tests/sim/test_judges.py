@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from keylane.broker.store import Store
+from keylane.broker.store.store import Store
 from sim.clock import ManualClock
 from sim.disk import SimDisk
 from sim.loop import Process

@@ -12,8 +12,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from keylane.broker.partition import HostedPartition
-from keylane.broker.store import Store
+from keylane.broker.partition.partition import HostedPartition
+from keylane.broker.store.store import Store
 from keylane.cli.history.checker import check_history
 from keylane.cli.history.events import Event, Forsaken, Ranged, Stored
 from keylane.cli.history.findings import Findings

@@ -55,7 +55,7 @@ HOME_OF: dict[str, list[str]] = {
     "pandas": ["spark/*"],
     "numpy": ["spark/*"],
     "py4j": ["spark/*"],
-    "rocksdict": ["broker/storage/index_rocksdb.py", "broker/storage/rocks_tables.py"],
+    "rocksdict": ["broker/storage/index/rocksdb.py", "broker/storage/index/rocksdb_tables.py"],
     "typer": ["cli/*"],
     "rich": ["cli/*"],
     **dict.fromkeys(MACHINE_MODULES, MACHINE),

@@ -7,17 +7,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from keylane.broker import partition as partition_module
-from keylane.broker import pull_lock, service
-from keylane.broker.appends import Duplicate
-from keylane.broker.group_commit import GroupCommit
-from keylane.broker.line import Line
-from keylane.broker.partition import Group, HostedPartition
-from keylane.broker.records import CursorBody
+from keylane.broker import service
+from keylane.broker.partition import partition as partition_module
+from keylane.broker.partition import pull_lock
+from keylane.broker.partition.appends import Duplicate
+from keylane.broker.partition.partition import Group, HostedPartition
+from keylane.broker.partition.records import CursorBody
 from keylane.broker.service import BrokerService
-from keylane.broker.storage import recovery
-from keylane.broker.store import Store
-from keylane.broker.tail_cache import TailCache
+from keylane.broker.storage.log import recovery
+from keylane.broker.store.group_commit import GroupCommit
+from keylane.broker.store.line import Line
+from keylane.broker.store.store import Store
+from keylane.broker.store.tail_cache import TailCache
 from keylane.protocol.errors import ProducerFencedError, SequenceGapError, SequenceReusedError
 from keylane.protocol.frames import Ack, Acked, Appended, Pull
 from keylane.protocol.offsets import AckedOffsets
@@ -68,7 +69,7 @@ def line_waits_for_a_commit(patches: Patches) -> None:
 
 def fence_not_durable(patches: Patches) -> None:
     def raise_fence(self: Any, partition: Any, group: Any, *, token: int, session: str) -> Any:
-        from keylane.broker.records import FenceBody
+        from keylane.broker.partition.records import FenceBody
 
         partition.groups[group.name] = group
         partition.apply_fence(FenceBody(group.name, token, session))

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from keylane.broker import resets
+from keylane.broker.store import set_cursor
 from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.operations import journal as operations_journal
 from keylane.metaserver.resets import rows as resets_rows
@@ -26,7 +26,7 @@ def reset_raises_no_fence(patches: Patches) -> None:
     def decide(lock: Any, **kwargs: Any) -> bool:
         return real(lock, **kwargs) and not lock.fence
 
-    real = patches.set(resets, "decide_acquire", decide)
+    real = patches.set(set_cursor, "decide_acquire", decide)
 
 
 def reset_leaves_one_out(patches: Patches) -> None:
@@ -34,7 +34,7 @@ def reset_leaves_one_out(patches: Patches) -> None:
         beyond = cursor < partition.readable_offset
         return real(store, partition, group, cursor + beyond)
 
-    real = patches.set(resets, "_submit", submit)
+    real = patches.set(set_cursor, "_submit", submit)
 
 
 def reset_keeps_what_was_drained(patches: Patches) -> None:

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from keylane.broker import control
-from keylane.broker.cleaning import Cleaning
-from keylane.broker.partition import HostedPartition
+from keylane.broker.partition.partition import HostedPartition
+from keylane.broker.retention.loop import Cleaning
 from keylane.metaserver.cluster.heard import store_heard
 from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.groups import leases as leases_module

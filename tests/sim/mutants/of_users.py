@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keylane.broker import partition as partition_module
-from keylane.broker.appends import Duplicate
+from keylane.broker.partition import partition as partition_module
+from keylane.broker.partition.appends import Duplicate
 from keylane.consumer import shared_client
 from keylane.consumer.client import Consumer
 from keylane.consumer.membership import Membership

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from keylane.broker.appends import (
+from keylane.broker.partition.appends import (
     CRC_UNKNOWN,
     REMEMBERED_BATCHES,
     Duplicate,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from crc32c import crc32c
 
-from keylane.broker.storage.consume_queue import Unit
-from keylane.broker.storage.index_blocks import BLOCK_BYTES, BLOCK_UNITS
-from keylane.broker.storage.index_file import FileConsumeQueues
+from keylane.broker.storage.index.file import FileConsumeQueues
+from keylane.broker.storage.index.file_blocks import BLOCK_BYTES, BLOCK_UNITS
+from keylane.broker.storage.index.interface import Unit
 from keylane.protocol.errors import CorruptLogError, StorageError
 from sim.clock import ManualClock
 from sim.disk import SimDisk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.records import CursorBody, FenceBody, decode_body, encode_body
+from keylane.broker.partition.records import CursorBody, FenceBody, decode_body, encode_body
 from keylane.protocol.record import HEADER_BYTES, Header, read_record
 from sim.clock import ManualClock
 from sim.disk import SimDisk
@@ -67,7 +67,7 @@ async def test_times_within_a_partition_never_fall():
 
 async def test_the_producer_silent_longest_is_forgotten(monkeypatch):
     """A partition remembers a limited number of producers, and a restart remembers the same ones."""
-    monkeypatch.setattr("keylane.broker.partition.PRODUCERS_PER_PARTITION_MAX", 3)
+    monkeypatch.setattr("keylane.broker.partition.partition.PRODUCERS_PER_PARTITION_MAX", 3)
     disk, clock = SimDisk(), ManualClock()
     desk = Desk(open_store(disk, clock=clock), clock)
     await desk.host()

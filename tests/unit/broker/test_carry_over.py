@@ -7,15 +7,15 @@ import random
 
 import pytest
 
-from keylane.broker.appends import REMEMBERED_BATCHES, ProducerState, StoredBatch
-from keylane.broker.carry_over import PRODUCERS_TOGETHER, STATE_BYTES_MAX
-from keylane.broker.damage import damage_of
-from keylane.broker.partition import LOST_MAX, HostedPartition
-from keylane.broker.partition_image import image_of, images_of_parts
-from keylane.broker.records import CursorBody, encode_body
-from keylane.broker.storage.commit_log import segment_path
-from keylane.broker.storage.trail import trail_path
-from keylane.broker.store import Store
+from keylane.broker.partition.appends import REMEMBERED_BATCHES, ProducerState, StoredBatch
+from keylane.broker.partition.damage import damage_of
+from keylane.broker.partition.image import image_of, images_of_parts
+from keylane.broker.partition.partition import LOST_MAX, HostedPartition
+from keylane.broker.partition.records import CursorBody, encode_body
+from keylane.broker.storage.log.commit_log import segment_path
+from keylane.broker.storage.log.trail import trail_path
+from keylane.broker.store.carry_over import PRODUCERS_TOGETHER, STATE_BYTES_MAX
+from keylane.broker.store.store import Store
 from keylane.protocol.ids import MAX_I64
 from keylane.protocol.limits import ACK_RANGES_MAX, PRODUCERS_PER_PARTITION_MAX
 from keylane.protocol.record import RECORD_BYTES_MAX

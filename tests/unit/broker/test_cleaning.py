@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from keylane.broker.cleaning import Cleaning
-from keylane.broker.damage import damage_of
-from keylane.broker.known_groups import know_groups
+from keylane.broker.partition.damage import damage_of
+from keylane.broker.retention.loop import Cleaning
 from keylane.broker.service import BrokerService
-from keylane.broker.storage.commit_log import segment_bases, segment_path
-from keylane.broker.storage.trail import trail_path
+from keylane.broker.storage.log.commit_log import segment_bases, segment_path
+from keylane.broker.storage.log.trail import trail_path
+from keylane.broker.store.known_groups import know_groups
 from keylane.protocol.control import Retention, TimeBound
 from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError, StorageError
 from keylane.protocol.frames import Append

@@ -9,12 +9,12 @@ import shutil
 import pytest
 
 from indexes import KINDS
-from keylane.broker import opening
-from keylane.broker.cleaning import Cleaning
-from keylane.broker.known_groups import know_groups
-from keylane.broker.resets import set_cursor
+from keylane.broker.retention.loop import Cleaning
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.reserve import PATH as RESERVE
+from keylane.broker.store import opening
+from keylane.broker.store.known_groups import know_groups
+from keylane.broker.store.set_cursor import set_cursor
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError, StorageError
 from keylane.protocol.progress import SetCursor
@@ -347,7 +347,7 @@ async def test_a_fault_of_our_own_does_not_end_it(monkeypatch):
         if len(checks) == 3:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr("keylane.broker.cleaning.CHECK_MS", 1)
+    monkeypatch.setattr("keylane.broker.retention.loop.CHECK_MS", 1)
     house.cleaning.check = check
     with pytest.raises(asyncio.CancelledError):
         await house.cleaning.run()

@@ -8,14 +8,14 @@ import random
 
 import pytest
 
-from keylane.broker.damage import damage_of
-from keylane.broker.partition import LOST_MAX, HostedPartition, Lost
-from keylane.broker.partition_image import image_of
-from keylane.broker.replay import HOLES_MAX, Replay
-from keylane.broker.state import MORE, BrokerState
-from keylane.broker.storage import recovery
-from keylane.broker.storage.commit_log import segment_path
-from keylane.broker.storage.recovery import Hole
+from keylane.broker.partition.damage import damage_of
+from keylane.broker.partition.image import image_of
+from keylane.broker.partition.partition import LOST_MAX, HostedPartition, Lost
+from keylane.broker.partition.state import MORE, BrokerState
+from keylane.broker.storage.log import recovery
+from keylane.broker.storage.log.commit_log import segment_path
+from keylane.broker.storage.log.recovery import Hole
+from keylane.broker.store.replay import HOLES_MAX, Replay
 from keylane.protocol.errors import CorruptLogError
 from sim.clock import ManualClock
 from sim.disk import SimDisk

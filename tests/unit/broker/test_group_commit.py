@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from keylane.broker import line
-from keylane.broker.group_commit import RETRY_FULL_MS
-from keylane.broker.storage.commit_log import segment_bases, segment_path
-from keylane.broker.store import Store
+from keylane.broker.storage.log.commit_log import segment_bases, segment_path
+from keylane.broker.store import line
+from keylane.broker.store.group_commit import RETRY_FULL_MS
+from keylane.broker.store.store import Store
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
     DiskFullError,

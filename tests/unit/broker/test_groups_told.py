@@ -8,11 +8,11 @@ import random
 
 import pytest
 
-from keylane.broker.cleaning import Cleaning
 from keylane.broker.control import BrokerControl
-from keylane.broker.known_groups import know_groups
-from keylane.broker.partition_image import image_of, partition_of
-from keylane.broker.store import Store
+from keylane.broker.partition.image import image_of, partition_of
+from keylane.broker.retention.loop import Cleaning
+from keylane.broker.store.known_groups import know_groups
+from keylane.broker.store.store import Store
 from keylane.protocol.control import HostPartition, Retention
 from keylane.protocol.errors import BrokerReadOnlyError
 from keylane.protocol.frames import Ack, AcquireShared, PullShared

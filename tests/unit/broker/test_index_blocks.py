@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import threading
 
-from keylane.broker.storage import index_blocks
-from keylane.broker.storage.consume_queue import Unit
-from keylane.broker.storage.index_file import FileConsumeQueues
+from keylane.broker.storage.index import file_blocks
+from keylane.broker.storage.index.file import FileConsumeQueues
+from keylane.broker.storage.index.interface import Unit
 from sim.disk import SimDisk
 
 ALL = 1 << 60
@@ -15,7 +15,7 @@ ALL = 1 << 60
 
 def test_blocks_written_while_their_file_is_synced(monkeypatch):
     """Blocks that go into a file after its sync, and before the next file is begun, are synced by the next checkpoint."""
-    monkeypatch.setattr(index_blocks, "FILE_BLOCKS", 8)
+    monkeypatch.setattr(file_blocks, "FILE_BLOCKS", 8)
     disk = SimDisk()
     queues = FileConsumeQueues(disk)
     queues.recover(0)
@@ -25,7 +25,7 @@ def test_blocks_written_while_their_file_is_synced(monkeypatch):
         nonlocal count
         units = [
             (1, Unit(one, 1, 100 * one, 100, 1000))
-            for one in range(count, count + index_blocks.BLOCK_UNITS * blocks)
+            for one in range(count, count + file_blocks.BLOCK_UNITS * blocks)
         ]
         count += len(units)
         queues.dispatch(units)

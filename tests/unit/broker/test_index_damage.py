@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from indexes import KINDS
-from keylane.broker.storage import rocks_tables
 from keylane.broker.storage.files import RealFiles
-from keylane.broker.storage.index_rocksdb import RocksConsumeQueues
+from keylane.broker.storage.index import rocksdb_tables
+from keylane.broker.storage.index.rocksdb import RocksConsumeQueues
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import (
     CorruptIndexError,
@@ -110,7 +110,7 @@ async def test_only_damage_destroys(said, kind, tmp_path, monkeypatch):
         def fails(*_args, **_kwargs):
             raise Exception(said)  # as the library does
 
-        patched.setattr(rocks_tables, "Rdict", type("Refusing", (), {"__new__": fails}))
+        patched.setattr(rocksdb_tables, "Rdict", type("Refusing", (), {"__new__": fails}))
         with pytest.raises(kind) as found:
             RocksConsumeQueues(path)
         assert not isinstance(found.value, CorruptIndexError)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.storage.consume_queue import Unit
-from keylane.broker.storage.index_file import FileConsumeQueues
+from keylane.broker.storage.index.file import FileConsumeQueues
+from keylane.broker.storage.index.interface import Unit
 from keylane.protocol.errors import StorageError
 from sim.disk import SimDisk
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from keylane.broker.group_commit import RETRY_FULL_MS
-from keylane.broker.storage import rocks_tables
-from keylane.broker.storage.consume_queue import Unit
 from keylane.broker.storage.files import RealFiles
-from keylane.broker.storage.index_rocksdb import RocksConsumeQueues
+from keylane.broker.storage.index import rocksdb_tables
+from keylane.broker.storage.index.interface import Unit
+from keylane.broker.storage.index.rocksdb import RocksConsumeQueues
+from keylane.broker.store.group_commit import RETRY_FULL_MS
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import BrokerReadOnlyError, DiskFullError, StorageError
 from sim.clock import ManualClock
@@ -27,7 +27,7 @@ ALL = 1 << 60
 @pytest.fixture
 def no_room(monkeypatch):
     """Makes the database's writes fail as on a full disk, or succeed again."""
-    real = rocks_tables.RocksTables.write
+    real = rocksdb_tables.RocksTables.write
     full = [False]
 
     def write(tables, batch):
@@ -36,8 +36,8 @@ def no_room(monkeypatch):
             raise Exception(FULL)  # as the library does
         real(tables, batch)
 
-    monkeypatch.setattr(rocks_tables.RocksTables, "write", write)
-    monkeypatch.setattr(rocks_tables, "REOPEN_BYTES", 0)
+    monkeypatch.setattr(rocksdb_tables.RocksTables, "write", write)
+    monkeypatch.setattr(rocksdb_tables, "REOPEN_BYTES", 0)
     return lambda on: full.__setitem__(0, on)
 
 

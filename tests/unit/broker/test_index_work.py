@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from indexes import KINDS
-from keylane.broker.index_work import rebuild_index, switch_index, verify_indexes
-from keylane.broker.storage.consume_queue import Unit
+from keylane.broker.offline.index_work import rebuild_index, switch_index, verify_indexes
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.identity import claim_folder
-from keylane.broker.storage.index_file import FileConsumeQueues
-from keylane.broker.storage.index_kinds import has_index, open_index
+from keylane.broker.storage.index.file import FileConsumeQueues
+from keylane.broker.storage.index.interface import Unit
+from keylane.broker.storage.index.kinds import has_index, open_index
 from keylane.protocol.errors import DataFolderError, InvalidRequestError
 from sim.clock import ManualClock
 from sim.disk import SimDisk

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from keylane.broker import line
-from keylane.broker.line import Line
-from keylane.broker.store import Store
+from keylane.broker.store import line
+from keylane.broker.store.line import Line
+from keylane.broker.store.store import Store
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
     FlushFailedError,

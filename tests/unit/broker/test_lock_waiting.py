@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from keylane.broker.shared import InFlight
+from keylane.broker.partition.in_flight import InFlight
 from keylane.broker.waiting import Waiting
 from keylane.protocol.errors import FencedError
 from keylane.protocol.frames import AcquireShared, PullShared

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.known_groups import know_groups
-from keylane.broker.old_tokens import refuse_old_tokens
+from keylane.broker.store.known_groups import know_groups
+from keylane.broker.store.old_tokens import refuse_old_tokens
 from keylane.protocol.errors import FencedError
 from sim.clock import ManualClock
 from sim.disk import SimDisk

@@ -6,11 +6,11 @@ import gc
 
 import msgspec
 
-from keylane.broker.appends import ProducerState, StoredBatch
-from keylane.broker.partition import HostedPartition, Lost
-from keylane.broker.partition_image import image_of, partition_of
-from keylane.broker.partition_table import PartitionTable
-from keylane.broker.records import CursorBody, FenceBody
+from keylane.broker.partition.appends import ProducerState, StoredBatch
+from keylane.broker.partition.image import image_of, partition_of
+from keylane.broker.partition.partition import HostedPartition, Lost
+from keylane.broker.partition.records import CursorBody, FenceBody
+from keylane.broker.partition.table import PartitionTable
 from keylane.protocol.control import HostPartition, Retention
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState
 from sim.store import facts

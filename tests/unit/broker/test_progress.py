@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.progress import apply_ack, decide_ack
+from keylane.broker.partition.acks import apply_ack, decide_ack
 from keylane.protocol.errors import InvalidRequestError, OverloadedError
 from keylane.protocol.limits import ACK_RANGES_MAX
 from keylane.protocol.offsets import AckedOffsets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.pull_lock import (
+from keylane.broker.partition.pull_lock import (
     PullLock,
     check_holder,
     decide_acquire,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.partition import HostedPartition
-from keylane.broker.partition_image import image_of, images_of_parts
-from keylane.broker.pull_lock import check_holder
-from keylane.broker.records import CursorBody, FenceBody, encode_body
-from keylane.broker.replay import Replay
-from keylane.broker.state import BrokerState
-from keylane.broker.storage.recovery import Hole
-from keylane.broker.storage.trail import Trace
+from keylane.broker.partition.image import image_of, images_of_parts
+from keylane.broker.partition.partition import HostedPartition
+from keylane.broker.partition.pull_lock import check_holder
+from keylane.broker.partition.records import CursorBody, FenceBody, encode_body
+from keylane.broker.partition.state import BrokerState
+from keylane.broker.storage.log.recovery import Hole
+from keylane.broker.storage.log.trail import Trace
+from keylane.broker.store.replay import Replay
 from keylane.protocol.errors import (
     CorruptLogError,
     DataFolderError,
@@ -336,7 +336,7 @@ def test_a_lost_part_stops_its_partition(lost):
 
 def test_a_state_never_makes_more_producers_than_are_remembered(monkeypatch):
     """Those silent longest are forgotten."""
-    monkeypatch.setattr("keylane.broker.replay.PRODUCERS_PER_PARTITION_MAX", 3)
+    monkeypatch.setattr("keylane.broker.store.replay.PRODUCERS_PER_PARTITION_MAX", 3)
     whole = crowded().state.partition(1)
     told = Told(1)
     for part in parts_of(whole):

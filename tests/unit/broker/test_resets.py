@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.known_groups import know_groups
-from keylane.broker.pull_lock import RESET
-from keylane.broker.resets import set_cursor
+from keylane.broker.partition.pull_lock import RESET
+from keylane.broker.store.known_groups import know_groups
+from keylane.broker.store.set_cursor import set_cursor
 from keylane.protocol.errors import (
     DiskFullError,
     FencedError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keylane.broker.retention import (
+from keylane.broker.retention.policy import (
     DiskUse,
     Limits,
     Segment,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker import group_commit, partition
 from keylane.broker.control import BrokerControl
+from keylane.broker.partition import partition
+from keylane.broker.store import group_commit
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
     KeylaneError,

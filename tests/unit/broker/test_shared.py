@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker import shared
-from keylane.broker.shared import NEVER_MS, Held, InFlight
+from keylane.broker.partition import in_flight
+from keylane.broker.partition.in_flight import NEVER_MS, Held, InFlight
 from keylane.protocol.limits import IN_FLIGHT_PER_SESSION_MAX
 from keylane.protocol.offsets import AckedOffsets
 
@@ -116,7 +116,7 @@ def test_a_session_has_a_limit():
 
 def test_with_too_many_acked_ranges_only_the_lowest_gap_is_handed_out(monkeypatch):
     """The cursor has to rise before anything else is begun, and then all goes on."""
-    monkeypatch.setattr(shared, "ACK_RANGES_MAX", 3)
+    monkeypatch.setattr(in_flight, "ACK_RANGES_MAX", 3)
     one, acked = InFlight(1), AckedOffsets(0, [(2, 3), (4, 5), (6, 7)])
     assert hand_out(one, acked) == [(0, 2)]
     assert hand_out(one, acked, B) == []
@@ -127,7 +127,7 @@ def test_with_too_many_acked_ranges_only_the_lowest_gap_is_handed_out(monkeypatc
 
 def test_ranges_in_flight_have_a_limit(monkeypatch: pytest.MonkeyPatch):
     """Above it nothing is handed out until something is acked or free."""
-    monkeypatch.setattr(shared, "IN_FLIGHT_RANGES_MAX", 2)
+    monkeypatch.setattr(in_flight, "IN_FLIGHT_RANGES_MAX", 2)
     one, acked = InFlight(1), AckedOffsets()
     assert hand_out(one, acked, count_max=1) == [(0, 1)]
     assert hand_out(one, acked, count_max=1) == [(1, 2)]
@@ -171,7 +171,7 @@ def test_a_session_that_is_heard_again_has_the_ttl_of_its_last_acquire():
 
 def test_silent_sessions_are_forgotten(monkeypatch):
     """However many come and go without a word, those known are bounded, and none keeps messages for ever."""
-    monkeypatch.setattr(shared, "SILENT_MAX", 10)
+    monkeypatch.setattr(in_flight, "SILENT_MAX", 10)
     one, acked = InFlight(1), AckedOffsets()
     for number in range(100):
         session = f"session-{number}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.appends import REMEMBERED_BATCHES
+from keylane.broker.partition.appends import REMEMBERED_BATCHES
 from keylane.protocol.errors import SequenceGapError, SequenceReusedError
 from sim.clock import ManualClock
 from sim.disk import SimDisk
@@ -86,7 +86,7 @@ async def test_an_epoch_that_is_shared_stores_nothing_more():
 
 async def test_a_producer_that_is_forgotten_is_no_longer_shared(monkeypatch):
     """What is known of a shared id goes with the rest that is known of it."""
-    monkeypatch.setattr("keylane.broker.partition.PRODUCERS_PER_PARTITION_MAX", 2)
+    monkeypatch.setattr("keylane.broker.partition.partition.PRODUCERS_PER_PARTITION_MAX", 2)
     desk = await opened(SimDisk(), stored=1)
     with pytest.raises(SequenceReusedError):
         await desk.append(others(0))

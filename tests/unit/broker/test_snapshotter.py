@@ -7,7 +7,7 @@ import copy
 
 import pytest
 
-from keylane.broker.partition_image import image_of
+from keylane.broker.partition.image import image_of
 from keylane.broker.storage.snapshot import Snapshots
 from keylane.protocol.errors import DiskFullError, FlushFailedError
 from sim.clock import ManualClock
@@ -118,7 +118,7 @@ async def test_what_is_lost_to_a_full_disk_is_in_no_snapshot(desk, disk):
 
 async def test_what_changes_while_it_is_made_is_not_missed(desk, disk, monkeypatch):
     """Appends that come between two slices are in the log behind it, and fold into either state."""
-    monkeypatch.setattr("keylane.broker.snapshotter.SLICE", 1)
+    monkeypatch.setattr("keylane.broker.store.snapshotter.SLICE", 1)
     for number in range(3, 40):
         await desk.host(number)
     task = asyncio.create_task(desk.store.snapshotter.write())

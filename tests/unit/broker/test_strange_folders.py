@@ -7,8 +7,8 @@ import os
 import pytest
 
 from keylane.broker.control import BrokerControl
-from keylane.broker.storage.commit_log import CommitLog, segment_path
 from keylane.broker.storage.files import RealFiles
+from keylane.broker.storage.log.commit_log import CommitLog, segment_path
 from keylane.protocol.errors import CorruptLogError, DataFolderError, DiskFullError, StorageError
 from sim.clock import ManualClock
 from sim.disk import SimDisk

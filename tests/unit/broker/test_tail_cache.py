@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keylane.broker.tail_cache import ENTRY_BYTES, TailCache
+from keylane.broker.store.tail_cache import ENTRY_BYTES, TailCache
 
 
 def filled(cache: TailCache, count: int = 4, partition_id: int = 1) -> TailCache:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keylane.broker.storage.commit_log import BARRIER, WritePlan, segment_path
+from keylane.broker.storage.log.commit_log import BARRIER, WritePlan, segment_path
 from keylane.protocol.record import Header, read_record
 from sim.store import batch
 

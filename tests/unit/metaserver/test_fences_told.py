@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from keylane.broker.pull_lock import PullLock, decide_acquire
+from keylane.broker.partition.pull_lock import PullLock, decide_acquire
 from keylane.metaserver.groups.lease_rows import read_grants, release_leases
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.resets.rows import begin_reset, end_reset, reset_scope

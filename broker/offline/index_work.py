@@ -1,0 +1,224 @@
+"""Work on the indexes of a data folder that no broker uses: rebuilt from the log, converted, compared.  Disk.
+
+rebuild   log ─▶ index                     switch   index ─▶ the other one, and the old one goes
+verify    log ═ index, index ═ index       changes nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from ...protocol.errors import InvalidRequestError, StorageError
+from ...protocol.record import Header
+from ..settings import INDEX_KINDS
+from ..storage.files import Files
+from ..storage.index.interface import ConsumeQueues, Unit
+from ..storage.index.kinds import (
+    has_index,
+    index_to_read,
+    is_unfinished,
+    mark,
+    open_index,
+    remove_index,
+    unmark,
+)
+from ..storage.log.recovery import Hole, scan_log
+from ..storage.snapshot import Snapshots
+from ..store.dispatch import Dispatch
+
+PROBLEMS_MAX = 100
+UNFINISHED = "it cannot be trusted; the next start of the broker, or `rebuild`, makes it anew"
+NONE = "there is no index; the next start of the broker, or `rebuild`, makes one"
+ALL = 1 << 62
+
+
+@dataclass(slots=True)
+class IndexReport:
+    """What was done to an index, or found in it."""
+
+    index: str
+    partitions: int = 0
+    batches: int = 0
+    position: int = 0
+    """The log position up to which it has everything."""
+    problems: list[str] = field(default_factory=list)
+
+    def problem(self, text: str) -> None:
+        """One more; the first hundred are kept."""
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(text)
+
+
+class _Records:
+    """Gives what recovery reads to a `Dispatch`."""
+
+    def __init__(self, dispatch: Dispatch, end: int) -> None:
+        self._dispatch = dispatch
+        self._end = end
+
+    def record(self, header: Header, _body: memoryview) -> None:
+        if header.position < self._end:
+            self._dispatch.record(header)
+
+    def hole(self, hole: Hole) -> None:
+        if hole.start < self._end:
+            self._dispatch.hole(hole)
+
+
+def rebuild_index(files: Files, kind: str) -> IndexReport:
+    """
+    Make the index of this kind anew from the log.
+
+    Raises:
+        StorageError: it cannot be written, or the log cannot be read.
+    """
+    mark(files, kind)
+    queues = open_index(files, kind)
+    mark(files, kind)
+    try:
+        dispatch = Dispatch(queues, start=0)
+        found = scan_log(files, _Records(dispatch, ALL))
+        dispatch.flush()
+        queues.checkpoint(found.end)
+        report = _summary(kind, queues)
+    finally:
+        queues.close()
+    unmark(files, kind)
+    return report
+
+
+def switch_index(files: Files, to: str) -> IndexReport:
+    """
+    Convert the other index into one of this kind, and remove the other.
+
+    Raises:
+        InvalidRequestError: there is no other index.
+        StorageError: it cannot be read, or the new one cannot be written; the old one is as it was.
+    """
+    (old,) = (kind for kind in INDEX_KINDS if kind != to)
+    if not has_index(files, old):
+        raise InvalidRequestError(f"{files.name()} has no {old} index; rebuild makes one")
+    mark(files, to)
+    source, target = open_index(files, old), open_index(files, to)
+    mark(files, to)
+    try:
+        for partition_id in source.partitions():
+            for units in _parts(source, partition_id):
+                target.dispatch([(partition_id, unit) for unit in units])
+        target.checkpoint(source.position)
+        report = _summary(to, target)
+    finally:
+        source.close()
+        target.close()
+    unmark(files, to)
+    remove_index(files, old)
+    return report
+
+
+def verify_indexes(files: Files) -> list[IndexReport]:
+    """Compare every index there is with the log, and both with each other; what is wrong is in the reports."""
+    reports = []
+    with ExitStack() as stack:
+        opened = []
+        for kind in INDEX_KINDS:
+            if is_unfinished(files, kind):
+                reports.append(IndexReport(kind, problems=[UNFINISHED]))
+            elif has_index(files, kind):
+                report = IndexReport(kind)
+                try:
+                    queues = stack.enter_context(index_to_read(files, kind))
+                    report = _summary(kind, queues)
+                    _compare_with_log(files, queues, report)
+                    opened.append((queues, report))
+                except StorageError as error:
+                    report.problem(error.message)
+                reports.append(report)
+        if len(opened) == 2:
+            _compare(opened[0][0], *opened[1])
+    return reports or [IndexReport("none", problems=[NONE])]
+
+
+def _summary(kind: str, queues: ConsumeQueues) -> IndexReport:
+    report = IndexReport(kind, position=queues.position)
+    for partition_id in queues.partitions():
+        report.partitions += 1
+        try:
+            report.batches += sum(map(len, _parts(queues, partition_id)))
+        except StorageError as error:
+            report.problem(f"partition {partition_id}: {error.message}")
+    return report
+
+
+def _parts(queues: ConsumeQueues, partition_id: int) -> Iterator[list[Unit]]:
+    bounds = queues.bounds(partition_id)
+    offset, end = bounds or (0, 0)
+    while offset < end:
+        units = queues.find(partition_id, offset, end=end, bytes_max=ALL)
+        if not units:
+            raise StorageError(f"offset {offset} is missing")
+        yield units
+        offset = units[-1].next_offset
+
+
+class _Expectation:
+    """Stands where an index is filled, and compares instead."""
+
+    def __init__(self, queues: ConsumeQueues, report: IndexReport) -> None:
+        self._queues = queues
+        self._report = report
+        self.ends: dict[int, int] = {}
+
+    def bounds(self, partition_id: int) -> tuple[int, int] | None:
+        end = self.ends.get(partition_id)
+        return None if end is None else (0, end)
+
+    def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
+        for partition_id, unit in units:
+            self.ends[partition_id] = unit.next_offset
+            bounds = self._queues.bounds(partition_id)
+            if bounds is not None and unit.base_offset < bounds[0]:
+                continue  # retention was about to remove it
+            try:
+                found = self._queues.find(
+                    partition_id, unit.base_offset, end=unit.next_offset, bytes_max=1
+                )
+            except StorageError as error:
+                self._report.problem(f"partition {partition_id}: {error.message}")
+                continue
+            if found[:1] != [unit]:
+                self._report.problem(
+                    f"partition {partition_id}: the log has {unit}, "
+                    f"the index {found[0] if found else 'nothing'}"
+                )
+
+
+def _compare_with_log(files: Files, queues: ConsumeQueues, report: IndexReport) -> None:
+    expected = _Expectation(queues, report)
+    dispatch = Dispatch(expected, start=0)
+    found = scan_log(files, _Records(dispatch, queues.position))
+    dispatch.flush()
+    durable = Snapshots(files).load(lambda _number, _image: None).position
+    if queues.position < durable:
+        report.problem(
+            f"the index ends at position {queues.position}: "
+            f"it was durable up to {durable}, by the snapshot, and is damaged"
+        )
+    if queues.position > found.end:
+        report.problem(f"the index ends at position {queues.position}, the log at {found.end}")
+    for partition_id in queues.partitions():
+        bounds = queues.bounds(partition_id)
+        end = expected.ends.get(partition_id)
+        if end is not None and bounds is not None and bounds[1] != end:
+            report.problem(f"partition {partition_id} ends at {end}, in the index at {bounds[1]}")
+
+
+def _compare(one: ConsumeQueues, other: ConsumeQueues, report: IndexReport) -> None:
+    """Two indexes, as far as both go."""
+    if one.position != other.position:
+        return  # one of them is behind: the log has told what is wrong
+    for partition_id in sorted({*one.partitions(), *other.partitions()}):
+        bounds = one.bounds(partition_id), other.bounds(partition_id)
+        if bounds[0] != bounds[1]:
+            report.problem(f"partition {partition_id}: the bounds are {bounds[0]} and {bounds[1]}")

@@ -1,0 +1,133 @@
+"""Looking into a data folder that no broker uses now: all of its log, and what is wrong with it.  Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...protocol.errors import KeylaneError
+from ...protocol.record import Header, Kind
+from ..partition.damage import damage_of
+from ..partition.state import BrokerState
+from ..storage.files import Files
+from ..storage.identity import Identity, read_identity
+from ..storage.log.commit_log import segment_bases
+from ..storage.log.recovery import Hole, scan_log
+from ..storage.snapshot import Snapshots
+from ..store.replay import Replay
+
+
+@dataclass(kw_only=True)
+class Inspection:
+    """What was found in a data folder; `problems` is empty if nothing is wrong."""
+
+    broker_group: str
+    broker_id: str
+    segments: int
+    first_position: int
+    next_position: int = 0
+    records: int = 0
+    batches: int = 0
+    messages: int = 0
+    partitions: int = 0
+    unfinished_bytes: int = 0
+    """At the end of the log: a write that never became durable, cut at the next start."""
+    snapshot_position: int = 0
+    """What the newest snapshot stands for; 0 if there is none."""
+    stopped_partitions: list[int] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+class _Counting:
+    """A replay that counts."""
+
+    def __init__(self, replay: Replay, found: Inspection) -> None:
+        self._replay = replay
+        self._found = found
+
+    def record(self, header: Header, body: memoryview) -> None:
+        self._replay.record(header, body)
+        self._found.records += 1
+        if header.kind == Kind.MESSAGES:
+            self._found.batches += 1
+            self._found.messages += header.count
+
+    def hole(self, hole: Hole) -> None:
+        self._replay.hole(hole)
+
+
+def inspect_folder(files: Files) -> Inspection:
+    """
+    Read a locked folder's whole log, every checksum, and say what is wrong.
+
+    Raises:
+        DataFolderError: not a broker's folder, or a newer broker's.
+    """
+    identity = read_identity(files)
+    bases = segment_bases(files)
+    found = Inspection(
+        broker_group=identity.broker_group,
+        broker_id=identity.broker_id,
+        segments=len(bases),
+        first_position=min(bases, default=0),
+    )
+    from_snapshot = BrokerState()
+    found.snapshot_position = Snapshots(files).load(from_snapshot.partitions.load).position
+    state = BrokerState()
+    replay = Replay(state)
+    scanned = scan_log(files, _Counting(replay, found), durable=found.snapshot_position)
+    replay.finish()
+    found.next_position = scanned.end
+    found.unfinished_bytes = scanned.cut_bytes
+    found.partitions = len(state.partitions)
+    found.stopped_partitions = sorted(
+        number for number, one in state.partitions.items() if one.lost or one.fences_lost
+    )
+    found.problems = [*damage_of(state), *_missing(state, from_snapshot)]
+    return found
+
+
+def _missing(state: BrokerState, snapshot: BrokerState) -> list[str]:
+    """Where the log says less than the snapshot, which was made of it."""
+    problems = []
+    for number in snapshot.partitions:
+        then = snapshot.partitions[number]
+        try:
+            now = state.partition(number)
+        except KeylaneError as error:
+            problems.append(error.message)
+            continue
+        if now.next_offset < then.next_offset and not now.lost:
+            problems.append(
+                f"partition {number} ends at offset {now.next_offset} in the log, "
+                f"and at {then.next_offset} in the snapshot"
+            )
+    return problems
+
+
+def walk_log(
+    files: Files,
+    visit: Callable[[Header, memoryview], None],
+    hole: Callable[[Hole], None],
+    *,
+    start: int = 0,
+) -> Identity:
+    """
+    Give the records and holes of a locked folder's log, oldest first, to `visit` and `hole`: all from the beginning
+    of the segment on that has position `start`.
+
+    Raises:
+        DataFolderError: not a broker's folder, or a newer broker's.
+    """
+    identity = read_identity(files)
+    before = [base for base in segment_bases(files) if base <= start]
+    scan_log(files, _Walk(visit, hole), start=max(before, default=0))
+    return identity
+
+
+class _Walk:
+    def __init__(
+        self, visit: Callable[[Header, memoryview], None], hole: Callable[[Hole], None]
+    ) -> None:
+        self.record = visit
+        self.hole = hole

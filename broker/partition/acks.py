@@ -1,0 +1,46 @@
+"""What an ack does to a consumer group's progress on a partition.  Pure.
+
+Invariants
+    Only ranges of stored messages are acked, all of a request or none.
+    The cursor never falls and never passes a message that was not acked; only an operator sets it anew (`store/set_cursor.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...protocol.errors import InvalidRequestError, OverloadedError
+from ...protocol.limits import ACK_RANGES_MAX
+from ...protocol.offsets import AckedOffsets, Range
+
+
+def decide_ack(acked: AckedOffsets, ranges: Sequence[Range], *, next_offset: int) -> None:
+    """
+    Let the ranges of one ack through.
+
+    Raises:
+        InvalidRequestError: a range that is empty, reversed, or not within `[0, next_offset)`.
+        OverloadedError: more ranges above the cursor than are kept.
+    """
+    for start, end in ranges:
+        if not 0 <= start < end <= next_offset:
+            raise InvalidRequestError(
+                f"cannot ack [{start}, {end}): stored are [0, {next_offset})",
+                next_offset=next_offset,
+            )
+    if acked.range_count + len(ranges) > ACK_RANGES_MAX:
+        trial = AckedOffsets(acked.cursor, acked.ranges)
+        for start, end in ranges:
+            trial.add(start, end)
+        if trial.range_count > ACK_RANGES_MAX:
+            raise OverloadedError(
+                f"more than {ACK_RANGES_MAX} acked ranges above the cursor", cursor=acked.cursor
+            )
+
+
+def apply_ack(acked: AckedOffsets, ranges: Sequence[Range]) -> bool:
+    """Mark the ranges as acked; True if anything was new."""
+    new = False
+    for start, end in ranges:
+        new |= acked.add(start, end)
+    return new

@@ -1,0 +1,42 @@
+"""What damage has taken, told to people: what happened to the log, and what each partition has lost of it.  Pure."""
+
+from __future__ import annotations
+
+from ...protocol.text import counted
+from .partition import LOST_MAX, HostedPartition
+from .state import BrokerState
+
+PARTITIONS_MAX = 100
+"""Partitions that are told of one by one."""
+
+
+def damage_of(state: BrokerState) -> list[str]:
+    """Every problem, then a line for each partition that has lost messages; of very many, their number."""
+    lines = list(state.problems)
+    damaged = sorted(state.damaged)
+    for partition_id in damaged[:PARTITIONS_MAX]:
+        partition = state.partitions.get(partition_id)
+        if partition is not None and partition.lost:
+            lines.append(_line(partition))
+    if len(damaged) > PARTITIONS_MAX:
+        lines.append(f"{len(damaged) - PARTITIONS_MAX} more partitions have lost messages")
+    return lines
+
+
+def _line(partition: HostedPartition) -> str:
+    lost = partition.lost
+    first = lost[0]
+    count = sum(one.end - one.start for one in lost if one.end != -1)
+    text = f"{counted(count, 'message')} in {counted(len(lost), 'range')} of offsets, the first from {first.start} on"
+    if len(lost) >= LOST_MAX:
+        text = f"at least {text}"
+    if lost[-1].end == -1:
+        text = f"its offsets from {lost[-1].start} on, nobody knows how many"
+        if len(lost) > 1 or count:
+            text += f", and {counted(count, 'message')} before them from {first.start} on"
+    elif len(lost) == 1:
+        text = f"its offsets from {first.start} to {first.end}"
+    return (
+        f"partition {partition.partition_id} has lost {text} "
+        f"(position {first.position}): it takes no messages"
+    )

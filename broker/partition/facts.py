@@ -1,0 +1,23 @@
+"""What can be said of a partition when it is hosted: names, ids and ranges that are possible.  Pure."""
+
+from __future__ import annotations
+
+from ...protocol.control import HostPartition
+from ...protocol.errors import InvalidRequestError
+from ...protocol.ids import check_name, check_partition_name
+from ...protocol.limits import LOGICAL_PARTITIONS
+
+
+def check_facts(facts: HostPartition) -> None:
+    """Raises InvalidRequestError, InvalidNameError."""
+    partition = facts.partition
+    check_name("subject", facts.subject)
+    check_partition_name(partition.name)
+    if not 1 <= partition.partition_id < 1 << 63:
+        raise InvalidRequestError(f"not a partition id: {partition.partition_id}")
+    if not 0 <= partition.range_start < partition.range_end <= LOGICAL_PARTITIONS:
+        raise InvalidRequestError(
+            f"not a range of logical partitions: [{partition.range_start}, {partition.range_end})"
+        )
+    if partition.queue < 0 or len(partition.parents) > LOGICAL_PARTITIONS:
+        raise InvalidRequestError("impossible queue or parents")

@@ -1,0 +1,252 @@
+"""A whole partition as few bytes: for the snapshot, for a STATE record, and for partitions nobody uses now.  Pure.
+
+    [subject, name, queue, range_start, range_end, broker_group, parents,
+     first_offset, next_offset, appended_at_ms, sealed,
+     producers: [[id, epoch, next_sequence, [[sequence, count, base_offset], …]], …],
+     groups: [[name, fence, session, cursor, [[start, end], …], removed_unread], …],
+     lost: [[start, end, position], …], fences_lost,
+     order_strategy, partitions_wanted, retention,
+     static,
+     producers_before, producers_all,
+     body_crcs: [[crc, …], …],
+     groups_told]                                   msgpack; later fields come last
+
+`removed_unread` is there where it is not 0.  The array ends behind the last of `static`, `producers_all`, `body_crcs` and
+`groups_told` that says something.  `producers_before` and `producers_all` say something in a part only: of a partition
+with many producers each STATE record has some of them.  `body_crcs` are those of the remembered batches, producer by
+producer in the order of `producers`.
+
+Invariants
+    `partition_of(image_of(p))` is `p` as a restart would find it: without pull locks, which live in memory only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...protocol.control import HostPartition, Retention
+from ...protocol.errors import CorruptLogError
+from ...protocol.offsets import AckedOffsets
+from ...protocol.routing import OrderStrategy, Partition, PartitionState
+from .appends import CRC_UNKNOWN, ProducerState, StoredBatch
+from .partition import Group, HostedPartition, Lost
+
+
+class _GroupImage(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    fence: int
+    session: str
+    cursor: int
+    ranges: list[tuple[int, int]]
+    removed_unread: int = 0
+
+
+class _Image(msgspec.Struct, frozen=True, array_like=True):
+    subject: str
+    name: str
+    queue: int
+    range_start: int
+    range_end: int
+    broker_group: str
+    parents: tuple[int, ...]
+    first_offset: int
+    next_offset: int
+    appended_at_ms: int
+    sealed: bool
+    producers: list[tuple[int, int, int, list[tuple[int, int, int]]]]
+    groups: list[_GroupImage]
+    lost: list[tuple[int, int, int]] = []
+    fences_lost: bool = False
+    order_strategy: OrderStrategy | None = None
+    partitions_wanted: int = 0
+    retention: Retention | None = None
+
+
+class _StaticImage(_Image, frozen=True, array_like=True):
+    """The field that came later is written only where it says something: other images have the bytes they had."""
+
+    static: bool = False
+
+
+class _PartImage(_StaticImage, frozen=True, array_like=True):
+    producers_before: int = 0
+    producers_all: int = 0
+
+
+class _SummedImage(_PartImage, frozen=True, array_like=True):
+    """Beside the producers and not within them, so that a broker which does not know it reads the rest."""
+
+    body_crcs: list[list[int]] = []
+
+
+class _ToldImage(_SummedImage, frozen=True, array_like=True):
+    groups_told: bool = False
+
+
+class Part(NamedTuple):
+    """Which of a partition's producers an image has: those after the first `before`, of `total`."""
+
+    before: int
+    total: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_ToldImage).decode
+_strings: dict[str, str] = {}
+"""Subjects and groups, each once: a broker has many partitions of few of them."""
+STRINGS_MAX = 10_000
+
+
+def image_of(one: HostedPartition) -> bytes:
+    """The partition as bytes."""
+    groups = [_group_image(group) for group in one.groups.values()]
+    return _image(one, list(one.producers.items()), groups)
+
+
+def images_of_parts(one: HostedPartition, *, together: int) -> Iterator[bytes]:
+    """The partition without its consumer groups, as images of at most `together` producers each, in their order."""
+    producers = iter(one.producers.items())
+    count = len(one.producers)
+    for before in range(0, max(count, 1), together):
+        yield _image(one, list(islice(producers, together)), [], Part(before, count))
+
+
+def _image(
+    one: HostedPartition,
+    producers: list[tuple[int, ProducerState]],
+    groups: list[tuple[Any, ...]],
+    part: Part | None = None,
+) -> bytes:
+    facts, partition = one.facts, one.facts.partition
+    return _encode(
+        _kind(one, producers, part)(
+            subject=facts.subject,
+            name=partition.name,
+            queue=partition.queue,
+            range_start=partition.range_start,
+            range_end=partition.range_end,
+            broker_group=partition.broker_group,
+            parents=partition.parents,
+            first_offset=one.first_offset,
+            next_offset=one.next_offset,
+            appended_at_ms=one.appended_at_ms,
+            sealed=one.sealed,
+            producers=[
+                (number, epoch, following, [batch[:3] for batch in latest])
+                for number, (epoch, following, latest) in producers
+            ],
+            groups=groups,
+            lost=list(one.lost),
+            fences_lost=one.fences_lost,
+            order_strategy=facts.order_strategy,
+            partitions_wanted=facts.partitions_wanted,
+            retention=facts.retention,
+        )
+    )
+
+
+def _kind(
+    one: HostedPartition, producers: list[tuple[int, ProducerState]], part: Part | None
+) -> Callable[..., _Image]:
+    """The shortest kind of image that has room for what there is to say; its last fields are filled in."""
+    static = one.facts.static
+    before, total = part or (0, 0)
+    if not producers and part is None and not one.groups_told:
+        return partial(_StaticImage, static=True) if static else _Image
+    as_part = partial(_PartImage, static=static, producers_before=before, producers_all=total)
+    if not producers and not one.groups_told:
+        return as_part
+    body_crcs = [[batch.body_crc for batch in state.latest] for _, state in producers]
+    if one.groups_told:
+        return partial(_ToldImage, **as_part.keywords, body_crcs=body_crcs, groups_told=True)
+    return partial(_SummedImage, **as_part.keywords, body_crcs=body_crcs)
+
+
+def _group_image(group: Group) -> tuple[Any, ...]:
+    lock, acked = group.lock, group.acked
+    row = (group.name, lock.fence, lock.session, acked.cursor, acked.ranges)
+    return (*row, group.removed_unread) if group.removed_unread else row
+
+
+def partition_of(partition_id: int, image: bytes | memoryview) -> HostedPartition:
+    """
+    The partition that `image` stands for.
+
+    Raises:
+        CorruptLogError: not an image.
+    """
+    return part_of(partition_id, image)[0]
+
+
+def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartition, Part]:
+    """
+    As `partition_of`, and which of its producers the image has.
+
+    Raises:
+        CorruptLogError: not an image.
+    """
+    try:
+        found = _decode(image)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptLogError(
+            f"the state of partition {partition_id} is unreadable: {error}",
+            partition_id=partition_id,
+        ) from error
+    facts = HostPartition(
+        subject=_shared(found.subject),
+        partition=Partition(
+            partition_id=partition_id,  # type: ignore[arg-type]
+            name=found.name,  # type: ignore[arg-type]
+            queue=found.queue,  # type: ignore[arg-type]
+            range_start=found.range_start,
+            range_end=found.range_end,
+            broker_group=_shared(found.broker_group),  # type: ignore[arg-type]
+            state=PartitionState.OPEN,
+            parents=found.parents,  # type: ignore[arg-type]
+        ),
+        order_strategy=found.order_strategy,
+        partitions_wanted=found.partitions_wanted,
+        retention=found.retention,
+        static=found.static,
+    )
+    partition = HostedPartition(facts)
+    partition.first_offset = found.first_offset
+    partition.next_offset = partition.readable_offset = found.next_offset
+    partition.appended_at_ms = found.appended_at_ms
+    partition.sealed = partition.ended = found.sealed
+    crcs = iter(found.body_crcs)
+    for number, epoch, following, latest in found.producers:
+        batches = _batches(latest, next(crcs, []))
+        partition.producers[number] = ProducerState(epoch, following, batches)
+    for row in found.groups:
+        name = _shared(row.name)
+        group = partition.groups[name] = Group(name)
+        group.lock.fence = group.durable_fence = row.fence
+        group.lock.session = row.session
+        group.acked = AckedOffsets(row.cursor, row.ranges)
+        group.durable_cursor, group.durable_ranges = row.cursor, row.ranges
+        group.removed_unread = row.removed_unread
+        group.kept = True
+    partition.groups_told = found.groups_told
+    partition.lost = tuple(Lost(*one) for one in found.lost)
+    partition.fences_lost = found.fences_lost
+    return partition, Part(
+        found.producers_before, max(found.producers_all, len(partition.producers))
+    )
+
+
+def _batches(latest: list[tuple[int, int, int]], crcs: list[int]) -> tuple[StoredBatch, ...]:
+    if len(crcs) != len(latest):
+        crcs = [CRC_UNKNOWN] * len(latest)  # the image is older than the checksums in it
+    return tuple(StoredBatch(*batch, crc) for batch, crc in zip(latest, crcs, strict=True))
+
+
+def _shared(text: str) -> str:
+    if len(_strings) >= STRINGS_MAX:
+        _strings.clear()
+    return _strings.setdefault(text, text)

@@ -1,0 +1,90 @@
+"""Bodies of the log's own records: what a partition is, fences, cursors.  Pure.
+
+    PARTITION  {subject, partition}                       map, so that facts can be added
+    FENCE      [group, token, session]
+    CURSOR     [group, token, cursor, [[start, end], …], removed_unread]   token: whose ack moved it last; the last
+               field is written only where it is not 0
+    SEAL       nothing; base_offset is the partition's end
+    TOLD       nothing
+
+Every body is msgpack; a field added later comes last and has a default.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...protocol.control import HostPartition
+from ...protocol.errors import CorruptLogError
+from ...protocol.record import Header, Kind, encode_record
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class FenceBody(msgspec.Struct, frozen=True, array_like=True):
+    """The fence of a consumer group on a partition rose to `token`."""
+
+    group: str
+    token: int
+    session: str
+
+
+class CursorBody(msgspec.Struct, frozen=True, array_like=True):
+    """The progress of a consumer group on a partition."""
+
+    group: str
+    token: int
+    cursor: int
+    ranges: list[tuple[int, int]]
+    removed_unread: int = 0
+    """Messages that retention removed before the group had acked them."""
+
+
+Body = HostPartition | FenceBody | CursorBody | None
+
+_DECODERS: dict[Kind, msgspec.msgpack.Decoder[Any]] = {
+    Kind.PARTITION: msgspec.msgpack.Decoder(HostPartition),
+    Kind.FENCE: msgspec.msgpack.Decoder(FenceBody),
+    Kind.CURSOR: msgspec.msgpack.Decoder(CursorBody),
+}
+WITHOUT_BODY = frozenset({Kind.SEAL, Kind.TOLD})
+_KINDS = {HostPartition: Kind.PARTITION, FenceBody: Kind.FENCE, CursorBody: Kind.CURSOR}
+
+
+def encode_body(partition_id: int, body: Body) -> bytes:
+    """A record of the log, not yet stamped; None is a seal."""
+    if body is None:
+        return encode_record(b"", kind=Kind.SEAL, partition_id=partition_id)
+    said: Any = body
+    if isinstance(body, HostPartition):
+        said = msgspec.to_builtins(body)
+        del said["partition"]["logic_start"]  # not a broker's to know
+    elif isinstance(body, CursorBody) and not body.removed_unread:
+        said = (body.group, body.token, body.cursor, body.ranges)
+    return encode_record(_encode(said), kind=_KINDS[type(body)], partition_id=partition_id)
+
+
+def encode_told(partition_id: int) -> bytes:
+    """A record, not yet stamped, that says: the groups before it in the log are all of the partition's subject."""
+    return encode_record(b"", kind=Kind.TOLD, partition_id=partition_id)
+
+
+def decode_body(header: Header, body: memoryview) -> Body:
+    """
+    The body of a record that is not MESSAGES.
+
+    Raises:
+        CorruptLogError: an unknown kind, or a body that does not fit its kind: a newer broker wrote this log.
+    """
+    if header.kind in WITHOUT_BODY:
+        return None
+    try:
+        decoded: Body = _DECODERS[Kind(header.kind)].decode(body)
+    except (ValueError, KeyError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptLogError(
+            f"record of kind {header.kind} at position {header.position}: {error}",
+            position=header.position,
+        ) from error
+    return decoded

@@ -1,0 +1,1 @@
+"""Which segments of the log may go, and how they are removed."""

@@ -1,0 +1,318 @@
+"""Removes old segments, again and again: asks the disk and the log, has it decided, and carries it out.  Disk.
+
+    ages, disk ─▶ policy.py ─▶ first position a group needs ─▶ what only these segments say is written again
+      ─▶ first offsets rise ─▶ segments go ─▶ the index forgets them ─▶ a snapshot, so that no start has to mend
+
+Invariants
+    First offsets rise before anything goes: whoever asks for what is gone is told the first offset that is not.
+    They rise only when everything has been written without which nothing may go.
+    What a partition has stays until the metaserver has told its groups, unless time alone counts for its subject.
+    Nothing goes before a metaserver has taken a report of this opening, nor while it refuses the folder.
+    The index forgets last: the log's beginning alone says what is gone, and a start after a crash in between goes by it.
+    It never runs on the event loop for long, and what blocks is done in slices between commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
+
+from ...protocol.clock import Clock
+from ...protocol.control import Retention
+from ...protocol.errors import BrokerReadOnlyError, CorruptIndexError, KeylaneError, StorageError
+from ...protocol.limits import UNTOLD_MAX
+from ...protocol.record import Kind
+from ...protocol.text import counted
+from ..partition.partition import HostedPartition
+from ..settings import BrokerSettings
+from ..standing import Standing
+from ..storage.files import Files
+from ..storage.log.headers import segment_headers
+from ..storage.reserve import Reserve
+from ..store.group_commit import RunBlocking
+from ..store.store import Store
+from .policy import (
+    DiskUse,
+    Limits,
+    Segment,
+    allowed_position,
+    reason_to_hold,
+    wanted_position,
+)
+
+log = logging.getLogger("keylane.broker")
+
+CHECK_MS = 10_000
+"""RocketMQ's."""
+SLICE = 500
+"""Partitions between two turns of the event loop."""
+UNWELCOME = "nothing is removed until a metaserver takes this broker's report"
+"""Its folder may be an older copy, which does not know of every consumer group."""
+HEADERS_MAX = 10_000
+"""How far a segment is read for its first message."""
+
+
+class Cleaning:
+    """The loop of retention; `problem` says what keeps it from removing what it should."""
+
+    def __init__(
+        self,
+        store: Store,
+        files: Files,
+        settings: BrokerSettings,
+        *,
+        clock: Clock,
+        run_commit: RunBlocking,
+        run_read: RunBlocking,
+        standing: Standing | None = None,
+    ) -> None:
+        """`standing` lets nothing go until a metaserver has taken this broker's report; None: nobody is asked."""
+        self._store = store
+        self._standing = standing
+        self._queues = store.queues
+        self._files = files
+        self._firsts = store.firsts
+        self._reserve = Reserve(files)
+        self._forgotten = store.log.first_position
+        """Up to where the index has forgotten the log."""
+        self._limits = Limits(
+            retention_ms=settings.retention_ms, retention_bytes=settings.retention_bytes
+        )
+        self._clock = clock
+        self._run_commit = run_commit
+        self._run_read = run_read
+        self._first_ms: dict[int, int] = {}
+        """Time of the first message of a segment, by its base."""
+        self.problem = ""
+        self.untold: tuple[int, ...] = ()
+        """Partitions, UNTOLD_MAX at most, of which messages should go and may not: their groups were never told."""
+        self._untold: list[int] = []
+        """The same, of the look that is under way."""
+
+    async def run(self) -> None:
+        """Check for ever; cancel it to end it."""
+        while True:
+            try:
+                await self.check()
+            except CorruptIndexError as error:
+                self.problem = error.message
+                await self._store.index_damage.found(error)
+            except KeylaneError as error:
+                self.problem = error.message
+                log.warning("retention: %s", error.message)
+            except Exception as error:
+                self.problem = f"a fault of our own: {error!r}"
+                log.exception("retention")
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Until the next check is due, or this broker is welcome, before which nothing goes."""
+        if self._standing is None or self.problem != UNWELCOME:
+            await asyncio.sleep(CHECK_MS / 1000)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_MS / 1000):
+                await self._standing.wait_welcome()
+
+    async def check(self) -> int:
+        """
+        Remove what is due now; how many segments went.
+
+        Raises:
+            KeylaneError: not all of them; what is left is tried again with the next check.
+        """
+        disk, segments = await self._run_read(self._look)
+        self._store.commit.hold(reason_to_hold(disk))
+        if self._store.log.leaving:
+            await self._run_commit(self._store.log.finish_drop)
+        end = self._store.log.end
+        wanted = wanted_position(
+            segments, self._limits, disk, end=end, now_ms=self._clock.wall_ms()
+        )
+        await self._run_read(self._reserve.keep)
+        gone = 0
+        if self._standing is not None and not self._standing.welcome:
+            self.problem, self.untold = UNWELCOME, ()
+        elif segments and wanted > segments[0].base:
+            gone = await self._remove(segments, wanted, disk)
+        else:
+            self.problem, self.untold = "", ()
+        if self._forgotten < self._store.log.first_position:
+            await self._forget()
+        return gone
+
+    async def _remove(self, segments: list[Segment], wanted: int, disk: DiskUse) -> int:
+        self._firsts.grouped.clear()
+        self._untold = []
+        floor = await self._floor(wanted, list(self._store.state.partitions))
+        self.untold = tuple(self._untold[:UNTOLD_MAX])
+        allowed = self._allowed(segments, wanted, floor)
+        if allowed <= segments[0].base:
+            return 0
+        await self._prepare(allowed, disk)
+        try:
+            allowed = await self._decide(segments, allowed)
+            await self._rise()
+            await self._save_counts()
+            gone = await self._store.carry_over.drop(allowed)
+        finally:
+            self._store.commit.hold(reason_to_hold(await self._run_read(self._disk)))
+        log.info("removed the log up to position %d", self._store.log.first_position)
+        return gone
+
+    def _allowed(self, segments: list[Segment], wanted: int, floor: int | None) -> int:
+        allowed = allowed_position(segments, wanted, floor)
+        self.problem = ""
+        if allowed < wanted:
+            why = f"a consumer group has not acked position {floor}"
+            if self._untold:
+                why = (
+                    f"the metaserver has not told which consumer groups read {_named(self._untold)}"
+                )
+            self.problem = f"segments up to position {wanted} should go, and {why}"
+        return allowed
+
+    async def _prepare(self, position: int, disk: DiskUse) -> None:
+        """Write again what would go; on a full disk with the room of the reserve."""
+        carry_over = self._store.carry_over
+        try:
+            await carry_over.prepare(position)
+        except (StorageError, BrokerReadOnlyError):
+            if not await self._run_read(self._reserve.give_up):
+                raise
+            # The room is for what makes room, not for messages.
+            self._store.commit.hold(reason_to_hold(disk) or "the disk is full")
+            await carry_over.prepare(position)
+
+    async def _save_counts(self) -> None:
+        """Tell what goes unread, once for each group, when the count is on the disk."""
+        try:
+            await self._firsts.saved()
+        except (StorageError, BrokerReadOnlyError):
+            if not await self._run_read(self._reserve.give_up):
+                raise
+            await self._firsts.saved()
+        removed, self._firsts.removed = self._firsts.removed, {}
+        for (subject, group), (messages, partitions) in sorted(removed.items()):
+            log.warning(
+                "retention removes %s of %s that group %s has not read, in %s",
+                counted(messages, "message"), subject, group, counted(partitions, "partition"),
+            )  # fmt: skip
+
+    async def _decide(self, segments: list[Segment], position: int) -> int:
+        """Up to where the log goes, once the groups that came meanwhile are looked at; what rises is pending then."""
+        firsts = self._firsts
+        pending = await self._behind(position)
+        while late := firsts.grouped:
+            firsts.grouped = set()
+            floor = await self._floor(position, list(late))
+            allowed = self._allowed(segments, position, floor) if floor is not None else position
+            if allowed < position:
+                position = allowed
+                pending = await self._behind(position)
+        firsts.pending = pending
+        return position
+
+    async def _behind(self, position: int) -> dict[int, int]:
+        found: dict[int, int] = {}
+        steps = self._queues.firsts_behind(position)
+        while (some := await self._run_read(_next_step, steps)) is not None:
+            found.update(some)
+        return found
+
+    # ── looking ───────────────────────────────────────────────────────────────────────────────────────
+    def _disk(self) -> DiskUse:
+        return DiskUse(free_bytes=self._files.free_bytes(), total_bytes=self._files.total_bytes())
+
+    def _look(self) -> tuple[DiskUse, list[Segment]]:
+        bases = self._store.log.bases
+        self._first_ms = {base: at for base, at in self._first_ms.items() if base in bases}
+        segments: list[Segment] = []
+        newest_ms: int | None = None
+        for base, end in reversed(list(pairwise(bases))):
+            # No message of a segment is newer than the first one that comes after it.
+            newest_ms = self._first_message_ms(end) or newest_ms
+            segments.append(Segment(base, end, newest_ms))
+        return self._disk(), segments[::-1]
+
+    def _first_message_ms(self, base: int) -> int | None:
+        known = self._first_ms.get(base)
+        if known is None:
+            for count, header in enumerate(segment_headers(self._files, base)):
+                if header.kind == Kind.MESSAGES:
+                    known = self._first_ms[base] = header.appended_at_ms
+                    break
+                if count == HEADERS_MAX:
+                    break
+        return known
+
+    async def _floor(self, wanted: int, numbers: list[int]) -> int | None:
+        """The first position below `wanted` of a message that a group of these partitions needs, or None."""
+        floor: int | None = None
+        async for slice_ in self._slices(numbers):
+            cursors = [
+                (one.partition_id, cursor)
+                for one in slice_
+                if one.facts.retention is not Retention.TIME
+                and (cursor := self._needed_from(one)) < one.readable_offset
+            ]
+            for partition_id, position in await self._run_read(self._first_needed, cursors):
+                if position >= wanted:
+                    continue
+                floor = position if floor is None else min(floor, position)
+                partition = self._store.state.partitions.get(partition_id)
+                if partition is not None and not partition.groups_told:
+                    self._untold.append(partition_id)
+        return floor
+
+    def _needed_from(self, partition: HostedPartition) -> int:
+        """The first offset that a group needs; all that is there while the groups were never told."""
+        if not partition.groups_told:
+            return partition.first_offset
+        cursors = (group.acked.cursor for group in partition.groups.values())
+        return max(min(cursors, default=partition.readable_offset), partition.first_offset)
+
+    async def _slices(self, numbers: list[int]) -> AsyncIterator[list[HostedPartition]]:
+        partitions = self._store.state.partitions
+        for start in range(0, len(numbers), SLICE):
+            found = (partitions.get(number) for number in numbers[start : start + SLICE])
+            yield [one for one in found if one is not None]
+            await asyncio.sleep(0)
+
+    def _first_needed(self, cursors: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Partition ids with the position of the first message that is needed; those that need none are left out."""
+        return [
+            (partition_id, units[0].position)
+            for partition_id, cursor in cursors
+            if (units := self._queues.find(partition_id, cursor, end=cursor + 1, bytes_max=1))
+        ]
+
+    # ── removing ──────────────────────────────────────────────────────────────────────────────────────
+    async def _rise(self) -> None:
+        numbers = list(self._firsts.pending)
+        for start in range(0, len(numbers), SLICE):
+            for partition_id in numbers[start : start + SLICE]:
+                self._firsts.rise(partition_id)
+            await asyncio.sleep(0)
+
+    async def _forget(self) -> None:
+        """Have the index forget what the log has lost, and the next start know that first offsets are right."""
+        position = self._store.log.first_position
+        steps = self._queues.retain(position)
+        while await self._run_commit(_next_step, steps) is not None:  # appends come between
+            pass
+        self._forgotten = self._store.state.retained = position
+        await self._store.snapshotter.write()
+
+
+def _named(numbers: list[int]) -> str:
+    """Some partitions, in words."""
+    more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+    return f"partition {min(numbers)}{more}"
+
+
+def _next_step(steps: Iterator[list[tuple[int, int]]]) -> list[tuple[int, int]] | None:
+    return next(steps, None)

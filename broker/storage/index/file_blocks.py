@@ -1,0 +1,198 @@
+"""Units of all partitions in blocks of 4 KiB, one block after another.  Disk, through `Files`.
+
+    index/00000000000000000000.blocks   index/00000000000000016384.blocks   …    named by their first block
+    block = magic u32 | crc32c u32 of what follows | partition_id u64 | count u32 | 12 bytes of 0 | 127 units of 32 bytes
+    ┌─────────────────┬──────────────┬────────────────────┬────────────┬───────────┐
+    │ base_offset  u64│ position  u64│ appended_at_ms  i64│ length  u32│ count  u32│        little-endian
+    └─────────────────┴──────────────┴────────────────────┴────────────┴───────────┘
+
+A place is the number of a block.  All partitions share the files, so ten thousand of them need one sync and a few
+descriptors; a block has units of one partition, so a reader gets 127 batches with one read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+
+import crc32c
+
+from ....protocol.errors import CorruptIndexError, StorageError
+from ..files import AppendFile, Files
+from .interface import Unit
+
+FOLDER = "index"
+SUFFIX = ".blocks"
+BLOCK_BYTES = 4096
+UNIT_BYTES = 32
+BLOCK_UNITS = 127
+UNITS_BYTES = BLOCK_UNITS * UNIT_BYTES
+FILE_BLOCKS = 16_384
+"""64 MiB."""
+MAGIC = 0x314B494B
+_UNIT = struct.Struct("<QQqII")
+_HEADER = struct.Struct("<IIQI12x")
+_AFTER_CRC = struct.Struct("<QI12x")
+assert _UNIT.size == UNIT_BYTES
+assert _HEADER.size + UNITS_BYTES == BLOCK_BYTES
+
+pack_unit = _UNIT.pack
+
+
+def unit_at(data: bytes | bytearray, index: int) -> Unit:
+    """The unit of this number."""
+    base_offset, position, appended_at_ms, length, count = _UNIT.unpack_from(
+        data, index * UNIT_BYTES
+    )
+    return Unit(base_offset, count, position, length, appended_at_ms)
+
+
+def first_where(data: bytes | bytearray, holds: Callable[[Unit], bool]) -> int:
+    """Number of the first unit for which `holds` is true; once true it stays true.  The count if there is none."""
+    low, high = 0, len(data) // UNIT_BYTES
+    while low < high:
+        middle = (low + high) // 2
+        if holds(unit_at(data, middle)):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def encode_block(partition_id: int, units: bytes | bytearray) -> bytes:
+    """A full block, ready to be written."""
+    assert len(units) == UNITS_BYTES
+    rest = _AFTER_CRC.pack(partition_id, BLOCK_UNITS) + units
+    return struct.pack("<II", MAGIC, crc32c.crc32c(rest)) + rest
+
+
+def block_path(place: int) -> str:
+    """The file that holds this block."""
+    return f"{FOLDER}/{place // FILE_BLOCKS * FILE_BLOCKS:020d}{SUFFIX}"
+
+
+class BlockFiles:
+    """The files of blocks.  One thread writes, one syncs, many read."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self.end = 0
+        """Place of the next block."""
+        self._open: dict[str, AppendFile] = {}
+        """Written since the last sync, and the last one."""
+        self._new_name = False
+        self.lost = ""
+        """Why some of the blocks cannot be trusted to be on the disk."""
+
+    def bases(self) -> list[int]:
+        """First places of the files on disk, sorted."""
+        return [
+            int(name[:20])
+            for name in self._files.list(FOLDER)
+            if name.endswith(SUFFIX) and len(name) == 20 + len(SUFFIX) and name[:20].isdecimal()
+        ]
+
+    def write(self, block: bytes) -> int:
+        """
+        Write a block, not yet durably; its place.
+
+        Raises:
+            StorageError: nothing is stored.
+        """
+        place = self.end
+        path = block_path(place)
+        file = self._open.get(path)
+        if file is None:
+            file = self._open[path] = self._files.open_append(path)
+            self._new_name = True
+        start = place % FILE_BLOCKS * BLOCK_BYTES
+        if file.size != start:
+            file.truncate(start)
+        file.append([block])
+        self.end += 1
+        return place
+
+    def read(self, place: int, partition_id: int) -> bytes:
+        """
+        The units of a block.
+
+        Raises:
+            CorruptIndexError: it is not what was written.
+        """
+        path = block_path(place)
+        try:
+            data = self._files.pread(path, place % FILE_BLOCKS * BLOCK_BYTES, BLOCK_BYTES)
+        except StorageError as error:
+            raise _damaged(path, place, error.message) from error
+        if len(data) < BLOCK_BYTES:
+            raise _damaged(path, place, "it is missing")
+        magic, crc, found, count = _HEADER.unpack_from(data)
+        if magic != MAGIC or crc32c.crc32c(memoryview(data)[8:]) != crc:
+            raise _damaged(path, place, "its checksum is wrong")
+        if found != partition_id or count != BLOCK_UNITS:
+            raise _damaged(path, place, f"it is of partition {found}")
+        return data[_HEADER.size :]
+
+    def sync(self) -> None:
+        """
+        Make every block written before durable.
+
+        Raises:
+            FlushFailedError: which of them are lost is unknown, for ever.
+        """
+        if self.lost:
+            raise StorageError(self.lost)
+        # What is written meanwhile may miss the sync, so a file is let go only if it was complete before.
+        current = block_path(self.end)
+        files = list(self._open.items())
+        try:
+            for _, file in files:
+                file.fdatasync()
+            if self._new_name:
+                self._new_name = False
+                self._files.sync_folder(FOLDER)
+        except StorageError as error:
+            self.lost = error.message
+            raise
+        for path, file in files:
+            if path != current:
+                del self._open[path]
+                file.close()
+
+    def has(self, places: Iterable[int]) -> bool:
+        """Are the files of these blocks there, and as long as they have to be?"""
+        last: dict[int, int] = {}
+        for place in places:
+            base = place - place % FILE_BLOCKS
+            last[base] = max(last.get(base, 0), place)
+        return all(
+            (self._files.size(block_path(base)) or 0) >= (place - base + 1) * BLOCK_BYTES
+            for base, place in last.items()
+        )
+
+    def cut(self, end: int) -> None:
+        """Forget blocks from place `end` on."""
+        self.close()
+        for base in self.bases():
+            if base >= end:
+                self._files.remove(block_path(base))
+        self.end = end
+
+    def drop(self, place: int) -> None:
+        """Remove the files all of whose blocks lie before this place."""
+        for base in self.bases():
+            if base + FILE_BLOCKS <= place and block_path(base) not in self._open:
+                self._files.remove(block_path(base))
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+
+def _damaged(path: str, place: int, reason: str) -> CorruptIndexError:
+    return CorruptIndexError(
+        f"block {place} of the index file {path} is damaged: {reason}",
+        path=path,
+    )

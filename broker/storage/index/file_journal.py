@@ -1,0 +1,204 @@
+"""What the file index has to remember besides its blocks, one frame per checkpoint.  Disk, through `Files`.
+
+    index/journal-0000000001
+    frame  = magic u32 | crc32c u32 of what follows | bytes u64 of the parts | position u64 | end u64 | parts
+    part   = partition_id u64 | first u64 | next u64 | last_ms i64 | blocks u32 | tail bytes u32 | flags u32 | 0 u32
+             | first offsets, first times, first positions, places of the blocks: i64 each | units of the tail
+
+    flags  WHOLE: the part is all there is of the partition; else its blocks and its tail come after what was there,
+           and blocks empty the tail that was there
+
+`position` is the log position up to which everything is in the index, `end` the place of its next block.  A frame
+counts when it is whole; what follows the first one that is not was never promised.  A new journal begins with one
+frame that has every partition, and is in place before the old one is removed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+import crc32c
+
+from ....protocol.errors import DataFolderError
+from ..append_file import Buffer
+from ..files import AppendFile, Files
+from .file_blocks import FOLDER
+from .file_queue import Blocks, Queue
+
+PREFIX = f"{FOLDER}/journal-"
+MAGIC = 0x314A494B
+WHOLE = 1
+RENEW_BYTES = 8 << 20
+"""A journal is written anew when it is this much larger than twice its first frame."""
+_FRAME = struct.Struct("<IIQQQ")
+_PART = struct.Struct("<QQQqIIII")
+
+
+def encode_part(partition_id: int, queue: Queue, *, whole: bool) -> Iterable[Buffer]:
+    """What is new of a partition since the last frame, or all of it."""
+    blocks, count, tail = queue.state
+    start = 0 if whole else queue.kept_blocks
+    rest = bytes(tail) if whole or start < count else bytes(tail[queue.kept_tail :])
+    yield _PART.pack(
+        partition_id,
+        queue.first,
+        queue.next,
+        queue.last_ms,
+        count - start,
+        len(rest),
+        WHOLE if whole else 0,
+        0,
+    )
+    if start < count:
+        for column in blocks.columns():
+            yield column[start:count].tobytes()
+    if rest:
+        yield rest
+
+
+def _apply_parts(queues: dict[int, Queue], view: memoryview) -> None:
+    at = 0
+    while at < len(view):
+        partition_id, first, following, last_ms, count, size, flags, _ = _PART.unpack_from(view, at)
+        at += _PART.size
+        queue = queues.get(partition_id)
+        if queue is None or flags & WHOLE:
+            queue = queues[partition_id] = Queue(first)
+        queue.first, queue.next, queue.last_ms = first, following, last_ms
+        blocks, known, tail = queue.state
+        if count:
+            if not known:
+                blocks = Blocks()
+            for column in blocks.columns():
+                column.frombytes(view[at : at + 8 * count])
+                at += 8 * count
+            tail = bytearray()
+        tail += view[at : at + size]
+        at += size
+        queue.state = (blocks, known + count, tail)
+
+
+class Journal:
+    """The journal of the index; one thread at a time."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._number = 0
+        self._file: AppendFile | None = None
+        self._size = 0
+        self._first_size = 0
+
+    def _numbers(self) -> list[int]:
+        names = (f"{FOLDER}/{name}" for name in self._files.list(FOLDER))
+        return [
+            int(name[len(PREFIX) :])
+            for name in names
+            if name.startswith(PREFIX) and name[len(PREFIX) :].isdecimal()
+        ]
+
+    def load(self) -> tuple[dict[int, Queue], int, int]:
+        """The partitions, the log position they stand for, the place of the next block; nothing and 0 if unknown."""
+        queues: dict[int, Queue] = {}
+        numbers = self._numbers()
+        position = end = 0
+        for number in reversed(numbers):
+            position, end = self._replay(number, queues)
+            if self._size:
+                self._number = number
+                break
+        if numbers and numbers[-1] != self._number:
+            # A newer one was begun and is not whole: nothing may be added to either, the next one has everything.
+            self._number, self._size = numbers[-1], 0
+        for queue in queues.values():
+            queue.kept()
+        return queues, position, end
+
+    def _replay(self, number: int, queues: dict[int, Queue]) -> tuple[int, int]:
+        path = _path(number)
+        size = self._files.size(path) or 0
+        self._size = self._first_size = 0
+        position = end = 0
+        while True:
+            head = self._files.pread(path, self._size, _FRAME.size)
+            if len(head) < _FRAME.size:
+                return position, end
+            magic, crc, length, frame_position, frame_end = _FRAME.unpack(head)
+            if magic != MAGIC:
+                self._refuse_newer(path, head)
+                return position, end
+            if self._size + _FRAME.size + length > size:
+                return position, end
+            data = self._files.pread(path, self._size + _FRAME.size, length)
+            if crc32c.crc32c(data, crc32c.crc32c(head[8:])) != crc:
+                return position, end
+            _apply_parts(queues, memoryview(data))
+            position, end = frame_position, frame_end
+            self._size += _FRAME.size + length
+            self._first_size = self._first_size or self._size
+
+    def _refuse_newer(self, path: str, head: bytes) -> None:
+        """Raises DataFolderError for a whole frame of a later format: the digit in the magic is its number."""
+        magic, crc, length, *_ = _FRAME.unpack(head)
+        version = (magic >> 24) - 0x30
+        if magic & 0xFFFFFF != MAGIC & 0xFFFFFF or not 1 < version < 10:
+            return
+        data = self._files.pread(path, self._size + _FRAME.size, length)
+        if crc32c.crc32c(data, crc32c.crc32c(head[8:])) == crc:
+            raise DataFolderError(
+                f"{self._files.name()}/{path} has format {version}, this broker writes format 1",
+                path=path,
+            )
+
+    @property
+    def renew(self) -> bool:
+        """The next frame has to have every partition."""
+        return not self._size or self._size > 2 * self._first_size + RENEW_BYTES
+
+    def write(self, parts: list[Buffer], *, position: int, end: int, whole: bool) -> None:
+        """
+        Write a frame durably.
+
+        Raises:
+            StorageError: the next frame has to have every partition.
+        """
+        data = b"".join(parts)
+        rest = struct.pack("<QQQ", len(data), position, end)
+        crc = crc32c.crc32c(data, crc32c.crc32c(rest))
+        frame = struct.pack("<II", MAGIC, crc) + rest
+        size, self._size = self._size, 0
+        if whole:
+            size = 0
+            self.close()
+            self._number += 1
+        if self._file is None:
+            self._file = self._files.open_append(_path(self._number))
+        if self._file.size != size:
+            self._file.truncate(size)
+        self._file.append([frame, data])
+        self._file.fdatasync()
+        if whole:
+            self._files.sync_folder(FOLDER)
+            for number in self._numbers():
+                if number != self._number:
+                    self._files.remove(_path(number))
+            self._first_size = len(frame) + len(data)
+        self._size = size + len(frame) + len(data)
+
+    def forget(self) -> None:
+        """Remove every journal, durably."""
+        self.close()
+        self._size = 0
+        for number in self._numbers():
+            self._files.remove(_path(number))
+        self._files.sync_folder(FOLDER)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _path(number: int) -> str:
+    return f"{PREFIX}{number:010d}"

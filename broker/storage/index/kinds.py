@@ -1,0 +1,128 @@
+"""Which index a broker has: the name in its settings, and what it opens.  Disk, through `Files`.
+
+index/         "file"                 rocksdb/       "rocksdb"
+unfinished-…   the index of this kind is being made and cannot be trusted: it is made again
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ....protocol.errors import DiskFullError
+from ..fail_points import reach_of
+from ..files import Files, replace_file
+from ..reserve import Reserve
+from .file import FileConsumeQueues
+from .file_blocks import FOLDER as FILE_FOLDER
+from .interface import ConsumeQueues
+
+ROCKSDB_FOLDER = "rocksdb"
+_LIBRARYS_OWN = ("LOG", "rocksdict-config.json")
+_FOLDERS = {"file": FILE_FOLDER, "rocksdb": ROCKSDB_FOLDER}
+
+
+def open_index(files: Files, kind: str) -> ConsumeQueues:
+    """
+    The index of this kind in a data folder, made if it is missing.
+
+    Raises:
+        StorageError: it cannot be opened.
+    """
+    queues: ConsumeQueues
+    if kind == "file":
+        queues = FileConsumeQueues(files)
+    else:
+        from .rocksdb import RocksConsumeQueues
+
+        files.make_folder(ROCKSDB_FOLDER)
+        path = files.outside(ROCKSDB_FOLDER)
+        try:
+            queues = RocksConsumeQueues(path, reach=reach_of(files))
+        except DiskFullError:
+            if not Reserve(files).give_up():
+                raise
+            queues = RocksConsumeQueues(path, reach=reach_of(files))
+    if files.size(_mark(kind)) is not None:
+        queues.truncate(0)
+        unmark(files, kind)
+    return queues
+
+
+@contextmanager
+def index_to_read(files: Files, kind: str) -> Iterator[ConsumeQueues]:
+    """
+    The index of this kind as it is on the disk, to be looked at only: nothing of it is changed.
+
+    Raises:
+        StorageError: it is damaged, or cannot be opened.
+    """
+    queues: ConsumeQueues
+    if kind == "file":
+        queues = FileConsumeQueues(files)
+        try:
+            yield queues
+        finally:
+            queues.leave()
+        return
+    from .rocksdb import RocksConsumeQueues
+
+    # The library writes beside what it reads, so it is given a folder of its own.
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(files.outside(ROCKSDB_FOLDER)).resolve()
+        for name in files.list(ROCKSDB_FOLDER):
+            if name in _LIBRARYS_OWN:
+                shutil.copy(found / name, folder)
+            elif name != "LOCK":
+                Path(folder, name).symlink_to(found / name)
+        queues = RocksConsumeQueues(folder, read_only=True)
+        try:
+            yield queues
+        finally:
+            queues.leave()
+
+
+def is_unfinished(files: Files, kind: str) -> bool:
+    """Is what there is of this index not to be trusted?"""
+    return files.size(_mark(kind)) is not None
+
+
+def has_index(files: Files, kind: str) -> bool:
+    """Is there an index of this kind that can be trusted?"""
+    return bool(files.list(_FOLDERS[kind])) and files.size(_mark(kind)) is None
+
+
+def mark_others(files: Files, kind: str) -> None:
+    """Indexes of other kinds are left behind by the log from now on."""
+    for other in _FOLDERS:
+        if other != kind and has_index(files, other):
+            mark(files, other)
+
+
+def mark(files: Files, kind: str) -> None:
+    """The index of this kind is not to be trusted from now on."""
+    replace_file(files, _mark(kind), b"")
+
+
+def unmark(files: Files, kind: str) -> None:
+    """It is finished."""
+    if files.size(_mark(kind)) is not None:
+        files.remove(_mark(kind))
+        files.sync_folder()
+
+
+def remove_index(files: Files, kind: str) -> None:
+    """Remove the files of an index that is closed."""
+    mark(files, kind)
+    folder = _FOLDERS[kind]
+    for name in files.list(folder):
+        files.remove(f"{folder}/{name}")
+    files.sync_folder(folder)
+    unmark(files, kind)
+
+
+def _mark(kind: str) -> str:
+    return f"unfinished-{kind}"

@@ -1,0 +1,351 @@
+"""Consume queues in RocksDB, for brokers with very many partitions.  Disk, through the library.
+
+    dispatch ─▶ one atomic batch: units, ends of their partitions, the log position            rocksdb_tables.py
+    checkpoint ─▶ one sync of the write-ahead log
+    a full disk ─▶ units wait in memory, and are found there ─▶ room ─▶ opened again, written      rocksdb_waiting.py
+
+Invariants
+    Units, bounds and position are never of different times.
+    The write-ahead log is on and is synced at a checkpoint only.  So a checkpoint costs one sync and leaves no small
+    tables behind, a crash loses what came after it, which the log has, and no restart begins at the last full table.
+
+The ends of many partitions are read with one multi-get.  Units are read by an iterator, one batch or thousands: the
+key of the next batch is known only from the one before it.
+
+Source: RocketMQ's RocksDB consume queue (its write-ahead log is off: after a crash it dispatches again from the last
+flush of its tables, however long ago that was; its multi-get is one lookup per unit, RocksDB's issue #10432).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rocksdict import WriteBatch
+
+from ....protocol.control import TimeBound
+from ....protocol.errors import CorruptIndexError, DiskFullError, StorageError
+from ..fail_points import pass_by
+from .interface import FIND_UNITS_MAX, Unit, misfit
+from .rocksdb_tables import KEY, UNIT_VALUE, End, RocksTables, first_where, told, unit_at, unit_now
+from .rocksdb_waiting import WaitingUnits, more
+
+log = logging.getLogger("keylane.broker")
+
+ENDS_MAX = 1 << 16
+"""Partitions whose end is remembered, so that a dispatch need not look it up."""
+RETAIN_PARTITIONS = 2_000
+"""How many partitions one step of `retain` looks at."""
+DELETE_UNITS_MAX = 64
+"""More units than this are deleted as one range: each range slows reading down a little."""
+
+
+class RocksConsumeQueues:
+    """See `ConsumeQueues` for the contract; `path` is a folder of its own."""
+
+    def __init__(
+        self, path: str, *, read_only: bool = False, reach: Callable[[str], None] = pass_by
+    ) -> None:
+        self._tables = RocksTables(path, read_only=read_only, reach=reach)
+        self._ends: dict[int, End] = {}
+        self._waiting = WaitingUnits()
+        self._guard = threading.Lock()
+        """Between dispatch and checkpoint, for the position."""
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._tables.turns.shared(), told():
+            yield
+
+    @property
+    def position(self) -> int:
+        """See `ConsumeQueues.position`."""
+        with self._reading():
+            return self._tables.position()
+
+    # ── writing ───────────────────────────────────────────────────────────────────────────────────────
+    def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
+        """See `ConsumeQueues.dispatch`."""
+        if not units:
+            return
+        with told():
+            ends = self._load_ends({partition_id for partition_id, _ in units})
+        new = {partition_id for partition_id, end in ends.items() if end is None}
+        rows = []
+        for partition_id, unit in units:
+            end = ends[partition_id]
+            at_ms = unit.appended_at_ms
+            if end is not None:
+                if unit.base_offset != end.next_offset:
+                    raise misfit(partition_id, unit, end.next_offset)
+                at_ms = max(at_ms, end.last_ms)
+            rows.append((partition_id, unit._replace(appended_at_ms=at_ms)))
+            ends[partition_id] = End(unit.next_offset, unit.position, at_ms)
+        try:
+            self._write_waiting()
+            self._write(rows, new)
+        except DiskFullError:
+            self._waiting.add(rows, new)
+            raise
+        finally:
+            if len(self._ends) + len(ends) > ENDS_MAX:
+                self._ends.clear()
+            self._ends.update((key, end) for key, end in ends.items() if end is not None)
+
+    def _write_waiting(self) -> None:
+        """Write what a full disk has kept out."""
+        if self._tables.stuck:
+            self._tables.reopen()
+        waiting = self._waiting
+        if waiting.rows:
+            self._write(waiting.rows, waiting.new)
+            self._waiting = WaitingUnits()
+
+    def _write(self, rows: Sequence[tuple[int, Unit]], new: set[int]) -> None:
+        tables = self._tables
+        batch = WriteBatch(raw_mode=True)
+        begun = set()
+        ends = {}
+        for partition_id, unit in rows:
+            base_offset, count, position, length, at_ms = unit
+            if partition_id in new and partition_id not in begun:
+                begun.add(partition_id)
+                tables.put_first(batch, partition_id, base_offset, position)
+            value = UNIT_VALUE.pack(position, at_ms, length, count)
+            batch.put(KEY.pack(partition_id, base_offset), value)
+            ends[partition_id] = End(base_offset + count, position, at_ms)
+        for partition_id, end in ends.items():
+            tables.put_end(batch, partition_id, end)
+        tables.put_position(batch, rows[-1][1].end_position)
+        with self._guard, told():
+            tables.write(batch)
+
+    def _load_ends(self, partition_ids: set[int]) -> dict[int, End | None]:
+        known = self._ends
+        ends: dict[int, End | None] = {
+            one: known.get(one) or self._waiting.end(one) for one in partition_ids
+        }
+        missing = [one for one, end in ends.items() if end is None]
+        if missing:
+            ends.update(zip(missing, self._tables.ends(missing), strict=True))
+        return ends
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────
+    def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
+        """See `ConsumeQueues.find`."""
+        waiting = self._waiting.of(
+            partition_id
+        )  # before the tables: what is written meanwhile is in both
+        found: list[Unit] = []
+        with self._reading():
+            bounds = self._tables.bounds(partition_id)
+            if bounds is not None and bounds[0] <= offset < bounds[1]:
+                self._find(found, partition_id, (offset, end), bounds[1], bytes_max)
+        if waiting:
+            following = found[-1].next_offset if found else offset
+            if bounds is None or following >= bounds[1]:
+                more(found, waiting, following, end=end, bytes_max=bytes_max)
+        return found
+
+    def _find(
+        self,
+        found: list[Unit],
+        partition_id: int,
+        offsets: tuple[int, int],
+        last: int,
+        bytes_max: int,
+    ) -> None:
+        units = self._tables.units()
+        unit = unit_at(units, partition_id, offsets[0])
+        left = bytes_max
+        while unit.base_offset < offsets[1] and (not found or unit.length <= left):
+            found.append(unit)
+            left -= unit.length
+            # Not one step behind the last unit: what was deleted there would be walked through.
+            if len(found) == FIND_UNITS_MAX or unit.next_offset >= last:
+                break
+            units.next()
+            if not units.valid():
+                break
+            unit = unit_now(units)
+            if unit.base_offset != found[-1].next_offset:
+                break
+        units.status()
+
+    def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
+        """See `ConsumeQueues.by_time`."""
+        waiting = self._waiting.of(partition_id)
+        if bound is TimeBound.UPPER:
+            late = next((one for one in reversed(waiting) if one.appended_at_ms <= at_ms), None)
+            return late or self._by_time(partition_id, at_ms, bound)
+        found = self._by_time(partition_id, at_ms, bound)
+        return found or next((one for one in waiting if one.appended_at_ms >= at_ms), None)
+
+    def _by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
+        with self._reading():
+            before = self._tables.bounds(partition_id)
+            units = self._tables.units()
+            now = self._tables.bounds(partition_id)
+            if before is None or now is None or now[0] >= before[1]:
+                return None
+            # The iterator sees what was there when it was made: the end of before, the beginning of now.
+            first, end = bounds = now[0], before[1]
+            if bound is TimeBound.LOWER:
+                low = first_where(units, partition_id, bounds, at_ms=at_ms)
+                return unit_at(units, partition_id, low) if low < end else None
+            low = first_where(units, partition_id, bounds, at_ms=at_ms + 1)
+            return unit_at(units, partition_id, low - 1) if low > first else None
+
+    def bounds(self, partition_id: int) -> tuple[int, int] | None:
+        """See `ConsumeQueues.bounds`."""
+        waiting = self._waiting.of(partition_id)
+        with self._reading():
+            found = self._tables.bounds(partition_id)
+        if not waiting:
+            return found
+        return (found or waiting[0])[0], max(waiting[-1].next_offset, found[1] if found else 0)
+
+    def partitions(self) -> list[int]:
+        """See `ConsumeQueues.partitions`."""
+        with self._reading():
+            found = [partition_id for partition_id, *_ in self._tables.all_bounds()]
+        return sorted({*found, *self._waiting.ids()})
+
+    # ── forgetting ────────────────────────────────────────────────────────────────────────────────────
+    def firsts_behind(self, position: int) -> Iterator[list[tuple[int, int]]]:
+        """See `ConsumeQueues.firsts_behind`."""
+        start: int | None = 0
+        while start is not None:
+            with self._reading():
+                behind, start = self._behind(start, position)
+            yield [(partition_id, kept) for partition_id, first, kept, _ in behind if kept > first]
+
+    def retain(self, position: int) -> Iterator[list[tuple[int, int]]]:
+        """See `ConsumeQueues.retain`."""
+        self._write_waiting()
+        start: int | None = 0
+        while start is not None:
+            with told():
+                behind, start = self._behind(start, position)
+                batch = WriteBatch(raw_mode=True)
+                for partition_id, first, kept, kept_position in behind:
+                    self._delete(batch, partition_id, first, kept)
+                    self._tables.put_first(batch, partition_id, kept, kept_position)
+                self._tables.write(batch)
+            yield [(partition_id, kept) for partition_id, first, kept, _ in behind if kept > first]
+
+    def _behind(
+        self, start: int, position: int
+    ) -> tuple[list[tuple[int, int, int, int]], int | None]:
+        """Of the next partitions: id, first offset, the one without what lies below `position`, its position."""
+        found: list[tuple[int, int, int, int]] = []
+        for looked_at, one in enumerate(self._tables.all_bounds(start)):
+            partition_id, first, first_position, end = one
+            if looked_at == RETAIN_PARTITIONS:
+                return found, partition_id
+            if first_position >= position or first == end.next_offset:
+                continue
+            kept, kept_position = end.next_offset, position
+            if end.position >= position:
+                units = self._tables.units()
+                bounds = (first, end.next_offset)
+                kept = first_where(units, partition_id, bounds, position=position)
+                kept_position = unit_at(units, partition_id, kept).position
+            found.append((partition_id, first, kept, kept_position))
+        return found, None
+
+    def _delete(self, batch: WriteBatch, partition_id: int, first: int, end: int) -> None:
+        """Delete the units with base offsets in [first, end)."""
+        if first == end:
+            return
+        keys = []
+        units = self._tables.units()
+        units.seek(KEY.pack(partition_id, first))
+        last = KEY.pack(partition_id, end)
+        while units.valid() and (key := units.key()) < last:
+            keys.append(key)
+            if len(keys) > DELETE_UNITS_MAX:
+                batch.delete_range(keys[0], last)
+                return
+            units.next()
+        units.status()
+        for key in keys:
+            batch.delete(key)
+
+    def truncate(self, position: int) -> None:
+        """See `ConsumeQueues.truncate`."""
+        self._ends.clear()
+        with told():
+            if not position:
+                self._tables.clear()
+                return
+            batch = WriteBatch(raw_mode=True)
+            for partition_id, first, _, end in self._tables.all_bounds():
+                if end.position >= position and first < end.next_offset:
+                    self._cut(batch, partition_id, first, end, position)
+            if self._tables.position() > position:
+                self._tables.put_position(batch, position)
+            self._tables.write(batch)
+
+    def _cut(
+        self, batch: WriteBatch, partition_id: int, first: int, end: End, position: int
+    ) -> None:
+        units = self._tables.units()
+        bounds = (first, end.next_offset)
+        cut = first_where(units, partition_id, bounds, position=position)
+        if cut == first and not first:
+            self._tables.delete_bounds(batch, partition_id)
+        elif cut < end.next_offset:
+            kept = End(first, 0, 0)
+            if cut > first:
+                last = unit_at(units, partition_id, cut - 1)
+                kept = End(cut, last.position, last.appended_at_ms)
+            self._tables.put_end(batch, partition_id, kept)
+        self._delete(batch, partition_id, cut, end.next_offset)
+
+    # ── durability ────────────────────────────────────────────────────────────────────────────────────
+    def recover(self, position: int, *, first_position: int = 0) -> int:
+        """See `ConsumeQueues.recover`."""
+        try:
+            known = self.position
+            if known < first_position:
+                known = 0
+            if known > position:
+                self.truncate(position)
+        except CorruptIndexError as error:
+            log.warning("the RocksDB index is made again from the log: %s", error.message)
+            known = 0
+        if not known:
+            self.truncate(0)
+        return min(known, position)
+
+    def checkpoint(self, position: int) -> None:
+        """See `ConsumeQueues.checkpoint`."""
+        if self._waiting.rows:
+            raise DiskFullError("units of the index wait for room on the disk")
+        with self._reading():
+            with self._guard:
+                if self._tables.position() < position:
+                    batch = WriteBatch(raw_mode=True)
+                    self._tables.put_position(batch, position)
+                    self._tables.write(batch)
+            self._tables.sync()
+
+    def flush(self) -> None:
+        """See `ConsumeQueues.flush`."""
+        self.checkpoint(0)
+
+    def close(self) -> None:
+        """See `ConsumeQueues.close`."""
+        try:
+            with told():
+                self._tables.flush()
+        except StorageError as error:
+            log.warning("the index is not written out: %s", error.message)
+        self.leave()
+
+    def leave(self) -> None:
+        """See `ConsumeQueues.leave`."""
+        self._tables.close()

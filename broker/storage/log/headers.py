@@ -1,0 +1,72 @@
+"""The headers of a segment's records, without reading their bodies, and what they describe.  Disk, through `Files`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ....protocol.record import HEADER_BYTES, Header, Kind, read_header
+from ..files import Files
+from .commit_log import segment_path
+from .recovery import whole_records
+from .trail import TrailCursor
+
+WINDOW_BYTES = 1 << 16
+_DESCRIBING = (Kind.PARTITION, Kind.STATE)
+
+
+def segment_headers(files: Files, base: int) -> Iterator[Header]:
+    """Every header of the segment that begins at `base`, in order; damage is stepped over."""
+    path = segment_path(base)
+    size = files.size(path) or 0
+    at = 0
+    while at < size:
+        data = files.pread(path, at, WINDOW_BYTES)
+        start = 0
+        while start + HEADER_BYTES <= len(data):
+            header = read_header(data, start)
+            if not isinstance(header, Header) or header.position != base + at + start:
+                break
+            yield header
+            start += header.length
+        if start:
+            at += start
+            continue
+        following = next(whole_records(files, base, base + at + 1), None)
+        if following is None:
+            return
+        at = following.position - base
+
+
+def partitions_described(files: Files, base: int, *, end: int) -> set[int] | None:
+    """
+    Partitions of which the segment `[base, end)` says what they are, or said before it was damaged.
+
+    Returns:
+        None if there is damage of which the trail does not know what it took.
+    """
+    found: set[int] = set()
+    trail = TrailCursor(files, base)
+    at = base
+    for header in segment_headers(files, base):
+        if not _note_damaged(trail, at, header.position, found):
+            return None
+        _note(header, found)
+        at = header.position + header.length
+    return found if _note_damaged(trail, at, end, found) else None
+
+
+def _note_damaged(trail: TrailCursor, start: int, end: int, found: set[int]) -> bool:
+    """False if the trail does not know all of what was in `[start, end)`."""
+    if start == end:
+        return True
+    for header, _ in trail.between(start, end):
+        if header.position != start:
+            return False
+        _note(header, found)
+        start += header.length
+    return start == end
+
+
+def _note(header: Header, found: set[int]) -> None:
+    if header.kind in _DESCRIBING:
+        found.add(header.partition_id)

@@ -1,0 +1,386 @@
+"""Reading the log at start: every record from a position on, and every hole where there is none.  Disk, through `Files`.
+
+    whole record ──▶ visitor.record              bytes that are no record, at position p:
+                                                    in an earlier segment                        → a hole
+                                                    a record with BARRIER whole after p          → a hole
+                                                    p was durable, by the trail or the snapshot  → a hole
+                                                    else: a commit that was never made durable   → cut at p
+
+A hole ends where the next whole record begins.  It comes with what is known of the records that were in it: from the
+trail, or from a header that is whole while its body is not; a large one, or one of which a part is not known, in parts.
+
+Invariants
+    Nothing that was durable is cut, and nothing at all is cut before the reason is known.
+    Every record is given once, with its checksums and its position checked, in the order of the log.
+    What was read as whole is made durable before it is served: it may have been in the page cache only.
+
+Source: Kafka truncates at the first bad record and so loses good ones after bit rot (NATS #7549 likewise); the
+barrier tells one from the other without a second sync per commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+from ....protocol.errors import DataFolderError, StorageError
+from ....protocol.record import (
+    HEADER_BYTES,
+    MAGIC,
+    RECORD_BYTES_MAX,
+    Header,
+    Wrong,
+    read_header,
+    read_record,
+)
+from ....protocol.text import counted
+from ..files import AppendFile, Files, replace_large_file
+from .commit_log import BARRIER, FOLDER, segment_bases, segment_path
+from .trail import Trace, TrailCursor, durable_end, trail_bases
+
+log = logging.getLogger("keylane.broker")
+
+READ_BYTES = 2 << 20
+AHEAD_BYTES = 8 << 20
+"""Fetched by the disk while checksums are made."""
+TRACES_MAX = 20_000
+"""Of one part of a hole: the records of a lost segment are a million."""
+_MAGIC_BYTES = MAGIC.to_bytes(4, "little")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """Positions `[start, end)` that were durable and hold no whole record any more."""
+
+    start: int
+    end: int
+    reason: str
+    traces: tuple[Trace, ...] = ()
+    """The records known to have been there, in the order of the log."""
+    explained: bool = False
+    """They are all that was there."""
+    damage: tuple[int, int] | None = None
+    """Positions of the whole damage, of which this is a part."""
+
+
+class Visitor(Protocol):
+    """What is told of the log."""
+
+    def record(self, header: Header, body: memoryview) -> None:
+        """A whole record; the body is valid during the call only."""
+        ...
+
+    def hole(self, hole: Hole) -> None:
+        """Bytes that are lost."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """What recovery found: the segments' bases, the end of the log, what was cut off it."""
+
+    bases: list[int]
+    end: int
+    cut_bytes: int = 0
+    unproven: int = 0
+    """What lies from this position on may be in the page cache only."""
+
+
+def recover_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> Recovered:
+    """
+    Read the log from the record at position `start` to its end, and make it ready to be written on.
+
+    Args:
+        durable: a position up to which the log was durable for sure, or 0.
+
+    Raises:
+        DataFolderError: a newer broker wrote this log, it is missing, or a file with a segment's name is none of it.
+    """
+    files.make_folder(FOLDER)
+    found = scan_log(files, visitor, start=start, durable=durable)
+    last = found.bases[-1]
+    if files.size(segment_path(last)) is None:
+        return found
+    if found.cut_bytes:
+        _keep_cut(files, last, found.end)
+    # One that was sealed is the last again if those behind it are lost.
+    files.unprotect(segment_path(last))
+    file = files.open_append(segment_path(last))
+    try:
+        if found.cut_bytes:
+            log.warning(
+                "cut %s of an unfinished write at position %d",
+                counted(found.cut_bytes, "byte"),
+                found.end,
+            )
+            file.truncate(found.end - last)
+        _write_again(files, file, base=last, start=found.unproven, end=found.end)
+        file.fdatasync()
+    finally:
+        file.close()
+    return found
+
+
+def _write_again(files: Files, file: AppendFile, *, base: int, start: int, end: int) -> None:
+    """
+    Write the end of the segment over itself.  A sync that failed before has left these bytes in the page cache, marked
+    as if they were on the disk: another sync alone would not bring them there.
+    """
+    at = max(start, base)
+    while at < end:
+        data = files.pread(segment_path(base), at - base, min(READ_BYTES, end - at))
+        file.rewind(at - base)
+        file.append([data])
+        at += len(data)
+
+
+def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> Recovered:
+    """As `recover_log`, but changes nothing: what is to be cut is only counted."""
+    return _Scan(files, visitor, start=start, durable=durable).run()
+
+
+class _Scan:
+    """One pass over the log."""
+
+    def __init__(self, files: Files, visitor: Visitor, *, start: int, durable: int) -> None:
+        self._files = files
+        self._visitor = visitor
+        self._bases = segment_bases(files)
+        self._trails = trail_bases(files)
+        self._at = start if start or not self._bases else self._bases[0]
+        self._barrier = 0
+        """Position of the newest record with BARRIER: what lies before it was durable."""
+        self._durable = max([durable, *(durable_end(files, one) for one in self._trails[-1:])])
+        self._cursors = {base: TrailCursor(files, base) for base in self._trails}
+
+    def run(self) -> Recovered:
+        self._check_ours()
+        self._check_sizes()
+        if self._bases and self._at < self._bases[0]:
+            self._lose(self._bases[0], "a segment is missing")
+        for base, following in pairwise(self._bases):
+            end = min(base + (self._files.size(segment_path(base)) or 0), following)
+            while self._at < following:
+                problem = self._read(base, end)
+                if self._at < following:
+                    whole = self._next_whole(base)
+                    self._lose(whole or following, problem or "a segment is missing or cut")
+        return self._run_last()
+
+    def _check_ours(self) -> None:
+        """Raises DataFolderError if the log is not there, or goes on in a file that it never reached."""
+        reached = max(self._at, self._durable)
+        if not self._bases and not self._trails and reached:
+            raise DataFolderError(
+                f"{self._files.name()}/{FOLDER} has no segments, and a snapshot says that the log reached "
+                f"position {reached}: put {FOLDER}/ back",
+                path=FOLDER,
+            )
+        if len(self._bases) < 2:
+            return
+        before, last = self._bases[-2:]
+        end = before + (self._files.size(segment_path(before)) or 0)
+        if end < last and self._durable < last and self._next_in(last) is None:
+            raise DataFolderError(
+                f"{self._files.name()}/{segment_path(last)} is no part of the log, which ends at position "
+                f"{end}: move it away",
+                path=segment_path(last),
+            )
+
+    def _next_in(self, base: int) -> Header | None:
+        return next(whole_records(self._files, base, base), None)
+
+    def _check_sizes(self) -> None:
+        """Miss what is not there of the segments that will not be read."""
+        start = self._at
+        bases = self._bases or [self._trails[0] if self._trails else 0]
+        for base, following in pairwise([*bases, start]):
+            end = base + (self._files.size(segment_path(base)) or 0)
+            if end < following <= start:
+                self._at = end
+                self._lose(following, "a segment is missing or cut")
+        self._at = start
+
+    def _run_last(self) -> Recovered:
+        base = self._bases[-1] if self._bases else self._at
+        end = base + (self._files.size(segment_path(base)) or 0)
+        while (problem := self._read(base, end)) is not None:
+            whole = self._next_whole(base)
+            if whole is not None and (whole < self._durable or self._barrier_follows(base)):
+                self._lose(whole, problem)
+            elif self._at < self._durable:
+                break
+            else:
+                return self._recovered(cut_bytes=end - self._at)
+        if self._at < self._durable:
+            self._lose(self._durable, problem or "the end is missing")
+        if self._at > end or not self._bases:
+            self._bases.append(self._at)
+        return self._recovered(cut_bytes=max(0, end - self._at))
+
+    def _recovered(self, *, cut_bytes: int) -> Recovered:
+        return Recovered(
+            bases=self._bases,
+            end=self._at,
+            cut_bytes=cut_bytes,
+            unproven=max(self._durable, self._barrier),
+        )
+
+    def _read(self, base: int, end: int) -> str | None:
+        """Visit whole records up to `end`; what stopped it, None at the end."""
+        path = segment_path(base)
+        wanted = READ_BYTES
+        while self._at < end:
+            length = min(max(wanted, READ_BYTES), end - self._at)
+            ahead = self._at + length
+            if ahead < end:
+                self._files.will_read(path, ahead - base, AHEAD_BYTES)
+            data = self._files.pread(path, self._at - base, length)
+            view = memoryview(data)
+            start = 0
+            while True:
+                header = read_record(data, start)
+                if not isinstance(header, Header):
+                    break
+                if header.position != self._at + start:
+                    header = Wrong(f"a record of position {header.position}")
+                    break
+                if header.flags & BARRIER:
+                    self._barrier = header.position
+                self._visitor.record(header, view[start + HEADER_BYTES : start + header.length])
+                start += header.length
+            self._at += start
+            if isinstance(header, Wrong):
+                if header.reason.startswith("version"):
+                    raise DataFolderError(
+                        f"{self._files.name()} was written by a newer broker: "
+                        f"{header.reason} of the record at position {self._at}"
+                    )
+                return header.reason
+            wanted = header.wanted
+            if self._at < end < self._at + wanted:
+                return "a record cut short"
+        return None
+
+    def _lose(self, end: int, reason: str) -> None:
+        """Tell of the hole from here to `end`, part by part, and go on there."""
+        damage = self._at, end
+        begin = at = self._at
+        run: list[Trace] = []
+
+        def tell(end: int, *, explained: bool) -> None:
+            nonlocal begin
+            if begin < end:
+                self._visitor.hole(
+                    Hole(
+                        start=begin,
+                        end=end,
+                        reason=reason,
+                        traces=tuple(run),
+                        explained=explained,
+                        damage=damage,
+                    )
+                )
+                run.clear()
+                begin = end
+
+        for trace in self._known(at, end):
+            position = trace.header.position
+            if position > at:
+                tell(at, explained=True)
+                tell(position, explained=False)
+            run.append(trace)
+            at = position + trace.header.length
+            if len(run) >= TRACES_MAX and at <= end:
+                tell(at, explained=True)
+        tell(min(at, end), explained=at <= end)
+        tell(end, explained=False)
+        self._at = end
+
+    def _known(self, start: int, end: int) -> Iterator[Trace]:
+        """What is known of the records that began in `[start, end)`, in the order of the log."""
+        at = start
+        for trace in self._traces(start, end):
+            position = trace.header.position
+            if position < at:
+                continue
+            for found in self._headers(at, position):
+                yield Trace(found, None)
+            yield trace
+            at = position + trace.header.length
+        for found in self._headers(at, end):
+            yield Trace(found, None)
+
+    def _traces(self, start: int, end: int) -> Iterator[Trace]:
+        for index, base in enumerate(self._trails):
+            last = index + 1 == len(self._trails)
+            if base < end and (last or start < self._trails[index + 1]):
+                yield from self._cursors[base].between(start, end)
+
+    def _headers(self, start: int, end: int) -> Iterator[Header]:
+        """Headers that are whole, at `start` and where each of them says that the next one is."""
+        while start < end:
+            base = max((one for one in self._bases if one <= start), default=None)
+            if base is None:
+                break
+            try:
+                data = self._files.pread(segment_path(base), start - base, HEADER_BYTES)
+            except StorageError:
+                break
+            header = read_header(data)
+            if not isinstance(header, Header) or header.position != start:
+                break
+            if start + header.length > end:
+                break
+            yield header
+            start += header.length
+
+    def _next_whole(self, base: int) -> int | None:
+        """Where the first whole record after the damage begins in the segment."""
+        return next((one.position for one in self._whole_after(base)), None)
+
+    def _barrier_follows(self, base: int) -> bool:
+        return any(one.flags & BARRIER for one in self._whole_after(base))
+
+    def _whole_after(self, base: int) -> Iterator[Header]:
+        """The whole records of a segment after the damaged one here."""
+        header = read_header(self._files.pread(segment_path(base), self._at - base, HEADER_BYTES))
+        position = self._at + 1
+        if isinstance(header, Header) and header.position == self._at:
+            position = self._at + header.length  # so that nothing in its body is taken for a record
+        return whole_records(self._files, base, position)
+
+
+def whole_records(files: Files, base: int, position: int) -> Iterator[Header]:
+    """The whole records of a segment that begin at `position` or after it, whatever lies between them."""
+    path = segment_path(base)
+    size = files.size(path) or 0
+    at = position - base
+    while at < size:
+        data = files.pread(path, at, READ_BYTES + RECORD_BYTES_MAX)
+        start = data.find(_MAGIC_BYTES)
+        while 0 <= start < READ_BYTES:
+            header = read_record(data, start)
+            step = 1
+            if isinstance(header, Header) and header.position == base + at + start:
+                yield header
+                step = header.length
+            start = data.find(_MAGIC_BYTES, start + step)
+        at += READ_BYTES if start < 0 else start
+
+
+def _keep_cut(files: Files, base: int, position: int) -> None:
+    """Keep a copy of what is about to be cut, if there are whole records in it."""
+    whole = sum(1 for _ in whole_records(files, base, position))
+    if not whole:
+        return
+    path = segment_path(base)
+    starts = range(position - base, files.size(path) or 0, READ_BYTES)
+    parts = ([files.pread(path, at, READ_BYTES)] for at in starts)
+    replace_large_file(files, f"cut-{position:020d}.bin", parts)
+    log.warning(
+        "%d whole records of the unfinished write are kept in cut-%020d.bin", whole, position
+    )

@@ -1,0 +1,156 @@
+"""The trail of a segment: the records that became durable in it, without their messages.  Disk, through `Files`.
+
+    log/{position}.trail      headers of 96 bytes as they are in the log, one after another; the broker's own records
+                              up to OWN_BYTES_MAX with their bodies
+
+It lies apart from the log, so damage to the log leaves it: it tells which records a damaged region held, gives back
+the broker's own ones, and shows that a missing tail was durable once.  It is written after the sync of what it
+tells of and never synced itself; a hole in it, or its absence, only makes recovery more careful.
+
+Invariants
+    What is in it was durable in the log.  Each entry proves itself by its checksum and its position.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ....protocol.errors import StorageError
+from ....protocol.record import HEADER_BYTES, MAGIC, Header, Kind, read_header, read_record
+from ..append_file import Buffer
+from ..files import AppendFile, Files
+
+log = logging.getLogger("keylane.broker")
+
+SUFFIX = ".trail"
+OWN_BYTES_MAX = 4096
+"""Longer records of the broker's own (a cursor with thousands of ranges) are told by their header."""
+READ_BYTES = 4 << 20
+_MAGIC_BYTES = MAGIC.to_bytes(4, "little")
+
+
+class Trace(NamedTuple):
+    """A record that was durable in the log: its header, and its body if the trail keeps it."""
+
+    header: Header
+    body: bytes | None
+
+
+def trail_path(base: int) -> str:
+    """Path of the trail of the segment that begins at position `base`."""
+    return f"log/{base:020d}{SUFFIX}"
+
+
+def trail_bases(files: Files) -> list[int]:
+    """Positions at which the segments that have a trail begin, sorted; the segment itself may be missing."""
+    return [
+        int(name[:20])
+        for name in files.list("log")
+        if len(name) == 20 + len(SUFFIX) and name.endswith(SUFFIX) and name[:20].isdecimal()
+    ]
+
+
+def bytes_kept(kind: int, length: int) -> int:
+    """How much of a record of `length` bytes the trail keeps."""
+    return HEADER_BYTES if kind == Kind.MESSAGES or length > OWN_BYTES_MAX else length
+
+
+class TrailWriter:
+    """Adds to the trails; a failure only ends the trail of that segment."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._base = -1
+        self._file: AppendFile | None = None
+
+    def add(self, base: int, pieces: Sequence[Buffer]) -> None:
+        """Add records that are durable in the segment that begins at `base`."""
+        try:
+            if base != self._base:
+                self.close()
+                self._base = base
+                self._file = self._files.open_append(trail_path(base))
+            if self._file is not None:
+                self._file.append(pieces)
+        except StorageError as error:
+            log.warning("the log's trail has a gap: %s", error.message)
+            self._end_file()
+
+    def _end_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._end_file()
+        self._base = -1
+
+
+class TrailCursor:
+    """Goes through the trail of a segment once, however many regions of it are asked for one behind the other."""
+
+    def __init__(self, files: Files, base: int) -> None:
+        self._files = files
+        self._base = base
+        self._traces: Iterator[Trace] | None = None
+        self._next: Trace | None = None
+        self._passed = 0
+
+    def between(self, start: int, end: int) -> Iterator[Trace]:
+        """What the trail knows of the records that begin in `[start, end)`, in the order of the log."""
+        if self._traces is None or start < self._passed:
+            self._traces, self._next = _traces(self._files, self._base, 0), None
+        self._passed = end
+        while True:
+            found = self._next or next(self._traces, None)
+            self._next = None
+            if found is None:
+                return
+            if found.header.position >= end:
+                self._next = found
+                return
+            if found.header.position >= start:
+                yield found
+
+
+def durable_end(files: Files, base: int) -> int:
+    """A position up to which the segment was durable once, by its trail; `base` if there is none."""
+    size = files.size(trail_path(base)) or 0
+    last = base
+    for one in _traces(files, base, max(0, size - 4 * OWN_BYTES_MAX)):
+        last = max(last, one.header.position + one.header.length)
+    return last
+
+
+def _traces(files: Files, base: int, at: int) -> Iterator[Trace]:
+    """The entries from the byte `at` of the trail on; what is no entry is stepped over."""
+    path = trail_path(base)
+    size = files.size(path) or 0
+    while at < size:
+        data = files.pread(path, at, READ_BYTES + OWN_BYTES_MAX)
+        start = data.find(_MAGIC_BYTES)
+        while 0 <= start < READ_BYTES:
+            trace = _trace(data, start)
+            if trace is not None and trace.header.position >= base:
+                yield trace
+                start += bytes_kept(trace.header.kind, trace.header.length)
+                if data[start : start + 4] == _MAGIC_BYTES:
+                    continue
+            else:
+                start += 1
+            start = data.find(_MAGIC_BYTES, start)
+        at += READ_BYTES if start < 0 else max(start, 1)
+
+
+def _trace(data: bytes, start: int) -> Trace | None:
+    header = read_header(data, start)
+    if not isinstance(header, Header):
+        return None
+    if bytes_kept(header.kind, header.length) == HEADER_BYTES < header.length:
+        return Trace(header, None)
+    if not isinstance(read_record(data, start), Header):
+        return None
+    return Trace(header, data[start + HEADER_BYTES : start + header.length])

@@ -1,0 +1,1 @@
+"""The store of a broker: decisions made durable, read back, and restored at a start."""

@@ -1,0 +1,156 @@
+"""Removing the oldest segments without forgetting a partition: what only it says is written again first.
+
+    partitions whose PARTITION or STATE record lies in the segments ─▶ a STATE record each (a large one: several), durable
+      ─▶ a snapshot that stands for what follows the segments ─▶ the segments are removed
+
+Invariants
+    The log alone, from its first segment on, always says everything about every partition but what retention removed.
+    A crash in between leaves records twice, which fold without a difference.
+    The records of one partition are queued together: nothing else comes between them.
+    Where damage hides what a segment said of partitions, all of them are written again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...protocol.errors import StorageError
+from ...protocol.record import Kind, encode_record
+from ..partition.image import image_of, images_of_parts
+from ..partition.partition import HostedPartition
+from ..partition.records import CursorBody, FenceBody, encode_body
+from ..partition.state import BrokerState
+from ..storage.files import Files
+from ..storage.log.commit_log import CommitLog
+from ..storage.log.headers import partitions_described
+from .group_commit import Entry, GroupCommit, RunBlocking
+from .snapshotter import Snapshotter
+
+STATE_BYTES_MAX = 1 << 19
+"""
+A larger partition is written as STATEs of some of its producers each, without consumer groups, and a fence and a
+cursor for each of these.
+"""
+PRODUCERS_TOGETHER = 1_000
+"""In one STATE of a large partition: at most 295 bytes each, and what else it says is some ten thousand."""
+TOGETHER = 200
+TOGETHER_BYTES = 4 << 20
+"""Partitions, and bytes, submitted before the next wait, so that appends come between them."""
+
+
+class CarryOver:
+    """Drops first segments of a log; one call at a time."""
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        state: BrokerState,
+        log: CommitLog,
+        commit: GroupCommit,
+        snapshotter: Snapshotter,
+        run_read: RunBlocking,
+        run_commit: RunBlocking,
+    ) -> None:
+        self._files = files
+        self._state = state
+        self._log = log
+        self._commit = commit
+        self._snapshotter = snapshotter
+        self._run_read = run_read
+        self._run_commit = run_commit
+
+    async def prepare(self, position: int) -> None:
+        """
+        Write again what only the segments below `position` say, durably; nothing is removed yet.
+
+        Raises:
+            BrokerReadOnlyError, OverloadedError, StorageError: they have to stay.
+        """
+        bases = [base for base in self._log.bases if base < position]
+        numbers = await self._run_read(self._described, bases)
+        if numbers is None:
+            numbers = sorted(self._state.partitions.ids())
+        written: list[Entry] = []
+        partitions = size = 0
+        for number in numbers:
+            partition = self._state.partitions.get(number)
+            if partition is None:
+                continue
+            entries = self._write_again(partition)
+            written += entries
+            partitions += 1
+            size += sum(len(entry.record) for entry in entries)
+            if partitions >= TOGETHER or size >= TOGETHER_BYTES:
+                await _durable(written)
+                written, partitions, size = [], 0, 0
+        await _durable(written)
+        if self._snapshotter.position < position and not await self._snapshotter.write():
+            raise StorageError(f"no snapshot: {self._snapshotter.problem}")
+
+    async def drop(self, position: int) -> int:
+        """
+        Remove the segments below `position`, prepared before, for ever; the one that is written to stays.
+
+        Readers have to be kept off what lies below it before this call.
+
+        Returns:
+            How many went.
+        """
+        gone = 0
+        while self._log.first_position < position:
+            await self._run_commit(self._log.drop_first)
+            gone += 1
+        return gone
+
+    async def drop_first_segment(self) -> int:
+        """As `prepare` and `drop` of the oldest segment; the first position of the log then."""
+        following = self._log.bases[1]
+        await self.prepare(following)
+        await self.drop(following)
+        return self._log.first_position
+
+    def _described(self, bases: list[int]) -> list[int] | None:
+        """Partitions of which these segments say what they are; None if it may be any."""
+        found: set[int] = set()
+        for base in bases:
+            some = partitions_described(self._files, base, end=self._log.segment_end(base))
+            if some is None:
+                return None
+            found |= some
+        return sorted(found)
+
+    def _write_again(self, partition: HostedPartition) -> list[Entry]:
+        self._commit.check_room(0, own=True)
+        image = image_of(partition)
+        if len(image) <= STATE_BYTES_MAX:
+            return [self._submit(partition, _state_record(partition, image))]
+        parts = images_of_parts(partition, together=PRODUCERS_TOGETHER)
+        records = [_state_record(partition, part) for part in parts]
+        for group in partition.groups.values():
+            lock, acked = group.lock, group.acked
+            bodies = (
+                FenceBody(group.name, lock.fence, lock.session),
+                CursorBody(group.name, lock.fence, acked.cursor, acked.ranges),
+            )
+            records += [encode_body(partition.partition_id, body) for body in bodies]
+        return [self._submit(partition, record) for record in records]
+
+    def _submit(self, partition: HostedPartition, record: bytes) -> Entry:
+        # Decided now and queued now: what was decided before is before it in the log, or lost with it.
+        entry = Entry(
+            record,
+            partition_id=partition.partition_id,
+            base_offset=partition.next_offset,
+            durable=True,
+        )
+        self._commit.submit(entry)
+        return entry
+
+
+async def _durable(entries: list[Entry]) -> None:
+    await asyncio.gather(*(entry.future for entry in entries))
+
+
+def _state_record(partition: HostedPartition, image: bytes) -> bytes:
+    return encode_record(image, kind=Kind.STATE, partition_id=partition.partition_id)

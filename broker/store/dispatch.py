@@ -1,0 +1,81 @@
+"""From the log into the index at start: every batch once, and a unit in the place of each that is lost.  Pure.
+
+The index is dense, as offsets are.  What damage took is a unit all the same: of the lost batch itself if its header
+is known, else one that points at the damage.  Reading it fails, loudly and with the position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ...protocol.record import HEADER_BYTES, Header, Kind
+from ..storage.index.interface import Unit
+from ..storage.log.batch_reader import unit_of
+from ..storage.log.recovery import Hole
+
+DISPATCH_UNITS = 4096
+KNOWN_MAX = 200_000
+
+
+class Target(Protocol):
+    """What a dispatch needs of an index."""
+
+    def bounds(self, partition_id: int) -> tuple[int, int] | None:
+        """See `ConsumeQueues.bounds`."""
+        ...
+
+    def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:
+        """See `ConsumeQueues.dispatch`."""
+        ...
+
+
+class Dispatch:
+    """Gives the index the batches at and after position `start`; those it has already are left out."""
+
+    def __init__(self, queues: Target, *, start: int) -> None:
+        self._queues = queues
+        self._start = start
+        self._units: list[tuple[int, Unit]] = []
+        self._ends: dict[int, tuple[int, int]] = {}
+        """Next offset and position, by partition; what is not here the index is asked."""
+        self._hole = 0
+
+    def record(self, header: Header) -> None:
+        """A whole batch, or one that is known to have been."""
+        if header.kind != Kind.MESSAGES or header.position < self._start:
+            return
+        unit = unit_of(header)
+        partition_id = header.partition_id
+        expected, position = self._end_of(partition_id, unit)
+        if unit.base_offset < expected:
+            return
+        if unit.base_offset > expected:
+            place = max(position, min(self._hole, unit.position))
+            missing = unit.base_offset - expected
+            filler = Unit(expected, missing, place, HEADER_BYTES, unit.appended_at_ms)
+            self._units.append((partition_id, filler))
+        self._units.append((partition_id, unit))
+        self._ends[partition_id] = unit.next_offset, unit.end_position
+        if len(self._units) >= DISPATCH_UNITS:
+            self.flush()
+
+    def _end_of(self, partition_id: int, unit: Unit) -> tuple[int, int]:
+        known = self._ends.get(partition_id)
+        if known is None:
+            bounds = self._queues.bounds(partition_id)
+            known = (unit.base_offset if bounds is None else bounds[1]), self._start
+        return known
+
+    def hole(self, hole: Hole) -> None:
+        """What is lost."""
+        self._hole = hole.start
+        for header, _body in hole.traces:
+            self.record(header)
+
+    def flush(self) -> None:
+        """Hand over what is still here."""
+        self._queues.dispatch(self._units)
+        self._units = []
+        if len(self._ends) > KNOWN_MAX:
+            self._ends.clear()

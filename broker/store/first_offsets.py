@@ -1,0 +1,98 @@
+"""First offsets rise when retention removes what lies before them: in service, and after a start that finds less log.
+
+    decided ─▶ pending: partition → first offset ─▶ rise, some at a time ─▶ the segments go ─▶ the index forgets
+                       ▲
+           who acquires a partition meanwhile has it rise at once
+
+Where time alone counts for a subject, what a group has not acked goes as well: it is counted for the group, and the
+count is on the disk before the segments go.
+
+Invariants
+    Segments go only when the acks that allow it are on the disk.
+    A group is registered before the decision, and is looked at, or finds the first offset that was decided.
+    The beginning of the log says what is gone; first offsets and index are mended by it at the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from ..partition.partition import Group, HostedPartition
+from ..partition.state import BrokerState
+from ..storage.index.interface import ConsumeQueues
+
+
+class FirstOffsets:
+    """The first offsets of a store; `save` makes a group's progress durable."""
+
+    def __init__(
+        self, state: BrokerState, *, save: Callable[[HostedPartition, Group], Awaitable[None]]
+    ) -> None:
+        self._state = state
+        self._save = save
+        self.grouped: set[int] = set()
+        """Partitions where a consumer group came, or was set back, since this was emptied."""
+        self.pending: dict[int, int] = {}
+        """What is decided and has not risen yet."""
+        self.removed: dict[tuple[str, str], tuple[int, int]] = {}
+        """(subject, group) → messages that went unread, in how many partitions, since this was emptied."""
+        self._unsaved: dict[tuple[int, str], tuple[HostedPartition, Group]] = {}
+        """Groups of which the progress that let messages go, or their count, may not be on the disk yet."""
+
+    def rise(self, partition_id: int) -> None:
+        """Carry out what is decided for a partition, if anything is."""
+        first = self.pending.pop(partition_id, 0)
+        partition = self._state.partitions.get(partition_id) if first else None
+        if partition is None or first <= partition.first_offset:
+            return
+        self._state.touch(partition)
+        before, partition.first_offset = partition.first_offset, first
+        for group in partition.groups.values():
+            unread = group.acked.unacked(before, first)
+            group.skip_to(first)
+            if group.version > group.saved_version:
+                self._unsaved[partition_id, group.name] = partition, group
+            if unread:
+                group.removed_unread += unread
+                who = partition.facts.subject, group.name
+                messages, partitions = self.removed.get(who, (0, 0))
+                self.removed[who] = messages + unread, partitions + 1
+
+    async def saved(self) -> None:
+        """
+        Wait until the progress of the groups whose messages go is on the disk.
+
+        Raises:
+            StorageError, BrokerReadOnlyError: some of it is not; the next call tries it again.
+        """
+        some = list(self._unsaved.items())
+        await asyncio.gather(
+            *(
+                self._save(partition, group)
+                for _, (partition, group) in some
+                if group.version > group.saved_version
+            )
+        )
+        for who, _ in some:
+            del self._unsaved[who]
+
+
+def correct_first_offsets(
+    state: BrokerState, queues: ConsumeQueues, *, first_position: int
+) -> None:
+    """
+    Raise every first offset to the first message that the log still has, `first_position` being its beginning.
+
+    Blocks; the index is complete.
+    """
+    for _ in queues.retain(first_position):
+        pass
+    for partition_id in list(state.partitions):
+        partition = state.partitions[partition_id]
+        bounds = queues.bounds(partition_id)
+        first = partition.next_offset if bounds is None else bounds[0]
+        if partition.first_offset < first <= partition.next_offset:
+            partition.first_offset = first
+            state.touch(partition)
+    state.retained = first_position

@@ -1,0 +1,411 @@
+"""Group commit: what was decided waits here, and one writer at a time makes all of it durable with one sync.
+
+    decide ▶ submit ▶ queue ─┐                                  ┌▶ settled, future resolved
+                             ├▶ take ▶ write, fdatasync, index ─┤
+    mark ▶ late records ─────┘    (off the event loop)          └▶ failed: see below
+
+While one commit is at the disk the next gathers.  "Late" records (cursors) are made when a commit is taken: one
+per key, whatever happened since the one before.  A commit that is full leaves messages for the next one, and nothing
+else: a late record says more than any other that was decided before it, and must not come before that one.
+
+Invariants
+    A future is resolved only after the sync that carries its record.
+    After a failure everything decided and not durable is undone, newest first: the state is what the disk is known
+    to hold.
+    After a failed write or sync nothing is written again: what was at the disk fails with UNKNOWN fate, what waited
+    with NOT_DONE.  After a full disk nothing is kept, and after RETRY_FULL_MS the next append tries again.
+
+Source: Gray's group commit; PostgreSQL's fsyncgate for why a failed sync is never repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, Protocol
+
+from ...protocol.clock import Clock
+from ...protocol.errors import (
+    BrokerReadOnlyError,
+    DiskFullError,
+    FlushFailedError,
+    KeylaneError,
+    OverloadedError,
+    StorageError,
+)
+from ..storage.append_file import Buffer
+from ..storage.index.interface import ConsumeQueues, Unit
+from ..storage.log.commit_log import CommitLog, WritePlan
+from .line import WAITING_MAX, Line
+
+log = logging.getLogger("keylane.broker")
+
+RETRY_FULL_MS = 1_000
+OWN_QUEUED_BYTES_MAX = 1 << 20
+"""Room that messages never fill: however quick producers are, owners are let in, and partitions sealed."""
+_NOTHING = bytearray()
+
+
+class RunBlocking(Protocol):
+    """Runs blocking code: in a thread in production, in place in a simulation."""
+
+    def __call__(self, function: Callable[..., Any], /, *args: Any) -> Awaitable[Any]:
+        """The value of `function(*args)`, or its exception."""
+        ...
+
+
+class Entry:
+    """One record on its way to the disk; `count` messages, 0 for the broker's own records, no bytes for a marker."""
+
+    __slots__ = (
+        "appended_at_ms", "base_offset", "count", "durable", "future", "partition_id", "position",
+        "record", "settled", "stamped", "undo",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        record: Buffer,
+        *,
+        partition_id: int = 0,
+        base_offset: int = 0,
+        count: int = 0,
+        appended_at_ms: int = 0,
+        settled: Callable[[Entry], None] | None = None,
+        undo: Callable[[], None] | None = None,
+        durable: bool = False,
+    ) -> None:
+        self.record = record
+        self.partition_id = partition_id
+        self.base_offset = base_offset
+        self.count = count
+        self.appended_at_ms = appended_at_ms
+        self.position = -1
+        """In the log, once it is taken."""
+        self.stamped: bytearray = _NOTHING
+        """The header as it is in the log, once it is taken."""
+        self.settled = settled
+        """Called when it is durable, before `future` is resolved."""
+        self.undo = undo
+        """Takes the decision back if it cannot be made durable."""
+        self.durable = durable
+        """To be synced before it is settled, however the broker flushes."""
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class _Late:
+    __slots__ = ("futures", "make")
+
+    def __init__(self, make: Callable[[], Entry]) -> None:
+        self.make = make
+        self.futures: list[asyncio.Future[None]] = []
+
+
+class GroupCommit:
+    """The queue in front of a commit log, and its one writer."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        *,
+        run_blocking: RunBlocking,
+        clock: Clock,
+        queued_bytes_max: int,
+        commit_bytes_max: int,
+        flush_ms: int = 0,
+        free_bytes: Callable[[], int] = lambda: 1 << 62,
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._run_blocking = run_blocking
+        self._clock = clock
+        self._queued_bytes_max = queued_bytes_max
+        self._commit_bytes_max = commit_bytes_max
+        self._queue: deque[Entry] = deque()
+        self._queued_bytes = 0
+        """Of the queue and of the commit at the disk."""
+        self._own = 0
+        """The broker's own records in the queue."""
+        self._late: dict[Hashable, _Late] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._failure: KeylaneError | None = None
+        self._flush_ms = flush_ms
+        """How long written records may wait for their sync; 0: each commit has its own."""
+        self._sync_due_ms = 0
+        """When what was written without a sync has to have one; 0: there is nothing."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._free_bytes = free_bytes
+        self._full_until_ms = 0
+        self._full_bytes = 0
+        """What did not fit when the disk was full."""
+        self._held = ""
+        self._line = Line(WAITING_MAX, self._has_room)
+        self.commits = 0
+        """Commits settled since the start."""
+        self.failures = 0
+        """Times that decisions had to be taken back."""
+        self.on_settled: Callable[[], None] = lambda: None
+        """Called after each commit."""
+
+    @property
+    def failed(self) -> bool:
+        """Has a write or sync failed, so that nothing is written again."""
+        return self._failure is not None
+
+    @property
+    def reason(self) -> str:
+        """Why no writes are taken; "" if they are."""
+        if self._failure is not None:
+            return self._failure.message
+        if self._held:
+            return self._held
+        if self._full_until_ms:
+            now_ms = self._clock.boot_ms()
+            if now_ms >= self._full_until_ms and not self._fits():
+                self._full_until_ms = now_ms + RETRY_FULL_MS
+            if now_ms < self._full_until_ms:
+                return "the disk is full"
+        return ""
+
+    def _fits(self) -> bool:
+        try:
+            return self._free_bytes() >= self._full_bytes
+        except StorageError:
+            return False
+
+    def hold(self, reason: str) -> None:
+        """Take no messages for this reason from now on; "" to take them again.  What consumers do goes on."""
+        self._held = reason
+
+    def _has_room(self, length: int) -> bool:
+        taken = self._queued_bytes + self._line.promised_bytes
+        return taken + length <= self._queued_bytes_max or not taken
+
+    def turn(self, length: int) -> AbstractAsyncContextManager[None]:
+        """Wait for room for messages of `length` bytes; inside the block they are decided on, with `in_turn`."""
+        if self._line.passes(length) or self.reason:  # which `check_room` tells
+            return nullcontext()
+        return self._line.turn(length)
+
+    def check_room(self, length: int, *, own: bool = False, in_turn: bool = False) -> None:
+        """
+        Let a record of `length` bytes be decided on; the broker's `own` have room, and go on, where messages do not.
+
+        Args:
+            in_turn: its room was waited for.
+
+        Raises:
+            BrokerReadOnlyError: a write failed before, or the disk was full a moment ago.
+            OverloadedError: too many bytes are waiting.
+        """
+        if self._failure is not None or self._held or self._full_until_ms:
+            reason = self.reason
+            if reason and not (own and reason is self._held):
+                raise BrokerReadOnlyError(f"the broker takes no writes: {reason}")
+        if in_turn:
+            return
+        most = self._queued_bytes_max + (OWN_QUEUED_BYTES_MAX if own else 0)
+        taken = self._queued_bytes + (0 if own else self._line.promised_bytes)
+        if taken + length > most and taken:
+            raise OverloadedError(
+                f"{self._queued_bytes} bytes are waiting for the disk", retry_after_ms=10
+            )
+
+    def submit(self, entry: Entry) -> asyncio.Future[None]:
+        """Queue what was decided after `check_room`; the future is resolved when it is durable."""
+        self._queue.append(entry)
+        self._queued_bytes += len(entry.record)
+        self._own += _is_own(entry)
+        if self._task is None:
+            self._start()
+        return entry.future
+
+    def submit_late(self, key: Hashable, make: Callable[[], Entry]) -> asyncio.Future[None]:
+        """Have the next commit carry the record that `make` gives then; one for all who ask under this key."""
+        late = self._late.get(key)
+        if late is None:
+            late = self._late[key] = _Late(make)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        late.futures.append(future)
+        if self._task is None:
+            self._start()
+        return future
+
+    def flushed(self) -> asyncio.Future[None]:
+        """Resolved when everything submitted before is durable; fails if that fails."""
+        entry = Entry(b"")
+        if self._task is None:
+            entry.future.set_result(None)
+            return entry.future
+        return self.submit(entry)
+
+    def synced(self) -> asyncio.Future[None]:
+        """As `flushed`, and synced also where that may come later."""
+        if not self._flush_ms:
+            return self.flushed()
+        return self.submit(Entry(b"", durable=True))
+
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._drain(), name="group commit")
+
+    async def _drain(self) -> None:
+        try:
+            while self._queue or self._late:
+                plan = self._log.plan()
+                entries: list[Entry] = []
+                fits = True
+                try:
+                    units = self._take(plan, entries)
+                    durable = self._is_due(entries)
+                    if plan.end > plan.start or (durable and self._sync_due_ms):
+                        fits = await self._run_blocking(self._write, plan, units, durable)
+                except StorageError as error:
+                    self._fail(error, entries, plan)
+                except Exception as error:
+                    log.exception("the commit failed")
+                    self._fail(FlushFailedError(f"a fault of our own: {error!r}"), entries, plan)
+                else:
+                    if not fits:
+                        self._full(plan)
+                    elif plan.end > plan.start:
+                        self._full_until_ms = 0
+                    self._plan_sync(plan, durable)
+                    self._settle(entries)
+        finally:
+            self._task = None
+
+    def _take(self, plan: WritePlan, entries: list[Entry]) -> list[tuple[int, Unit]]:
+        """Move what waits into a commit; what of it are messages, for the index."""
+        units = []
+        queue = self._queue
+        left = self._commit_bytes_max
+        while queue and (left > 0 or self._own or not queue[0].record):
+            entry = queue.popleft()
+            entries.append(entry)
+            self._own -= _is_own(entry)
+            length = len(entry.record)
+            if length:
+                left -= length
+                entry.position, entry.stamped = plan.add(
+                    entry.record,
+                    base_offset=entry.base_offset,
+                    appended_at_ms=entry.appended_at_ms,
+                )
+                if entry.count:
+                    unit = Unit(
+                        entry.base_offset, entry.count, entry.position, length, entry.appended_at_ms
+                    )
+                    units.append((entry.partition_id, unit))
+        for key, one in list(self._late.items()):
+            entry = one.make()
+            del self._late[key]
+            entry.position, entry.stamped = plan.add(
+                entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
+            )
+            self._queued_bytes += len(entry.record)
+            entries.append(entry)
+            entries += [_waiting(future) for future in one.futures]
+        return units
+
+    def _write(self, plan: WritePlan, units: list[tuple[int, Unit]], durable: bool) -> bool:
+        """False if the log has it and the index no room for it: readers find it all the same."""
+        if plan.end == plan.start:
+            self._log.sync()
+            return True
+        self._log.write(plan, durable=durable)
+        try:
+            self._queues.dispatch(units)
+        except DiskFullError:
+            return False
+        except StorageError as error:
+            # The log has it: whether it was done must not be denied.
+            raise FlushFailedError(error.message, **error.details) from error
+        return True
+
+    def _is_due(self, entries: list[Entry]) -> bool:
+        """Has this commit to end with a sync?"""
+        if not self._flush_ms or any(entry.durable for entry in entries):
+            return True
+        return 0 < self._sync_due_ms <= self._clock.boot_ms()
+
+    def _plan_sync(self, plan: WritePlan, durable: bool) -> None:
+        """Have what was not synced now be synced soon, also if nothing more is written."""
+        if durable:
+            self._sync_due_ms = 0
+        elif not self._sync_due_ms and plan.end > plan.start:
+            self._sync_due_ms = self._clock.boot_ms() + self._flush_ms
+            if self._timer is None:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(self._flush_ms / 1000, self._sync_now)
+
+    def _sync_now(self) -> None:
+        self._timer = None
+        if self._sync_due_ms and self._failure is None:
+            self.synced()
+
+    def _settle(self, entries: list[Entry]) -> None:
+        self.commits += 1
+        for entry in entries:
+            self._queued_bytes -= len(entry.record)
+            if entry.settled is not None:
+                entry.settled(entry)
+            if not entry.future.done():
+                entry.future.set_result(None)
+        self._line.let_in()
+        self.on_settled()
+
+    def _full(self, plan: WritePlan) -> None:
+        log.error("the disk is full: no writes for %d ms", RETRY_FULL_MS)
+        self._full_bytes = plan.end - plan.start
+        self._full_until_ms = self._clock.boot_ms() + RETRY_FULL_MS
+
+    def _fail(self, error: StorageError, entries: list[Entry], plan: WritePlan) -> None:
+        self.failures += 1
+        if isinstance(error, DiskFullError):
+            self._full(plan)
+        else:
+            log.critical("no writes until the broker is started again: %s", error)
+            self._failure = error
+        waiting = list(self._queue)
+        self._queue.clear()
+        self._own = 0
+        for one in self._late.values():
+            waiting += [_waiting(future) for future in one.futures]
+        self._late.clear()
+        for entry in reversed(entries + waiting):
+            if entry.undo is not None:
+                entry.undo()
+        self._queued_bytes = 0
+        for entry in entries:
+            _refuse(entry, type(error)(error.message, **error.details))
+        for entry in waiting:
+            _refuse(entry, BrokerReadOnlyError(f"the broker takes no writes: {error.message}"))
+        self._line.let_in(all_of_them=True)
+
+    async def close(self) -> None:
+        """Wait until everything submitted is durable or has failed."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sync_due_ms and self._failure is None:
+            self.synced()
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+
+def _is_own(entry: Entry) -> bool:
+    return not entry.count and len(entry.record) > 0
+
+
+def _waiting(future: asyncio.Future[None]) -> Entry:
+    entry = Entry(b"")
+    entry.future = future
+    return entry
+
+
+def _refuse(entry: Entry, error: KeylaneError) -> None:
+    if not entry.future.done():
+        entry.future.set_exception(error)
+        entry.future.exception()  # nobody may be waiting for it any more

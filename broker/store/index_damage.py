@@ -1,0 +1,38 @@
+"""What is done about a damaged index while the broker serves: people are told, and the next start makes it anew."""
+
+from __future__ import annotations
+
+import logging
+
+from ...protocol.errors import CorruptIndexError, StorageError
+from ..partition.state import BrokerState
+from ..storage.files import Files
+from ..storage.index.kinds import mark
+from .group_commit import RunBlocking
+
+log = logging.getLogger("keylane.broker")
+
+
+class IndexDamage:
+    """Damage of the index of one kind."""
+
+    def __init__(
+        self, state: BrokerState, files: Files, kind: str, *, run_blocking: RunBlocking
+    ) -> None:
+        self._state = state
+        self._files = files
+        self._kind = kind
+        self._run_blocking = run_blocking
+
+    async def found(self, error: CorruptIndexError) -> None:
+        """Tell it in health; the index is not trusted again once the broker has stopped."""
+        if self._state.mended:
+            return
+        text = f"{error.message}; the next start makes the index anew"
+        log.error("%s", text)
+        self._state.problems.append(text)
+        self._state.mended.add(text)
+        try:
+            await self._run_blocking(mark, self._files, self._kind)
+        except StorageError as failed:
+            log.warning("the index is not marked as damaged: %s", failed.message)

@@ -1,0 +1,115 @@
+"""A store's state, log and index as a start finds them: snapshot, then what the log says after it.  Blocks.
+
+snapshot, position p ─▶ state      index ─▶ position q ≤ p ─▶ read the log from q on
+                                      records from q on ─▶ index      records from p on ─▶ state
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from ...protocol.clock import Clock
+from ...protocol.errors import CorruptIndexError
+from ...protocol.record import HEADER_BYTES, Header
+from ..partition.damage import damage_of
+from ..partition.state import BrokerState
+from ..storage.files import Files
+from ..storage.index.interface import ConsumeQueues, Unit
+from ..storage.log.commit_log import segment_bases
+from ..storage.log.recovery import Hole, Recovered, recover_log
+from ..storage.snapshot import Loaded, Snapshots
+from .dispatch import Dispatch
+from .first_offsets import correct_first_offsets
+from .replay import Replay
+
+log = logging.getLogger("keylane.broker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What a store goes on with."""
+
+    state: BrokerState
+    snapshots: Snapshots
+    position: int
+    """What the newest snapshot stands for."""
+    recovered: Recovered
+
+
+class _Both:
+    """Tells the state and the index of what is in the log."""
+
+    def __init__(self, replay: Replay, dispatch: Dispatch) -> None:
+        self._replay = replay
+        self._dispatch = dispatch
+        self.unknown: Hole | None = None
+        """The newest hole of which nobody knows what was in it."""
+
+    def record(self, header: Header, body: memoryview) -> None:
+        self._replay.record(header, body)
+        self._dispatch.record(header)
+
+    def hole(self, hole: Hole) -> None:
+        self._replay.hole(hole)
+        self._dispatch.hole(hole)
+        if not hole.explained:
+            self.unknown = hole
+
+
+def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
+    """
+    Recover the state and the index, and make the log ready to be written on.
+
+    Raises:
+        DataFolderError: a newer broker wrote in this folder.
+    """
+    try:
+        return _open_state(files, queues, clock=clock)
+    except CorruptIndexError as error:
+        log.warning("the index is made again from the log: %s", error.message)
+        queues.truncate(0)
+        return _open_state(files, queues, clock=clock)
+
+
+def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
+    state = BrokerState(clock.boot_ms)
+    snapshots = Snapshots(files)
+    loaded = snapshots.load(state.partitions.load)
+    if loaded.extra is not None:
+        state.orphans.update(loaded.extra.orphans)
+        state.problems += loaded.extra.problems
+        state.retained = loaded.extra.retained
+        state.damaged.update(loaded.extra.damaged)
+    first = min(segment_bases(files), default=0)
+    if loaded.position < first:
+        # Older than retention: the log says all of it, from its first segment on.
+        state, loaded = BrokerState(clock.boot_ms), Loaded()
+    start = min(queues.recover(loaded.position, first_position=first), loaded.position)
+    replay = Replay(state, start=loaded.position)
+    dispatch = Dispatch(queues, start=start)
+    both = _Both(replay, dispatch)
+    recovered = recover_log(files, both, start=start, durable=loaded.position)
+    dispatch.flush()
+    replay.finish()
+    if both.unknown is not None:
+        _miss_what_the_index_lacks(state, queues, hole=both.unknown)
+    if state.retained < first:
+        correct_first_offsets(state, queues, first_position=first)
+    for problem in damage_of(state):
+        log.error("%s", problem)
+    return Opened(state=state, snapshots=snapshots, position=loaded.position, recovered=recovered)
+
+
+def _miss_what_the_index_lacks(state: BrokerState, queues: ConsumeQueues, *, hole: Hole) -> None:
+    """The snapshot knows of offsets that neither the index nor the log has any more: they are lost, and say so."""
+    fillers = []
+    for partition_id, partition in state.partitions.items():
+        bounds = queues.bounds(partition_id)
+        if bounds is None or bounds[1] >= partition.next_offset:
+            continue
+        start, end = bounds[1], partition.next_offset
+        state.lose(partition, start, end, position=hole.start)
+        at_ms = partition.appended_at_ms
+        fillers.append((partition_id, Unit(start, end - start, hole.start, HEADER_BYTES, at_ms)))
+    queues.dispatch(fillers)

@@ -1,0 +1,287 @@
+"""What the records of the log, and the holes in it, make of the state.  Pure.
+
+    base offset == next     fold                     base offset < next    folded before: the snapshot had it
+    base offset >  next     offsets [next, base) were lost on the way: the partition stops there, the rest is kept
+
+A hole takes what the log's trail says was in it.  The broker's own records among that come back from the trail;
+batches are lost, and their partitions stop.  Where nobody knows what was in a hole, a partition is taken for whole
+only if a batch after the hole goes on where the one before it ended, and a fence only if a higher token comes.
+
+Invariants
+    The state of a log without damage is the same from any snapshot of it.
+    What cannot be shown to be whole is stopped, by name and position; the other partitions go on.
+"""
+
+from __future__ import annotations
+
+from ...protocol.errors import CorruptLogError, DataFolderError, KeylaneError
+from ...protocol.limits import PRODUCERS_PER_PARTITION_MAX
+from ...protocol.record import Header, Kind
+from ..partition.image import Part, part_of
+from ..partition.partition import HostedPartition
+from ..partition.records import WITHOUT_BODY, CursorBody, FenceBody, decode_body
+from ..partition.state import PROBLEMS_MAX, BrokerState
+from ..storage.log.recovery import Hole
+
+HOLES_MAX = PROBLEMS_MAX // 2
+"""Holes that are told of one by one: they leave room for what else is wrong."""
+
+
+class Replay:
+    """
+    Folds the log from position `start` on into a state that stands for the log before it; a `Visitor` of recovery.
+
+    Records before `start` are known to the state already.
+    """
+
+    def __init__(self, state: BrokerState, *, start: int = 0) -> None:
+        self._state = state
+        self._start = start
+        self._hole_position = -1
+        """Where the newest hole begins."""
+        self._unknown: Hole | None = None
+        """The newest hole of which nobody knows what was in it."""
+        self._whole: set[int] = set()
+        """Partitions shown to be whole since then."""
+        self._fenced: set[tuple[int, str]] = set()
+        """Partitions and groups whose fence is known since then."""
+        self._partial: dict[int, int] = {}
+        """Partitions known by some of their STATE records alone: how many producers came."""
+
+    # ── records ───────────────────────────────────────────────────────────────────────────────────────
+    def record(self, header: Header, body: memoryview) -> None:
+        """
+        A whole record.
+
+        Raises:
+            DataFolderError: a newer broker wrote it.
+        """
+        if header.position < self._start:
+            return
+        if header.kind not in _KINDS:
+            raise DataFolderError(
+                f"the record at position {header.position} is of kind {header.kind}: "
+                "a newer broker wrote this log"
+            )
+        partition = self._state.partitions.get(header.partition_id)
+        if header.kind in {Kind.PARTITION, Kind.STATE}:
+            self._facts(header, body, partition)
+        elif partition is None:
+            self._state.orphans.setdefault(header.partition_id, header.position)
+        elif header.kind == Kind.MESSAGES:
+            self._reach(partition, header)
+            if header.base_offset == partition.next_offset:
+                self._append(partition, header)
+            elif header.next_offset > partition.next_offset:
+                self._misfit(header, f"its offsets begin below {partition.next_offset}")
+        else:
+            self._own(header, body, partition)
+
+    def _reach(self, partition: HostedPartition, header: Header) -> None:
+        """The record begins at its base offset: what lies between the partition and it is lost."""
+        self._state.touch(partition)
+        if header.base_offset > partition.next_offset:
+            hole = self._hole_position
+            position = hole if 0 <= hole < header.position else header.position
+            self._lose(partition, partition.next_offset, header.base_offset, position)
+            partition.next_offset = partition.readable_offset = header.base_offset
+        self._whole.add(partition.partition_id)
+
+    def _append(self, partition: HostedPartition, header: Header) -> None:
+        partition.apply_append(
+            header, base_offset=header.base_offset, appended_at_ms=header.appended_at_ms
+        )
+        partition.readable_offset = partition.next_offset
+
+    def _facts(self, header: Header, body: memoryview, known: HostedPartition | None) -> None:
+        try:
+            if header.kind == Kind.STATE:
+                found, part = part_of(header.partition_id, body)
+                if known is not None:
+                    self._restore(header, found, known)
+                elif part.before:
+                    # The parts before it are lost, or were retained: then all of them come again.
+                    self._state.orphans.setdefault(header.partition_id, header.position)
+                else:
+                    self._add(header, found)
+                    self._partial[header.partition_id] = 0
+                self._count(header, part, len(found.producers))
+                return
+            facts = decode_body(header, body)
+            if known is None:
+                self._state.host(facts)  # type: ignore[arg-type]
+                self._state.orphans.pop(header.partition_id, None)
+            else:
+                known.check_same_facts(facts)  # type: ignore[arg-type]
+        except KeylaneError as error:
+            self._misfit(header, error.message)
+
+    def _add(self, header: Header, found: HostedPartition) -> None:
+        """A STATE record, or the first of several: all there is to know, up to its position."""
+        self._state.partitions.add(found)
+        if found.lost:
+            self._state.damaged.add(header.partition_id)
+        self._state.orphans.pop(header.partition_id, None)
+        self._whole.add(header.partition_id)
+
+    def _count(self, header: Header, part: Part, count: int) -> None:
+        """So many producers came; of a partition that is known by its STATE records alone, all have to."""
+        so_far = self._partial.get(header.partition_id)
+        if so_far is None or part.before not in {0, so_far}:
+            return
+        self._partial[header.partition_id] = part.before + count
+        if part.before + count >= part.total:
+            del self._partial[header.partition_id]
+
+    def _restore(self, header: Header, found: HostedPartition, known: HostedPartition) -> None:
+        """A STATE record of a partition that is known."""
+        if header.base_offset >= known.next_offset:
+            _take_producers(found, known, ordered=header.partition_id in self._partial)
+        self._reach(known, header)
+        for one in found.lost:
+            self._state.lose(known, one.start, one.end, position=one.position)
+        known.fences_lost |= found.fences_lost
+        known.groups_told |= found.groups_told
+        known.first_offset = max(known.first_offset, found.first_offset)
+        for name, group in found.groups.items():
+            self._fence(known, FenceBody(name, group.lock.fence, group.lock.session))
+            known.apply_cursor(group.cursor_body())
+
+    def _own(self, header: Header, body: memoryview, partition: HostedPartition) -> None:
+        if header.kind == Kind.TOLD:
+            self._state.touch(partition)
+            partition.groups_told = True
+            return
+        try:
+            said = decode_body(header, body)
+        except CorruptLogError as error:
+            self._misfit(header, error.message)
+            return
+        self._state.touch(partition)
+        match said:
+            case FenceBody():
+                self._fence(partition, said)
+            case CursorBody():
+                partition.apply_cursor(said)
+                self._fenced.add((partition.partition_id, said.group))
+            case None:
+                self._reach(partition, header)
+                partition.sealed = partition.ended = True
+
+    def _fence(self, partition: HostedPartition, said: FenceBody) -> None:
+        self._fenced.add((partition.partition_id, said.group))
+        group = partition.groups.get(said.group)
+        if group is None or said.token > group.lock.fence:
+            partition.apply_fence(said)
+            partition.groups[said.group].durable_fence = said.token
+            partition.groups[said.group].kept = True
+
+    # ── holes ─────────────────────────────────────────────────────────────────────────────────────────
+    def hole(self, hole: Hole) -> None:
+        """Bytes that are lost, and what is known of them."""
+        self._hole_position = hole.start
+        start, end = hole.damage or (hole.start, hole.end)
+        text = f"the log is damaged at positions [{start}, {end}): {hole.reason}"
+        if not hole.explained:
+            text += "; what was there is not known"
+            if (start, end) != (hole.start, hole.end):
+                text += f" of [{hole.start}, {hole.end})"
+        if not hole.explained or start == hole.start:
+            self._state.problem(text, room=HOLES_MAX)
+        if not hole.explained and hole.end > self._start:
+            self._unknown = hole
+            self._whole.clear()
+            self._fenced.clear()
+        for header, body in hole.traces:
+            if header.kind == Kind.MESSAGES:
+                self._lost_batch(header)
+            elif body is not None or header.kind in WITHOUT_BODY:
+                self.record(header, memoryview(body or b""))
+            else:
+                self._lost_own(header)
+
+    def _lost_batch(self, header: Header) -> None:
+        partition = self._state.partitions.get(header.partition_id)
+        if partition is None:
+            self._state.orphans.setdefault(header.partition_id, header.position)
+            return
+        self._reach(partition, header)
+        if header.base_offset == partition.next_offset:
+            self._append(partition, header)
+        self._lose(partition, header.base_offset, header.next_offset, header.position)
+
+    def _lost_own(self, header: Header) -> None:
+        """A record of the broker's own of which only the header is left."""
+        partition = self._state.partitions.get(header.partition_id)
+        if header.position < self._start:
+            return
+        if partition is None:
+            self._state.orphans.setdefault(header.partition_id, header.position)
+        elif header.kind == Kind.FENCE:
+            partition.fences_lost = True
+            self._state.touch(partition)
+            self._problem(f"a fence of partition {header.partition_id} is lost: it lets nobody in")
+        elif header.kind == Kind.CURSOR:
+            # Perhaps the only record of its group: the metaserver has to tell the groups again.
+            partition.groups_told = False
+            self._state.touch(partition)
+
+    def _lose(self, partition: HostedPartition, start: int, end: int, position: int) -> None:
+        self._state.lose(partition, start, end, position=position)
+
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────────
+    def finish(self) -> None:
+        """The log has been read: stop what could not be shown to be whole."""
+        for partition_id, position in self._state.orphans.items():
+            self._problem(f"what partition {partition_id} is was lost (position {position})")
+        for partition_id in self._partial:
+            partition = self._state.partitions[partition_id]
+            self._lose(partition, partition.next_offset, -1, max(self._hole_position, 0))
+            self._problem(f"some of the producers of partition {partition_id} were lost")
+        if self._unknown is None:
+            return
+        for partition_id, partition in self._state.partitions.items():
+            if partition_id not in self._whole and not partition.sealed:
+                self._lose(partition, partition.next_offset, -1, self._unknown.start)
+            if partition.groups_told:
+                # A group may have been in the hole: the metaserver has to tell all of them again.
+                partition.groups_told = False
+                self._state.touch(partition)
+            for name, group in partition.groups.items():
+                if (partition_id, name) not in self._fenced:
+                    # Whoever had this token may have lost it in the hole: only a newer one is let in.
+                    group.lock.session = ""
+                    self._state.touch(partition)
+
+    def _misfit(self, header: Header, reason: str) -> None:
+        """A whole record that does not fit: the partition it speaks of is not to be trusted."""
+        self._problem(
+            f"the record at position {header.position} does not fit the log before it: {reason}"
+        )
+        partition = self._state.partitions.get(header.partition_id)
+        if partition is None:
+            self._state.orphans.setdefault(header.partition_id, header.position)
+        else:
+            partition.fences_lost = True
+            self._lose(partition, partition.next_offset, -1, header.position)
+
+    def _problem(self, text: str) -> None:
+        self._state.problem(text)
+
+
+def _take_producers(found: HostedPartition, known: HostedPartition, *, ordered: bool) -> None:
+    """
+    A STATE record that is not older than what is known says who its producers are, silent longest first.
+
+    An older one must not: the batches that made the difference are folded already and do not come again.
+    `ordered`: their order is not known yet either.
+    """
+    for number, state in found.producers.items():
+        if ordered or known.producers.get(number) != state:
+            known.producers.pop(number, None)
+            known.producers[number] = state
+    while len(known.producers) > PRODUCERS_PER_PARTITION_MAX:
+        del known.producers[next(iter(known.producers))]
+
+
+_KINDS = frozenset(Kind)

@@ -1,0 +1,83 @@
+"""A group's progress set by an operator: its fence rises to a fresh token, then its cursor goes where it is told.
+
+    POST /v1/partitions/{id}/cursor ─▶ FENCE [group, token, session] ─▶ CURSOR [group, token, cursor, []]   one commit
+
+Invariants
+    Whoever held the partition is refused from the decision on: no ack of his comes after the new cursor.
+    Again with the same token ends with the same cursor: nobody else can have that token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...protocol.errors import OffsetOutOfRangeError
+from ...protocol.offsets import AckedOffsets
+from ...protocol.progress import SetCursor
+from ..partition.partition import Group, HostedPartition
+from ..partition.pull_lock import decide_acquire, operator_session
+from ..partition.records import encode_body
+from .group_commit import Entry
+from .store import OWN_RECORD_BYTES, Store
+
+
+def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyncio.Future[None]:
+    """
+    Decide on a new cursor; what retention has removed is left out.  What to wait for.
+
+    Raises:
+        FencedError: a higher token has been seen, or this one from a consumer.
+        OffsetOutOfRangeError: beyond the last durable message.
+        InvalidNameError, OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing was changed.
+    """
+    partition.check_owners()
+    store.firsts.rise(partition.partition_id)
+    group = partition.group_for_acquire(ask.group)
+    session = operator_session(ask.strategy)
+    rises = decide_acquire(group.lock, token=ask.token, session=session, ttl_ms=1)
+    if ask.cursor > partition.readable_offset:
+        raise OffsetOutOfRangeError(
+            offset=ask.cursor,
+            first_offset=partition.first_offset,
+            next_offset=partition.readable_offset,
+        )
+    cursor = max(ask.cursor, partition.first_offset)
+    if not rises and group.acked.cursor == cursor and not group.acked.ranges:
+        return store.commit.flushed()
+    # Room for both before either is decided.
+    store.commit.check_room(2 * OWN_RECORD_BYTES, own=True)
+    if rises:
+        store.raise_fence(partition, group, token=ask.token, session=session)
+    return _submit(store, partition, group, cursor)
+
+
+def _submit(
+    store: Store, partition: HostedPartition, group: Group, cursor: int
+) -> asyncio.Future[None]:
+    store.state.touch(partition)
+    store.firsts.grouped.add(partition.partition_id)  # it may need older messages than before
+    before = group.acked
+    group.acked = AckedOffsets(cursor)
+    group.version += 1
+    version = group.version
+
+    body = group.cursor_body()
+
+    def settled(_entry: Entry) -> None:
+        group.saved(body, version)
+
+    def undo() -> None:
+        group.acked = before
+        group.version += (
+            1  # a record made meanwhile may have carried the new cursor: it is written again
+        )
+
+    entry = Entry(
+        encode_body(partition.partition_id, body),
+        partition_id=partition.partition_id,
+        base_offset=cursor,
+        settled=settled,
+        undo=undo,
+        durable=True,
+    )
+    return store.commit.submit(entry)

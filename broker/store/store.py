@@ -1,0 +1,408 @@
+"""The store of a broker: state, log, index and cache joined; every decision is made here, at once, on the event loop.
+
+Methods that decide return the entry or future to wait for: awaiting it is the caller's, so that calls made one after
+another are decided in that order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from copy import copy
+from functools import partial
+
+from ...protocol.batch import check_batch, check_lengths
+from ...protocol.clock import Clock
+from ...protocol.control import HostPartition, TimeBound
+from ...protocol.errors import (
+    CorruptBatchError,
+    CorruptIndexError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
+from ...protocol.record import HEADER_BYTES
+from ..partition.appends import Duplicate
+from ..partition.facts import check_facts
+from ..partition.partition import Group, HostedPartition, stored_facts
+from ..partition.records import FenceBody, encode_body
+from ..partition.state import BrokerState
+from ..settings import BrokerSettings
+from ..storage.files import Files
+from ..storage.index.interface import ConsumeQueues, offset_at
+from ..storage.index.kinds import mark_others, open_index
+from ..storage.log.batch_reader import BatchReader
+from ..storage.log.commit_log import CommitLog
+from ..storage.log.recovery import Recovered
+from ..storage.snapshot import Snapshots
+from .carry_over import CarryOver
+from .first_offsets import FirstOffsets
+from .group_commit import Entry, GroupCommit, RunBlocking
+from .index_damage import IndexDamage
+from .opening import open_state
+from .snapshotter import Snapshotter
+from .tail_cache import TailCache
+
+OWN_RECORD_BYTES = 4096
+"""Room asked for a fence, a seal or a partition before its record is made."""
+LEVELS = {"sync": "fsync", "async": "async"}
+
+
+class Store:
+    """What a broker stores, recovered; `open` it, then use it from one event loop."""
+
+    def __init__(
+        self,
+        *,
+        settings: BrokerSettings,
+        clock: Clock,
+        state: BrokerState,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        recovered: Recovered,
+        snapshots: Snapshots,
+        position: int,
+        run_commit: RunBlocking,
+        run_read: RunBlocking,
+        run_background: RunBlocking,
+        files: Files,
+    ) -> None:
+        self.state = state
+        self.log = log
+        self.recovered = recovered
+        self.level = LEVELS[settings.flush]
+        """How durable what is answered is: "fsync", or "async" for a moment later."""
+        self._clock = clock
+        self.queues = queues
+        self._reader = BatchReader(log, queues)
+        self._run_commit = run_commit
+        self._run_read = run_read
+        self._cache = TailCache(settings.cache_bytes)
+        self.commit = GroupCommit(
+            log,
+            queues,
+            run_blocking=run_commit,
+            clock=clock,
+            queued_bytes_max=settings.queued_bytes_max,
+            commit_bytes_max=settings.commit_bytes_max,
+            flush_ms=0 if settings.flush == "sync" else settings.flush_ms,
+            free_bytes=files.free_bytes,
+        )
+        self.snapshotter = Snapshotter(
+            state,
+            log,
+            queues,
+            self.commit,
+            snapshots,
+            position=position,
+            snapshot_bytes=settings.snapshot_bytes,
+            run_blocking=run_background,
+        )
+        self.carry_over = CarryOver(
+            files,
+            state=state,
+            log=log,
+            commit=self.commit,
+            snapshotter=self.snapshotter,
+            run_read=run_background,
+            run_commit=run_commit,
+        )
+        self.index_damage = IndexDamage(state, files, settings.index, run_blocking=run_read)
+        self.firsts = FirstOffsets(state, save=self.save_progress)
+        self.fence_floor = 0
+        """Tokens up to it are from before this data folder was accepted by an operator: no group takes them."""
+        self._wake: Callable[[int], None] = lambda _partition_id: None
+
+    @classmethod
+    def open(
+        cls,
+        files: Files,
+        settings: BrokerSettings,
+        *,
+        clock: Clock,
+        run_commit: RunBlocking,
+        run_read: RunBlocking,
+        run_background: RunBlocking | None = None,
+    ) -> Store:
+        """
+        Recover the store of a locked data folder; blocks.
+
+        Raises:
+            DataFolderError: a newer broker wrote in this folder.
+        """
+        queues = open_index(files, settings.index)
+        mark_others(files, settings.index)
+        opened = open_state(files, queues, clock=clock)
+        recovered = opened.recovered
+        log = CommitLog(
+            files, segment_bytes=settings.segment_bytes, bases=recovered.bases, end=recovered.end
+        )
+        return cls(
+            settings=settings,
+            clock=clock,
+            state=opened.state,
+            log=log,
+            queues=queues,
+            recovered=recovered,
+            snapshots=opened.snapshots,
+            position=opened.position,
+            run_commit=run_commit,
+            run_read=run_read,
+            run_background=run_background or run_read,
+            files=files,
+        )
+
+    def on_change(self, wake: Callable[[int], None]) -> None:
+        """Have `wake(partition_id)` called when a partition has more to read, or a newer owner, or is sealed."""
+        self._wake = wake
+
+    # ── appends ───────────────────────────────────────────────────────────────────────────────────────
+    def append(
+        self, partition_id: int, record: memoryview, *, in_turn: bool = False
+    ) -> tuple[asyncio.Future[None], int, bool]:
+        """
+        Decide on one batch.
+
+        Args:
+            in_turn: its room was waited for, with `commit.turn`.
+
+        Returns:
+            What to wait for, the base offset, whether it is a duplicate.
+
+        Raises:
+            CorruptBatchError, InvalidRequestError, PartitionUnknownError, StaleRouteError, SequenceGapError,
+            SequenceReusedError, ProducerFencedError, OverloadedError, BrokerReadOnlyError: nothing was stored.
+        """
+        header = check_batch(record)
+        if header.length != len(record):
+            raise CorruptBatchError(
+                "bytes after the batch", length=header.length, size_bytes=len(record)
+            )
+        check_lengths(record, header)
+        if header.partition_id != partition_id:
+            raise InvalidRequestError(
+                f"a batch of partition {header.partition_id} for partition {partition_id}",
+                partition_id=partition_id,
+            )
+        partition = self.state.partition(partition_id)
+        self.commit.check_room(header.length, in_turn=in_turn)
+        self.state.touch(partition)
+        found = partition.decide_append(header)
+        if isinstance(found, Duplicate):
+            return self.commit.flushed(), found.base_offset, True
+        base_offset = partition.next_offset
+        undo = partition.apply_append(
+            header, base_offset=base_offset, appended_at_ms=self._clock.wall_ms()
+        )
+        entry = Entry(
+            record,
+            partition_id=partition_id,
+            base_offset=base_offset,
+            count=header.count,
+            appended_at_ms=partition.appended_at_ms,
+            settled=partial(self._stored, partition),
+            undo=partial(partition.undo_append, undo),
+        )
+        return self.commit.submit(entry), base_offset, False
+
+    def _stored(self, partition: HostedPartition, entry: Entry) -> None:
+        next_offset = entry.base_offset + entry.count
+        partition.readable_offset = next_offset
+        self._cache.add(
+            entry.partition_id,
+            entry.base_offset,
+            next_offset,
+            header=entry.stamped,
+            body=memoryview(entry.record)[HEADER_BYTES:],
+        )
+        self._wake(entry.partition_id)
+
+    # ── partitions ────────────────────────────────────────────────────────────────────────────────────
+    def host(self, facts: HostPartition) -> tuple[HostedPartition, asyncio.Future[None]]:
+        """
+        Host a partition; again with the same facts changes nothing.
+
+        Raises:
+            InvalidRequestError, InvalidNameError: impossible facts, or other ones than stored.
+            BrokerReadOnlyError, OverloadedError
+        """
+        facts = stored_facts(facts)
+        check_facts(facts)
+        partition_id: int = facts.partition.partition_id
+        known = self.state.partitions.get(partition_id)
+        if known is not None:
+            known.check_same_facts(facts)
+            return known, self.commit.flushed()
+        self.state.check_no_orphan(partition_id)
+        # Not as the broker's own: one that takes no messages now is no place for a new partition.
+        self.commit.check_room(OWN_RECORD_BYTES)
+        partition = self.state.host(facts)
+        self.state.hosting.add(partition_id)
+
+        def settled(_entry: Entry) -> None:
+            self.state.hosting.discard(partition_id)
+            self.state.partitions.version += 1
+
+        entry = Entry(
+            encode_body(partition_id, facts),
+            partition_id=partition_id,
+            settled=settled,
+            undo=partial(self.state.unhost, partition_id),
+            durable=True,
+        )
+        return partition, self.commit.submit(entry)
+
+    def seal(self, partition_id: int) -> tuple[HostedPartition, asyncio.Future[None]]:
+        """
+        Let a partition take no more appends; its end offset is fixed once the seal is durable.
+
+        Raises:
+            PartitionUnknownError, CorruptLogError, OverloadedError, BrokerReadOnlyError
+        """
+        partition = self.state.partition(partition_id)
+        if partition.sealed:
+            return partition, self.commit.flushed()
+        self.check_seal(partition)
+        self.state.touch(partition)
+        partition.sealed = True
+
+        def settled(_entry: Entry) -> None:
+            partition.ended = True
+            self._wake(partition_id)
+
+        entry = Entry(
+            encode_body(partition_id, None),
+            partition_id=partition_id,
+            base_offset=partition.next_offset,
+            settled=settled,
+            undo=partial(setattr, partition, "sealed", False),
+            durable=True,
+        )
+        return partition, self.commit.submit(entry)
+
+    def check_seal(self, partition: HostedPartition) -> None:
+        """Raises CorruptLogError, OverloadedError, BrokerReadOnlyError if it could not be sealed now."""
+        partition.check_end_known()
+        # A disk too full for messages has room for a seal, and is relieved by what leaves it.
+        self.commit.check_room(OWN_RECORD_BYTES, own=True)
+
+    # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
+    def raise_fence(
+        self, partition: HostedPartition, group: Group, *, token: int, session: str
+    ) -> asyncio.Future[None]:
+        """Raise a group's fence after `decide_acquire` said so; the group is kept from now on."""
+        self.commit.check_room(OWN_RECORD_BYTES, own=True)
+        self.state.touch(partition)
+        before = copy(group.lock) if group.name in partition.groups else None
+        if before is None:
+            self.firsts.grouped.add(partition.partition_id)
+        body = FenceBody(group.name, token, session)
+        partition.groups[group.name] = group
+        partition.apply_fence(body)
+        self._wake(partition.partition_id)
+
+        def settled(_entry: Entry) -> None:
+            group.durable_fence = max(group.durable_fence, token)
+            group.kept = True
+
+        entry = Entry(
+            encode_body(partition.partition_id, body),
+            partition_id=partition.partition_id,
+            settled=settled,
+            undo=partial(partition.undo_fence, group.name, before),
+            durable=True,
+        )
+        return self.commit.submit(entry)
+
+    def save_progress(self, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
+        """Make a group's progress durable with the next commit."""
+        self.state.touch(partition)
+
+        def make() -> Entry:
+            version, body = group.version, group.cursor_body()
+
+            def settled(_entry: Entry) -> None:
+                group.saved(body, version)
+                if group.lock.shared and partition.ended and group.drained(partition.next_offset):
+                    self._wake(partition.partition_id)  # the other sessions hear of the end
+
+            return Entry(
+                encode_body(partition.partition_id, body),
+                partition_id=partition.partition_id,
+                base_offset=body.cursor,
+                settled=settled,
+            )
+
+        return self.commit.submit_late((partition.partition_id, group.name), make)
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────
+    async def read(
+        self, partition: HostedPartition, offset: int, *, bytes_max: int
+    ) -> tuple[bytes, int]:
+        """
+        Durable batches from the one that holds `offset` on, and one past the last offset among them.
+
+        Raises:
+            CorruptLogError: the first of them is damaged on the disk.
+        """
+        pieces, upto = self._cache.read(partition.partition_id, offset, bytes_max=bytes_max)
+        if pieces:
+            return b"".join(pieces), upto
+        end = partition.readable_end(offset)
+        try:
+            data, upto = await self._run_read(
+                self._reader.read, partition.partition_id, offset, end, bytes_max
+            )
+        except StorageError as error:
+            if offset >= partition.first_offset:
+                if isinstance(error, CorruptIndexError):
+                    await self.index_damage.found(error)
+                else:
+                    self.state.met_damage(partition, error)
+                raise
+            # Retention has removed it meanwhile.
+            raise OffsetOutOfRangeError(
+                offset=offset,
+                first_offset=partition.first_offset,
+                next_offset=partition.readable_offset,
+            ) from None
+        return data, upto
+
+    async def offset_at(
+        self, partition: HostedPartition, at_ms: int, bound: TimeBound
+    ) -> int | None:
+        """
+        LOWER: the first message stored at this time or later; UPPER: the last one at it or earlier; None: none.
+
+        Raises:
+            CorruptLogError: the index is damaged there.
+        """
+        first, end = partition.first_offset, partition.readable_offset
+        number = partition.partition_id
+        try:
+            unit = await self._run_read(self.queues.by_time, number, at_ms, bound)
+        except CorruptIndexError as error:
+            await self.index_damage.found(error)
+            raise
+        found = offset_at(unit, bound)
+        if bound is TimeBound.UPPER and found is not None and found >= end:
+            found = end - 1  # what came meanwhile
+        if bound is TimeBound.LOWER and found is not None and found < first < end:
+            found = first  # the index is about to forget it; times never fall
+        return found if found is not None and first <= found < end else None
+
+    async def close(self) -> None:
+        """
+        Finish what is queued, write a snapshot that stands for all of the log, close files.
+
+        Nothing may be decided any more.  A snapshot that fails is logged: the next start reads more of the log.
+        """
+        await self.commit.close()
+        await self.snapshotter.ended()
+        if not self.commit.failed:
+            await self.snapshotter.write(clean=True)
+        await self._run_commit(self._close)
+
+    def _close(self) -> None:
+        self.queues.close()
+        self.log.close()

@@ -1,0 +1,68 @@
+"""The newest batches of all partitions in memory, so that a consumer that keeps up costs no disk.  Pure.
+
+Invariants
+    Holds durable batches only, as they are in the log; never more than its budget of bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..storage.append_file import Buffer
+
+ENTRY_BYTES = 512
+"""What a batch costs here besides its own bytes, about."""
+
+_Cached = tuple[int, int, Buffer, Buffer]
+"""(next offset, length, header, body)"""
+
+
+class TailCache:
+    """Batches by partition and base offset; the oldest of all leave first."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._left = bytes_max
+        self._partitions: dict[int, dict[int, _Cached]] = {}
+        self._ages: deque[tuple[int, int, int]] = deque()
+        """(partition id, base offset, bytes), oldest first."""
+
+    def add(
+        self, partition_id: int, base_offset: int, next_offset: int, *, header: Buffer, body: Buffer
+    ) -> None:
+        """Keep a batch that has just become durable."""
+        length = len(header) + len(body)
+        batches = self._partitions.get(partition_id)
+        if batches is None:
+            batches = self._partitions[partition_id] = {}
+        batches[base_offset] = (next_offset, length, header, body)
+        self._ages.append((partition_id, base_offset, length + ENTRY_BYTES))
+        self._left -= length + ENTRY_BYTES
+        while self._left < 0:
+            oldest_id, oldest_offset, freed = self._ages.popleft()
+            batches = self._partitions[oldest_id]
+            del batches[oldest_offset]
+            if not batches:
+                del self._partitions[oldest_id]
+            self._left += freed
+
+    def read(self, partition_id: int, offset: int, *, bytes_max: int) -> tuple[list[Buffer], int]:
+        """
+        Batches from the one that begins at `offset` on, up to `bytes_max` bytes but at least one.
+
+        Returns:
+            Their headers and bodies in order, and one past their last offset; nothing, and `offset`, if the
+            batch is not here.
+        """
+        pieces: list[Buffer] = []
+        batches = self._partitions.get(partition_id)
+        if batches is None:
+            return pieces, offset
+        left = bytes_max
+        while (found := batches.get(offset)) is not None:
+            next_offset, length, header, body = found
+            if pieces and length > left:
+                break
+            pieces += (header, body)
+            left -= length
+            offset = next_offset
+        return pieces, offset
