@@ -26,15 +26,15 @@ from ..rpc.home import Resident
 from ..rpc.identity import DrawBits, from_system
 from ..rpc.network import Network
 from ..rpc.stop_signals import StopSignals
-from .composite import CompositePullClient, PullRegister
-from .handlers import Handler, check_handler
-from .losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
+from .handling.handlers import Handler, check_handler
+from .handling.stream import Stream
+from .handling.workers import Workers
 from .membership import Membership
-from .pull_client import PullClient
+from .pulling.composite import CompositePullClient, PullRegister
+from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
+from .pulling.pull_client import PullClient
+from .pulling.shared_client import SharedClient
 from .settings import ConsumerSettings
-from .shared_client import SharedClient
-from .stream import Stream
-from .workers import Workers
 
 log = logging.getLogger("keylane.consumer")
 

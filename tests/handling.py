@@ -7,8 +7,8 @@ import random
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from keylane.consumer.room import Room
-from keylane.consumer.workers import Handler, Workers
+from keylane.consumer.handling.workers import Handler, Workers
+from keylane.consumer.pulling.room import Room
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import Clock, SystemClock
 from keylane.protocol.message import Message

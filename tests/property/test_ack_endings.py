@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from keylane.broker.partition import acks as partition_acks
 from keylane.broker.partition.acks import apply_ack, decide_ack
-from keylane.consumer.acks import AckQueue
-from keylane.consumer.reading import Reading
+from keylane.consumer.pulling.acks import AckQueue
+from keylane.consumer.pulling.reading import Reading
 from keylane.protocol.errors import OverloadedError
 from keylane.protocol.offsets import AckedOffsets
 

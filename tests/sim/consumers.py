@@ -12,8 +12,8 @@ from typing import Any
 
 from history.observation import Telling, dropped, ended, started
 from keylane.consumer.client import Consumer
+from keylane.consumer.handling.workers import Workers
 from keylane.consumer.settings import ConsumerSettings
-from keylane.consumer.workers import Workers
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import KeylaneError, Retry
 from keylane.protocol.message import Message

@@ -7,16 +7,16 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from keylane.consumer import acks as acks_module
-from keylane.consumer import workers as workers_module
-from keylane.consumer.acks import AckQueue
 from keylane.consumer.client import Consumer
-from keylane.consumer.composite import CompositePullClient
-from keylane.consumer.lanes import Lanes
+from keylane.consumer.handling import workers as workers_module
+from keylane.consumer.handling.lanes import Lanes
+from keylane.consumer.handling.stream import Stream
+from keylane.consumer.handling.workers import Workers
 from keylane.consumer.membership import Membership
-from keylane.consumer.pull_client import PullClient
-from keylane.consumer.stream import Stream
-from keylane.consumer.workers import Workers
+from keylane.consumer.pulling import acks as acks_module
+from keylane.consumer.pulling.acks import AckQueue
+from keylane.consumer.pulling.composite import CompositePullClient
+from keylane.consumer.pulling.pull_client import PullClient
 from sim.mutants.mutant import Breaks, Patches
 
 

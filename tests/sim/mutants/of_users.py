@@ -6,9 +6,9 @@ from typing import Any
 
 from keylane.broker.partition import partition as partition_module
 from keylane.broker.partition.appends import Duplicate
-from keylane.consumer import shared_client
 from keylane.consumer.client import Consumer
 from keylane.consumer.membership import Membership
+from keylane.consumer.pulling import shared_client
 from keylane.producer import client as producer_client
 from keylane.producer.account import Account
 from keylane.producer.client import Producer

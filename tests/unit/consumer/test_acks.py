@@ -1,6 +1,6 @@
 """The queue of handled offsets."""
 
-from keylane.consumer.acks import RANGES_PER_REQUEST, AckQueue
+from keylane.consumer.pulling.acks import RANGES_PER_REQUEST, AckQueue
 
 
 def test_handled_in_order_is_one_range():

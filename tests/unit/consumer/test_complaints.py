@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.consumer.complaints import (
+from keylane.consumer.handling.complaints import (
     HANGS_MS,
     TOLD_PER_MINUTE,
     TRACEBACK_EVERY_MS,

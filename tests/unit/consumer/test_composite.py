@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from keylane.consumer.composite import CompositePullClient
+from keylane.consumer.pulling.composite import CompositePullClient
 from keylane.protocol.control import Grant
 from keylane.protocol.routing import Partition, PartitionState
 

@@ -9,7 +9,7 @@ import pytest
 
 from cluster import eventually
 from handling import Client, workers_of
-from keylane.consumer import workers as workers_module
+from keylane.consumer.handling import workers as workers_module
 from keylane.protocol.errors import WorkerCancelledError
 from keylane.protocol.message import Message
 

@@ -15,7 +15,7 @@ import pytest
 from cluster import eventually
 from handling import Client, workers_of
 from keylane import Consumer
-from keylane.consumer.handlers import is_async
+from keylane.consumer.handling.handlers import is_async
 from keylane.protocol.errors import ConfigError, HandlerTypeError
 from keylane.protocol.message import Message
 

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from keylane.consumer.lanes import Lanes
+from keylane.consumer.handling.lanes import Lanes
 from keylane.protocol.message import Message
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keylane.consumer.losses import FENCED, TOLD_EVERY_MS, Losses, Stalls, why_lapsed
+from keylane.consumer.pulling.losses import FENCED, TOLD_EVERY_MS, Losses, Stalls, why_lapsed
 
 
 def test_a_loop_that_stood_still_is_the_reason():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from keylane.consumer.reading import Reading
+from keylane.consumer.pulling.reading import Reading
 from keylane.protocol.message import Message
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from keylane.consumer.retries import LONG_NS, PAUSE_MAX_NS, SHARE, Retries
+from keylane.consumer.handling.retries import LONG_NS, PAUSE_MAX_NS, SHARE, Retries
 from keylane.protocol.message import Message
 
 SECOND_NS = 1_000_000_000

@@ -10,9 +10,9 @@ import pytest
 import handling
 from cluster import eventually
 from handling import virtual_loop
-from keylane.consumer import stream as stream_module
-from keylane.consumer.room import Room
-from keylane.consumer.stream import Stream
+from keylane.consumer.handling import stream as stream_module
+from keylane.consumer.handling.stream import Stream
+from keylane.consumer.pulling.room import Room
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.message import Message
 

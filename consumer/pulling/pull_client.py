@@ -15,26 +15,26 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
-from ..protocol.batch import batch_starts, columns
-from ..protocol.clock import Clock
-from ..protocol.control import Grant
-from ..protocol.errors import (
+from ...protocol.batch import batch_starts, columns
+from ...protocol.clock import Clock
+from ...protocol.control import Grant
+from ...protocol.errors import (
     FencedError,
     KeylaneError,
     LeaseLostError,
     OffsetOutOfRangeError,
     OverloadedError,
 )
-from ..protocol.frames import Ack, Acked, Acquire, Acquired, AcquireShared, Batches, Pull, Release
-from ..protocol.message import Delivery, Message
-from ..protocol.record import Header
-from ..protocol.text import counted
-from ..rpc.client import BrokerClient
+from ...protocol.frames import Ack, Acked, Acquire, Acquired, AcquireShared, Batches, Pull, Release
+from ...protocol.message import Delivery, Message
+from ...protocol.record import Header
+from ...protocol.text import counted
+from ...rpc.client import BrokerClient
+from ..settings import ConsumerSettings
 from .acks import AckQueue
 from .cutting import cut_messages
 from .reading import Reading
 from .room import Room
-from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
 

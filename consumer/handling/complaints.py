@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ..protocol.message import Message
-from ..protocol.text import counted, key_digest, seconds
+from ...protocol.message import Message
+from ...protocol.text import counted, key_digest, seconds
 
 HANGS_MS = 10_000
 """A handler that runs for longer is told."""

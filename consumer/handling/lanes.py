@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from ..protocol.message import Message
+from ...protocol.message import Message
 
 
 class Lanes:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 
-from ..protocol.message import Message
+from ...protocol.message import Message
 
 SHARE = 40
 WORKERS_PER_TRY = 4

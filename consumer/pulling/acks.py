@@ -14,7 +14,7 @@ Invariants
 
 from __future__ import annotations
 
-from ..protocol.offsets import Range
+from ...protocol.offsets import Range
 
 RANGES_PER_REQUEST = 1_000
 

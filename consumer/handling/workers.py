@@ -16,14 +16,14 @@ import logging
 import random
 from collections.abc import Callable
 
-from ..protocol.backoff import Backoff
-from ..protocol.clock import Clock
-from ..protocol.errors import WorkerCancelledError
-from ..protocol.message import Message
+from ...protocol.backoff import Backoff
+from ...protocol.clock import Clock
+from ...protocol.errors import WorkerCancelledError
+from ...protocol.message import Message
+from ..pulling.pull_client import PullClient
 from .complaints import Complaints, Telling, name_of
 from .handlers import Handler, is_async, settle
 from .lanes import Lanes
-from .pull_client import PullClient
 from .retries import Retries
 
 log = logging.getLogger("keylane.consumer")

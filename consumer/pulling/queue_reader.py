@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from ..protocol.address import addresses_of
-from ..protocol.batch import batch_starts, columns
-from ..protocol.control import PartitionStatus, TimeBound
-from ..protocol.errors import (
+from ...protocol.address import addresses_of
+from ...protocol.batch import batch_starts, columns
+from ...protocol.control import PartitionStatus, TimeBound
+from ...protocol.errors import (
     ClosedError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
     QueueUnknownError,
 )
-from ..protocol.frames import Batches, Read
-from ..protocol.ids import check_name, check_offset
-from ..protocol.message import Message
-from ..protocol.queues import (
+from ...protocol.frames import Batches, Read
+from ...protocol.ids import check_name, check_offset
+from ...protocol.message import Message
+from ...protocol.queues import (
     QueueView,
     Segment,
     SegmentView,
@@ -38,11 +38,11 @@ from ..protocol.queues import (
     queue_min,
     segment_of,
 )
-from ..protocol.routing import Partition, PartitionState
-from ..rpc.client import BrokerClient, MetaClient
-from ..rpc.connections import Connections
-from ..rpc.home import Resident
-from ..rpc.network import Network
+from ...protocol.routing import Partition, PartitionState
+from ...rpc.client import BrokerClient, MetaClient
+from ...rpc.connections import Connections
+from ...rpc.home import Resident
+from ...rpc.network import Network
 from .cutting import cut_messages
 
 READ_BYTES = 1 << 20

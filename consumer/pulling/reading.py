@@ -10,9 +10,9 @@ Invariants
 
 from __future__ import annotations
 
-from ..protocol.message import Message
-from ..protocol.offsets import AckedOffsets, Range
-from ..protocol.record import Header
+from ...protocol.message import Message
+from ...protocol.offsets import AckedOffsets, Range
+from ...protocol.record import Header
 
 
 class Reading:

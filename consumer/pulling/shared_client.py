@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import logging
 
-from ..protocol.batch import batch_starts
-from ..protocol.errors import OffsetOutOfRangeError
-from ..protocol.frames import AcquireShared, Handed, PullShared
-from ..protocol.message import Message
-from ..protocol.offsets import Range
-from ..protocol.record import Header
+from ...protocol.batch import batch_starts
+from ...protocol.errors import OffsetOutOfRangeError
+from ...protocol.frames import AcquireShared, Handed, PullShared
+from ...protocol.message import Message
+from ...protocol.offsets import Range
+from ...protocol.record import Header
 from .pull_client import PullClient
 
 log = logging.getLogger("keylane.consumer")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from ..protocol.control import Grant
+from ...protocol.control import Grant
 from .pull_client import PullClient
 
 

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ..protocol.clock import Clock
-from ..protocol.message import Message
-from ..protocol.text import counted
+from ...protocol.clock import Clock
+from ...protocol.message import Message
+from ...protocol.text import counted
+from ..pulling.pull_client import PullClient
 from .complaints import Complaints
-from .pull_client import PullClient
 
 log = logging.getLogger("keylane.consumer")
 

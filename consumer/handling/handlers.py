@@ -15,8 +15,8 @@ from functools import partial
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
-from ..protocol.errors import HandlerTypeError
-from ..protocol.message import Message
+from ...protocol.errors import HandlerTypeError
+from ...protocol.message import Message
 
 Handler = Callable[[Message], Awaitable[Any]] | Callable[[Message], Any]
 AWAITED_MAX = 10

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise, repeat
 
-from ..protocol.batch import Columns
-from ..protocol.message import Delivery, Message
-from ..protocol.record import Header
+from ...protocol.batch import Columns
+from ...protocol.message import Delivery, Message
+from ...protocol.record import Header
 
 
 def cut_messages(

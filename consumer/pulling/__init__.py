@@ -1,0 +1,1 @@
+"""Messages pulled, read and acked: what a session does with a partition that it owns."""
