@@ -11,9 +11,11 @@ from typing import Annotated
 import typer
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
-from .broker import broker_app
-from .group_app import group_app
-from .meta import meta_app
+from .commands.broker.app import broker_app
+from .commands.group_app import group_app
+from .commands.meta import meta_app
+from .commands.queue import queue_app
+from .commands.subject_app import subject_app
 from .options import (
     BROKERS_MAX,
     META_DEFAULT,
@@ -24,8 +26,6 @@ from .options import (
     OutputOption,
     SubjectArgument,
 )
-from .queue import queue_app
-from .subject_app import subject_app
 from .usage import run_command_line
 
 app = typer.Typer(
@@ -91,7 +91,7 @@ def dev(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Run a whole cluster on this machine, until Ctrl-C."""
-    from .dev import run_dev
+    from .commands.dev import run_dev
 
     status = run_dev(output, data=data, port=port, brokers=brokers, subjects=subject or [])
     raise typer.Exit(status)
@@ -114,7 +114,7 @@ def demo(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Run the main job on real flights: kill a consumer, kill a broker, read with Spark, check everything."""
-    from .demo import run_demo
+    from .demo.run import run_demo
 
     raise typer.Exit(run_demo(output, rows=rows, keep=keep, data=data))
 
@@ -146,7 +146,7 @@ def produce(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Send one message, or the lines of standard input."""
-    from .produce import produce as work
+    from .commands.produce import produce as work
     from .screen import run
 
     run(
@@ -197,7 +197,7 @@ def consume(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Print messages as a member of a group; each is acked after it was printed."""
-    from .consume import consume as work
+    from .commands.consume import consume as work
     from .screen import run
 
     run(

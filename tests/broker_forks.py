@@ -84,7 +84,7 @@ class Forks:
 def serve() -> None:
     import keylane.broker.storage.index.rocksdb  # noqa: F401  # before the first fork
     from keylane.broker.__main__ import main
-    from keylane.cli.broker_index import rebuild, switch
+    from keylane.cli.commands.broker.index import rebuild, switch
     from keylane.cli.options import OutputFormat
 
     def say(**values: int) -> None:

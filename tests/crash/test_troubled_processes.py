@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster import eventually
-from keylane.cli.history.events import Settled, Started
+from keylane.checker.events import Settled, Started
 from proof.actor import READY_S, Actor
 from proof.controls import run_without_drain_rule, run_without_fence
 from proof.recording import Frozen

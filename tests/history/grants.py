@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from keylane.cli.history.events import Granted
+from keylane.checker.events import Granted
 
 _LEASES = "SELECT group_id, partition_id, token, session FROM leases WHERE session IS NOT NULL"
 _SESSIONS = "SELECT session, expires_at FROM sessions"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keylane.cli.history.events import Dropped, Ended, Event, Holds, LetGo, Served, Started
+from keylane.checker.events import Dropped, Ended, Event, Holds, LetGo, Served, Started
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.frames import Ack, Acked, Acquire, Acquired, Answer, Pull, Release, Request
 from keylane.protocol.message import Message

@@ -10,7 +10,7 @@ import pytest
 
 from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
-from keylane.cli.group import describe_group, group_progress
+from keylane.cli.commands.group import describe_group, group_progress
 from keylane.cli.options import OutputFormat
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import Retention

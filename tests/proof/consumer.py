@@ -19,7 +19,7 @@ from typing import Any
 
 from history.observation import Telling, dropped, ended, started
 from keylane import Consumer, Message
-from keylane.cli.history.events import Event
+from keylane.checker.events import Event
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock

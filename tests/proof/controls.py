@@ -6,7 +6,7 @@ import asyncio
 import random
 from pathlib import Path
 
-from keylane.cli.history.findings import Findings
+from keylane.checker.findings import Findings
 from proof.stage import Stage
 
 TTL_MS = 1_000

@@ -22,7 +22,7 @@ of commits.  Runs of real processes all stay.
 `make proof RANDOM=2000 LIMIT=0 CYCLES=0` draws the seeds at random from [10^6, 10^9); the row has the number of the drawing,
 with which `DRAWING=` gives the same seeds again, and the digest of their list.
 
-One checker (`cli/history/`) judges the simulation, the runs of real processes and the demo.
+One checker (`checker/`) judges the simulation, the runs of real processes and the demo.
 It looks for: lost, phantom, duplicate, inversion, skip, nonmonotonic, stale effect, late start, duplicate token,
 two grants, starvation, silent loss.
 """

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from keylane import Producer
-from keylane.cli.history.events import Sent, Settled
+from keylane.checker.events import Sent, Settled
 from keylane.producer.settings import ProducerSettings
 from keylane.producer.ticket import Ticket
 from keylane.protocol.backoff import Backoff

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from keylane.cli.history.events import (
+from keylane.checker.events import (
     Dropped,
     Ended,
     Event,

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Self
 
 from cluster import done_operation, read_partition
-from keylane.cli.history.checker import check_history
-from keylane.cli.history.events import Event, Stored
-from keylane.cli.history.findings import Findings
+from keylane.checker.events import Event, Stored
+from keylane.checker.findings import Findings
+from keylane.checker.judge import check_history
 from keylane.protocol.control import CreateSubject, PartitionStatus
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import OperationKind, Reshape

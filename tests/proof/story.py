@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from keylane.cli.history.findings import Findings
+from keylane.checker.findings import Findings
 from proof.stage import Stage
 
 HOUR_S = 3_600

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from keylane.cli.history.checker import check_history
-from keylane.cli.history.events import Ended, Sent, Served, Settled, Started, Stored
+from keylane.checker.events import Ended, Sent, Served, Settled, Started, Stored
+from keylane.checker.judge import check_history
 from proof.recording import (
     Answered,
     Calling,

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from keylane.cli.history.events import Event, Routed, Sent, Settled
+from keylane.checker.events import Event, Routed, Sent, Settled
 from keylane.producer.client import Producer
 from keylane.producer.sender import SubjectSender
 from keylane.producer.settings import ProducerSettings

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from history.grants import Leases
-from keylane.cli.history.events import AcceptedLost, Granted
+from keylane.checker.events import AcceptedLost, Granted
 from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.migrate import migrate
 from sim.machine import Machine

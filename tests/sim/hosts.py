@@ -22,7 +22,7 @@ from keylane.broker.storage.opening import begin_opening, note_heard
 from keylane.broker.store.known_groups import forget_told
 from keylane.broker.store.old_tokens import refuse_old_tokens
 from keylane.broker.store.store import Store
-from keylane.cli.history.events import Event, Expired, Recovered, Resetting, Served
+from keylane.checker.events import Event, Expired, Recovered, Resetting, Served
 from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.calls import control_calls, control_routes
 from keylane.metaserver.catalogue.service import Catalogue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from keylane.broker.store.store import Store
-from keylane.cli.history.events import Batched, Stored
+from keylane.checker.events import Batched, Stored
 from keylane.protocol.batch import batch_starts, columns
 
 

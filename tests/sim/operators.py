@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from keylane.cli.history.events import Served
+from keylane.checker.events import Served
 from keylane.protocol.errors import Fate, KeylaneError, Retry
 from keylane.protocol.operations import Cordon, OperationKind, Reshape
 from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from keylane.broker.store.store import Store
-from keylane.cli.history.events import Ended, Event, Stored
+from keylane.checker.events import Ended, Event, Stored
 from sim.logs import read_log
 from sim.service import Service, cursor_of
 from sim.users import SHARED

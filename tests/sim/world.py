@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.store.store import Store
-from keylane.cli.history.checker import check_history
-from keylane.cli.history.events import Event, Forsaken, Ranged, Stored
-from keylane.cli.history.findings import Findings
+from keylane.checker.events import Event, Forsaken, Ranged, Stored
+from keylane.checker.findings import Findings
+from keylane.checker.judge import check_history
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape

@@ -21,7 +21,8 @@ ARROWS: dict[str, set[str]] = {
     "rpc": {"protocol"},
     **{program: {"protocol", "rpc"} for program in PROGRAMS},
     "metaserver": {"protocol", "rpc", "migrations"},  # it runs them
-    "cli": {"protocol", "rpc", *PROGRAMS},
+    "checker": {"protocol"},
+    "cli": {"protocol", "rpc", "checker", *PROGRAMS},
     "migrations": set(),
     "": {"protocol", "producer", "consumer"},  # the public face
 }

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from keylane.cli.consume import parse_format
+from keylane.cli.commands.consume import parse_format
 from keylane.cli.message_json import message_json
 from keylane.protocol.errors import ConfigError
 from keylane.protocol.message import Message, pack_properties

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from keylane.cli.demo_history import (
+from keylane.checker.events import Looked
+from keylane.cli.demo.history import (
     JUDGED_GROUP,
     Judged,
     PartitionLog,
@@ -13,7 +14,6 @@ from keylane.cli.demo_history import (
     Source,
     judge_run,
 )
-from keylane.cli.history.events import Looked
 
 # Rows 0..7; keys a and b in partition 1, c and no key in partition 2.
 KEYS = [b"a", b"b", b"c", b"a", b"", b"b", b"a", b"c"]

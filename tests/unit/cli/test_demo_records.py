@@ -1,7 +1,7 @@
 """A consumer's records survive the way through its file, and what was cut short is left out."""
 
-from keylane.cli.demo_history import Record
-from keylane.cli.demo_records import RecordTail, encode_record, parse_records
+from keylane.cli.demo.history import Record
+from keylane.cli.demo.records import RecordTail, encode_record, parse_records
 
 RECORDS = [
     Record(b"N14228", 0, 1, 0, 7, 123),

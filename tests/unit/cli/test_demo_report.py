@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from keylane.cli.demo_report import (
+from keylane.checker.findings import ANOMALIES, Findings
+from keylane.cli.demo.report import (
     Bars,
     Lines,
     Result,
@@ -19,7 +20,6 @@ from keylane.cli.demo_report import (
     same_table,
     show_verdict,
 )
-from keylane.cli.history.findings import ANOMALIES, Findings
 from keylane.cli.options import OutputFormat
 
 GOOD = Result(

@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from keylane.cli.demo_source import (
+from keylane.cli.demo.source import (
     Ledger,
     flights_file,
     read_flights,

@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from keylane.cli.history.checker import check_history
-from keylane.cli.history.events import (
+from keylane.checker.events import (
     AcceptedLost,
     Batched,
     Dropped,
@@ -24,7 +23,8 @@ from keylane.cli.history.events import (
     Started,
     Stored,
 )
-from keylane.cli.history.findings import ANOMALIES
+from keylane.checker.findings import ANOMALIES
+from keylane.checker.judge import check_history
 
 A, B = "a" * 16, "b" * 16
 

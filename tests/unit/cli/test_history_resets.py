@@ -2,8 +2,7 @@
 
 import pytest
 
-from keylane.cli.history.checker import check_history
-from keylane.cli.history.events import (
+from keylane.checker.events import (
     Ended,
     Expired,
     Recovered,
@@ -14,6 +13,7 @@ from keylane.cli.history.events import (
     Started,
     Stored,
 )
+from keylane.checker.judge import check_history
 
 COUNT = 4
 LOG = [

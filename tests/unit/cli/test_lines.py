@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from keylane.cli.lines import (
+from keylane.cli.commands.lines import (
     LINE_BYTES_MAX,
     RANGES_MAX,
     LineFormat,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.cli.lines import LineFormat, Outgoing, parse_line
+from keylane.cli.commands.lines import LineFormat, Outgoing, parse_line
 from keylane.cli.message_json import message_json
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.message import Message, pack_properties

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from keylane.cli.demo import open_folder
-from keylane.cli.dev import broker_count, prepare_data
+from keylane.cli.commands.dev import broker_count, prepare_data
+from keylane.cli.demo.run import open_folder
 from keylane.cli.options import parse_addresses
 from keylane.cli.usage import asks_for_json
 from keylane.protocol.errors import ConfigError, DataFolderError

@@ -1,0 +1,214 @@
+"""What was sent, what its senders were told, and where it is stored at the end.  Pure.
+
+Everything sent is known before what it settled as, and that before what is stored.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..protocol.routing import logical_partition
+from .events import Value
+from .findings import Findings
+
+Place = tuple[int, int]
+"""Partition and offset."""
+
+
+class _Sending(NamedTuple):
+    key: bytes
+    producer: str
+    number: int
+    strict: bool
+
+
+class _Fate(NamedTuple):
+    outcome: str
+    partition_id: int
+    offset: int
+    reordered: bool
+    twice: bool
+
+
+_UNSETTLED = _Fate("", 0, -1, reordered=False, twice=False)
+
+
+def _promised(one: _Sending, fate: _Fate, place: Place) -> bool:
+    """
+    True if the order of a message at `place` was promised: by its subject, or by its receipt.
+
+    Of one that may be stored twice, the place that its receipt names is meant.
+    """
+    if fate.twice:
+        return not fate.reordered and (fate.partition_id, fate.offset) == place
+    return one.strict or (fate.outcome == "stored" and not fate.reordered)
+
+
+class Log:
+    """
+    Compares the log with what was sent.
+
+    Args:
+        partitions_fixed: no partition was ever split, merged or moved, so a key lives in one of them.
+    """
+
+    def __init__(self, found: Findings, *, partitions_fixed: bool = False) -> None:
+        self.values: dict[Place, Value] = {}
+        """What is stored at each place."""
+        self.sendings: dict[Value, _Sending] = {}
+        self._found = found
+        self._partitions_fixed = partitions_fixed
+        self._fates: dict[Value, _Fate] = {}
+        self._first_place: dict[Value, Place] = {}
+        self._more_places: defaultdict[Value, list[Place]] = defaultdict(list)
+        self._newest: dict[tuple[int, str, bytes], int] = {}
+        self._last: dict[tuple[int, bytes], Place] = {}
+        self._home: dict[bytes, int] = {}
+        self._strays: set[bytes] = set()
+        """Keys in more than one partition."""
+        self._before: dict[Place, Place] = {}
+        self._elsewhere: dict[Place, Place] = {}
+        self._ranges: dict[int, range] = {}
+        self._forsaken: set[int] = set()
+        self._lost: set[int] = set()
+        self._around: dict[Place, Place] = {}
+        """Place → the one before it that is in no lost partition, if one that is lies between."""
+
+    def ranged(self, partition_id: int, range_start: int, range_end: int) -> None:
+        """See `events.Ranged`."""
+        self._ranges[partition_id] = range(range_start, range_end)
+
+    def forsaken(self, partition_id: int) -> None:
+        """See `events.Forsaken`."""
+        self._forsaken.add(partition_id)
+
+    def lost(self, partition_id: int) -> None:
+        """See `events.AcceptedLost`."""
+        self._lost.add(partition_id)
+
+    def sent(self, value: Value, key: bytes, producer: str, number: int, strict: bool) -> None:
+        """See `events.Sent`."""
+        self.sendings[value] = _Sending(key, producer, number, strict)
+
+    def settled(
+        self,
+        value: Value,
+        outcome: str,
+        partition_id: int = 0,
+        offset: int = -1,
+        reordered: bool = False,
+        twice: bool = False,
+    ) -> None:
+        """See `events.Settled`."""
+        self._fates[value] = _Fate(outcome, partition_id, offset, reordered, twice)
+        one = self.sendings.get(value)
+        if reordered and one is not None and (one.strict or not one.key):
+            why = "its subject is strict" if one.strict else "it has no key"
+            self._found.note("inversion", f"{value!r} was told as reordered, although {why}")
+
+    def stored(self, partition_id: int, offset: int, key: bytes, value: Value) -> None:
+        """See `events.Stored`."""
+        place = (partition_id, offset)
+        self.values[place] = value
+        one = self.sendings.get(value)
+        if one is None or one.key != key:
+            self._found.note(
+                "phantom", f"{value!r} at {partition_id}/{offset}, which was not sent so"
+            )
+            return
+        fate = self._fates.get(value, _UNSETTLED)
+        promised = _promised(one, fate, place)
+        first = self._first_place.setdefault(value, place)
+        if first != place:
+            self._more_places[value].append(place)
+            if promised and not fate.twice:
+                self._found.note("duplicate", f"{value!r} at {partition_id}/{offset} and {first}")
+        if fate.outcome in {"not done", "withdrawn"}:
+            self._found.note("phantom", f"{value!r} at {place}, told as {fate.outcome}")
+        if key:
+            self._keyed(place, key, one, promised=promised)
+
+    def _keyed(self, place: Place, key: bytes, one: _Sending, *, promised: bool) -> None:
+        partition_id = place[0]
+        if promised:
+            taken = self._ranges.get(partition_id)
+            if taken is not None and logical_partition(key) not in taken:
+                self._found.note(
+                    "inversion", f"{key!r} at {place}: its partition is another, undeclared"
+                )
+            lane = (partition_id, one.producer, key)
+            before = self._newest.get(lane, -1)
+            if one.number < before:
+                self._found.note(
+                    "inversion",
+                    f"{key!r}: number {one.number} of {one.producer} at {place} after {before}",
+                )
+            else:
+                self._newest[lane] = one.number
+        last = self._last.get((partition_id, key))
+        if last is not None:
+            self._before[place] = last
+        elif self._home.setdefault(key, partition_id) != partition_id:
+            self._strays.add(key)
+            if self._partitions_fixed:
+                self._found.note(
+                    "inversion", f"{key!r} is in partitions {self._home[key]} and {partition_id}"
+                )
+        self._last[partition_id, key] = place
+
+    def close(self, *, drained: bool) -> None:
+        """The log is whole: look for what is not in it."""
+        note = self._found.note
+        for value, fate in self._fates.items():
+            one = self.sendings.get(value)
+            if fate.outcome in {"not done", "unknown"} and one is not None and one.strict:
+                note("lost", f"{value!r} was given up, although its order is strict")
+            first = self._first_place.get(value)
+            if fate.outcome == "flushed" and first is None:
+                note("silent loss", f"{value!r} is nowhere, though a flush after it told nothing")
+            if fate.outcome != "stored":
+                continue
+            told = (fate.partition_id, fate.offset)
+            if first is None:
+                note("lost", f"{value!r} was acked and is nowhere")
+            elif (
+                fate.offset >= 0 and told != first and told not in self._more_places.get(value, ())
+            ):
+                note("lost", f"{value!r} is not at {told}")
+        if drained:
+            for value, one in self.sendings.items():
+                if one.strict and value not in self._fates:
+                    note("starvation", f"{value!r} was never settled")
+        self._join_partitions()
+
+    def _join_partitions(self) -> None:
+        """The promised order of keys from one partition to the next: that of their producer."""
+        lanes: defaultdict[tuple[str, bytes, bool], list[tuple[int, Place]]] = defaultdict(list)
+        for value, place in self._first_place.items():
+            one = self.sendings[value]
+            fate = self._fates.get(value, _UNSETTLED)
+            if one.key in self._strays and _promised(one, fate, place):
+                lanes[one.producer, one.key, one.strict].append((one.number, place))
+        for (_, _, strict), lane in lanes.items():
+            lane.sort()
+            for (_, earlier), (_, later) in pairwise(lane):
+                declared = not strict and earlier[0] in self._forsaken
+                if earlier[0] != later[0] and not declared:
+                    self._elsewhere[later] = earlier
+            left = [place for _, place in lane if place[0] not in self._lost]
+            for earlier, later in pairwise(left) if len(left) < len(lane) else ():
+                declared = not strict and earlier[0] in self._forsaken
+                if earlier[0] != later[0] and not declared:
+                    self._around[later] = earlier
+
+    def before(self, place: Place) -> tuple[Place, ...]:
+        """What has to be handled before the message at `place`."""
+        here, there = self._before.get(place), self._elsewhere.get(place)
+        if self._around and place in self._around:
+            near = tuple(one for one in (here, there) if one is not None)
+            return (*near, self._around[place])
+        if there is None:
+            return () if here is None else (here,)
+        return (there,) if here is None else (here, there)

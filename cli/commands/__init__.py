@@ -1,0 +1,1 @@
+"""The commands of `keylane`, by what they are about."""

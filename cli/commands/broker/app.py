@@ -1,0 +1,152 @@
+"""`keylane broker`: look at a broker, and into its data folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+
+broker_app = typer.Typer(no_args_is_help=True, help="Look at brokers and into their data folders.")
+
+index_app = typer.Typer(no_args_is_help=True, help="The index of a broker that does not run now.")
+broker_app.add_typer(index_app, name="index")
+
+FolderArgument = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Data folder of a broker that does not run now.")
+]
+
+
+@broker_app.command("verify")
+def broker_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Check every byte of a data folder, and change none.  Exit status 1 if anything is wrong."""
+    from .folder import verify_folder
+
+    verify_folder(folder, output)
+
+
+@broker_app.command("dump")
+def broker_dump(
+    folder: FolderArgument,
+    *,
+    partition: Annotated[int | None, typer.Option(help="Only this partition, by id.")] = None,
+    start: Annotated[
+        int, typer.Option("--from", help="First log position; with --partition, first offset.")
+    ] = 0,
+    limit: Annotated[int, typer.Option(help="How many records.")] = 100,
+    messages: Annotated[
+        bool, typer.Option("--messages", help="Show keys, values and properties as well.")
+    ] = False,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Print the records of a data folder, oldest first."""
+    from .folder import dump_folder
+
+    dump_folder(folder, output, partition=partition, start=start, limit=limit, messages=messages)
+
+
+@broker_app.command("health")
+def broker_health(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of the broker.")],
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show whether a broker takes writes, and why not.  Exit status 1 if it does not."""
+    from ...screen import run
+    from .health import show_health
+
+    run(output, show_health(address, output))
+
+
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of a broker group.")]
+
+
+@broker_app.command("list")
+def broker_list(meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFormat.TABLE) -> None:
+    """List the broker groups that ever reported themselves."""
+    from ...screen import run
+    from .groups import list_brokers
+
+    run(output, list_brokers(meta, output))
+
+
+@broker_app.command("cordon")
+def broker_cordon(
+    group: GroupArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Keep a broker group from new partitions; what it has goes on.  An evacuation does this as well."""
+    from ...screen import run
+    from .groups import cordon
+
+    run(output, cordon(meta, output, group=group, cordoned=True))
+
+
+@broker_app.command("uncordon")
+def broker_uncordon(
+    group: GroupArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Let a broker group have new partitions again."""
+    from ...screen import run
+    from .groups import cordon
+
+    run(output, cordon(meta, output, group=group, cordoned=False))
+
+
+@broker_app.command("accept")
+def broker_accept(
+    group: GroupArgument,
+    *,
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Which one, if several are refused.")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be given up, change nothing.")
+    ] = False,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Go on with an older copy of a data folder, whose broker runs and is refused; what it lacks is given up."""
+    from ...screen import run
+    from .groups import accept
+
+    run(output, accept(meta, output, group=group, address=address, dry_run=dry_run))
+
+
+KindOption = Annotated[str, typer.Option(help="Which index: file or rocksdb.")]
+
+
+@index_app.command("rebuild")
+def index_rebuild(
+    folder: FolderArgument,
+    index: KindOption = "file",
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Make the index anew from the log."""
+    from .index import rebuild
+
+    rebuild(folder, index, output)
+
+
+@index_app.command("switch")
+def index_switch(
+    folder: FolderArgument,
+    to: Annotated[str, typer.Option(help="The index to have from now on: file or rocksdb.")],
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Convert one index into the other, which the broker is to be started with then (--index)."""
+    from .index import switch
+
+    switch(folder, to, output)
+
+
+@index_app.command("verify")
+def index_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Compare every index there is with the log, and both with each other.  Exit status 1 if they differ."""
+    from .index import verify
+
+    verify(folder, output)

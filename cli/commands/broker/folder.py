@@ -1,0 +1,211 @@
+"""`keylane broker verify` and `dump`: a data folder that no broker uses now, checked and printed.  Changes nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+from ....broker.offline.inspection import inspect_folder, walk_log
+from ....broker.partition.image import partition_of
+from ....broker.partition.records import decode_body
+from ....broker.storage.fail_points import files_of
+from ....broker.storage.files import RealFiles
+from ....broker.storage.identity import read_identity
+from ....broker.storage.log.recovery import Hole
+from ....protocol.batch import columns
+from ....protocol.errors import DataFolderError, KeylaneError
+from ....protocol.message import unpack_properties
+from ....protocol.record import HEADER_BYTES, Header, Kind
+from ....protocol.text import counted, printable
+from ...options import OutputFormat
+from ...screen import make_table, show_error, show_json, show_line, show_table
+
+TEXT_CHARS_MAX = 60
+
+
+@contextmanager
+def locked_folder(folder: Path, form: OutputFormat) -> Iterator[RealFiles]:
+    """The folder, locked while it is looked at; an error is shown and ends the command."""
+    files = files_of(str(folder))
+    try:
+        read_identity(files)  # before the lock, which would make a folder that is missing
+        _lock(files, folder)
+        yield files
+    except KeylaneError as error:
+        show_error(error, form)
+        raise typer.Exit(1) from None
+    finally:
+        files.close()
+
+
+def _lock(files: RealFiles, folder: Path) -> None:
+    """Raises DataFolderError."""
+    try:
+        files.lock()
+    except DataFolderError as error:
+        if not isinstance(error.__cause__, BlockingIOError):
+            raise
+        raise DataFolderError(
+            f"a broker is using the data folder {folder} now: stop it first, or look at the running broker with "
+            "keylane broker health HOST:PORT, and keylane meta verify",
+            path=str(folder),
+        ) from error
+
+
+def verify_folder(folder: Path, form: OutputFormat) -> None:
+    """Check every checksum of a data folder; exit status 1 if anything is wrong."""
+    with locked_folder(folder, form) as files:
+        found = inspect_folder(files)
+    if form is OutputFormat.JSON:
+        show_json(found)
+    else:
+        rows = [
+            (name.replace("_", " "), value)
+            for name, value in vars(found).items()
+            if name not in {"problems", "stopped_partitions"}
+        ]
+        state = counted(len(found.problems), "problem") if found.problems else "nothing is wrong"
+        show_table(make_table(f"{folder}: {state}", ("", "found#"), rows))
+        for problem in found.problems:
+            show_line(problem)
+        if found.stopped_partitions:
+            show_line(f"stopped partitions: {', '.join(map(str, found.stopped_partitions))}")
+    if found.problems:
+        raise typer.Exit(1)
+
+
+class _Enough(Exception):  # noqa: N818 - no error: it ends the walk
+    pass
+
+
+def dump_folder(
+    folder: Path,
+    form: OutputFormat,
+    *,
+    partition: int | None,
+    start: int,
+    limit: int,
+    messages: bool,
+) -> None:
+    """Print records of a data folder, oldest first, one a line."""
+    printed = 0
+
+    def visit(header: Header, body: memoryview) -> None:
+        nonlocal printed
+        if partition is None:
+            wanted = header.position >= start
+        else:
+            passed = header.kind == Kind.MESSAGES and header.next_offset <= start
+            wanted = header.partition_id == partition and not passed
+        if not wanted:
+            return
+        if printed >= limit:
+            raise _Enough
+        printed += 1
+        record = _described(header, body, messages=messages)
+        _print(record if form is OutputFormat.JSON else _line(record))
+
+    def hole(found: Hole) -> None:
+        if found.end > start or partition is not None:
+            text = printable(
+                f"{found.start:>14}  DAMAGE up to position {found.end}: {found.reason}"
+            )
+            record = {"position": found.start, "damage": found.reason, "end": found.end}
+            _print(record if form is OutputFormat.JSON else text)
+
+    with locked_folder(folder, form) as files:
+        try:
+            walk_log(files, visit, hole, start=0 if partition is not None else start)
+        except _Enough:
+            pass
+
+
+def _print(line: object) -> None:
+    if isinstance(line, str):
+        sys.stdout.write(line + "\n")
+    else:
+        show_json(line)
+
+
+def _described(header: Header, body: memoryview, *, messages: bool) -> dict[str, Any]:
+    """A record as names and values."""
+    kind = Kind(header.kind).name
+    found: dict[str, Any] = {
+        "position": header.position,
+        "kind": kind,
+        "partition_id": header.partition_id,
+        "length": header.length,
+    }
+    if header.kind == Kind.MESSAGES:
+        found |= {
+            "base_offset": header.base_offset,
+            "count": header.count,
+            "first_sent_at_ns": header.first_sent_at_ns,
+            "appended_at_ms": header.appended_at_ms,
+            "producer": [header.producer_id, header.producer_epoch, header.sequence],
+        }
+        if messages:
+            found["messages"] = list(_messages(header, body))
+    elif header.kind == Kind.SEAL:
+        found["end_offset"] = header.base_offset
+    elif header.kind == Kind.STATE:
+        one = partition_of(header.partition_id, body)
+        found |= {"subject": one.facts.subject, "next_offset": one.next_offset}
+        found["groups"] = sorted(one.groups)
+        found["groups_told"] = one.groups_told
+    elif header.kind != Kind.TOLD:
+        said = decode_body(header, body)
+        found["body"] = msgspec.to_builtins({"": said})[""]
+    return found
+
+
+def _messages(header: Header, body: memoryview) -> Iterator[dict[str, Any]]:
+    cut = columns(bytes(HEADER_BYTES) + bytes(body), header)
+    for index in range(header.count):
+        key, value = (
+            cut.blob[edges[index] : edges[index + 1]] for edges in (cut.key_edges, cut.value_edges)
+        )
+        found: dict[str, Any] = {"key": _text(key), "value": _text(value)}
+        low, high = cut.property_edges[index : index + 2]
+        if low < high:
+            found["properties"] = _properties(cut.blob[low:high])
+        yield found
+
+
+def _properties(packed: bytes) -> dict[str, str] | str:
+    try:
+        return dict(unpack_properties(packed))
+    except KeylaneError:  # only the sender looked at them
+        return _text(packed)
+
+
+def _text(data: bytes) -> str:
+    text = data.decode("utf-8", "backslashreplace")
+    return (
+        text
+        if len(text) <= TEXT_CHARS_MAX
+        else f"{text[:TEXT_CHARS_MAX]}… ({counted(len(data), 'byte')})"
+    )
+
+
+def _line(record: dict[str, Any]) -> str:
+    """One line, and one more for each message."""
+    rest = {
+        name: value
+        for name, value in record.items()
+        if name not in {"position", "kind", "partition_id", "messages"}
+    }
+    told = printable("  ".join(f"{name}={value}" for name, value in rest.items()))
+    head = f"{record['position']:>14}  {record['kind']:<9}  partition {record['partition_id']}"
+    lines = [f"{head}  {told}"]
+    for index, one in enumerate(record.get("messages", ())):
+        offset = record["base_offset"] + index
+        line = f"{'':>14}    {offset}  {one['key']!r}: {one['value']!r}"
+        lines.append(printable(f"{line}  {one['properties']}" if "properties" in one else line))
+    return "\n".join(lines)

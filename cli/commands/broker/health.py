@@ -1,0 +1,34 @@
+"""`keylane broker health`: what a broker says of itself."""
+
+from __future__ import annotations
+
+import typer
+
+from ....rpc.client import BrokerClient
+from ....rpc.http_network import HttpNetwork
+from ...options import OutputFormat, parse_addresses
+from ...screen import make_table, show_json, show_table
+
+
+async def show_health(address: str, form: OutputFormat) -> None:
+    """
+    Show a broker's health; exit status 1 if it is not ready: it takes no writes, or is refused by the metaserver.
+
+    Raises:
+        ConfigError, NotSentError.
+        InvalidRequestError: another program than a broker answers there.
+    """
+    (place,) = parse_addresses(address)[:1]
+    network = HttpNetwork()
+    try:
+        health = await BrokerClient(network, place).health()
+    finally:
+        await network.close()
+    if form is OutputFormat.JSON:
+        show_json(health)
+    else:
+        title = "takes writes" if health.ready else f"not ready: {health.reason}"
+        rows = [(name.replace("_", " "), value) for name, value in sorted(health.details.items())]
+        show_table(make_table(f"broker at {place}: {title}", ("", "now#"), rows))
+    if not health.ready:
+        raise typer.Exit(1)

@@ -1,0 +1,56 @@
+"""`keylane broker index`: rebuilt, converted and compared while no broker uses the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+
+from ....broker.offline.index_work import IndexReport, rebuild_index, switch_index, verify_indexes
+from ....broker.settings import INDEX_KINDS
+from ....broker.storage.files import Files
+from ...options import OutputFormat
+from ...screen import make_table, show_json, show_line, show_table
+from .folder import locked_folder
+
+
+def rebuild(folder: Path, index: str, form: OutputFormat) -> None:
+    """Make one index anew."""
+    _check(index)
+    _do(folder, form, lambda files: [rebuild_index(files, index)])
+
+
+def switch(folder: Path, to: str, form: OutputFormat) -> None:
+    """Convert the other index."""
+    _check(to)
+    _do(folder, form, lambda files: [switch_index(files, to)])
+
+
+def verify(folder: Path, form: OutputFormat) -> None:
+    """Compare; exit status 1 if anything differs."""
+    _do(folder, form, verify_indexes)
+
+
+def _check(index: str) -> None:
+    if index not in INDEX_KINDS:
+        raise typer.BadParameter(f"{index!r} is neither {' nor '.join(INDEX_KINDS)}")
+
+
+def _do(folder: Path, form: OutputFormat, work: Callable[[Files], list[IndexReport]]) -> None:
+    with locked_folder(folder, form) as files:
+        reports = work(files)
+    if form is OutputFormat.JSON:
+        show_json(reports)
+    else:
+        rows = [
+            (one.index, one.partitions, one.batches, one.position, len(one.problems))
+            for one in reports
+        ]
+        columns = ("index", "partitions#", "batches#", "position#", "problems#")
+        show_table(make_table(str(folder), columns, rows))
+        for one in reports:
+            for problem in one.problems:
+                show_line(f"{one.index}: {problem}")
+    if any(one.problems for one in reports):
+        raise typer.Exit(1)

@@ -1,0 +1,150 @@
+"""`keylane consume`: print messages as a member of a consumer group; a message is acked after it was printed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import string
+import sys
+from collections.abc import Callable
+
+from ...consumer import Consumer
+from ...protocol.errors import ConfigError, CorruptBatchError
+from ...protocol.ids import check_name
+from ...protocol.message import Message
+from ...protocol.routing import ConsumeStrategy
+from ...protocol.text import printable
+from ...rpc.stop_signals import StopSignals
+from ..message_json import message_json
+from ..options import OutputFormat, parse_addresses
+
+FIELDS = (
+    "subject",
+    "partition",
+    "offset",
+    "key",
+    "value",
+    "token",
+    "attempt",
+    "sent_at_ns",
+    "properties",
+    "queue",
+    "logic_offset",
+)
+
+
+def parse_format(text: str) -> Callable[[Message], str]:
+    """
+    A printer of messages from a template such as "{partition}:{offset} {key} {value}".
+
+    Bytes are shown as UTF-8, with control characters escaped: a message neither ends its line nor commands the terminal.
+
+    Raises:
+        ConfigError: a field that messages do not have.
+    """
+    try:
+        parsed = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise ConfigError(f"--format {text!r}: {error}") from None
+    for _literal, field, spec, conversion in parsed:
+        if spec or conversion or (field is not None and field not in FIELDS):
+            known = ", ".join(f"{{{name}}}" for name in FIELDS)
+            raise ConfigError(f"--format {text!r}: the fields are {known}")
+    pieces = [(literal, field) for literal, field, _spec, _conversion in parsed]
+
+    def show(message: Message) -> str:
+        facts = message_facts(message)
+        return "".join(
+            literal if field is None else f"{literal}{printable(_plain(facts[field]))}"
+            for literal, field in pieces
+        )
+
+    return show
+
+
+def message_facts(message: Message) -> dict[str, object]:
+    """A message as names and values to be shown, bytes as UTF-8 text."""
+    return {
+        "subject": message.subject,
+        "partition": message.partition_id,
+        "offset": message.offset,
+        "key": message.order_key.decode(errors="backslashreplace"),
+        "value": message.value.decode(errors="backslashreplace"),
+        "token": message.fencing_token,
+        "attempt": message.attempt,
+        "sent_at_ns": message.sent_at_ns,
+        "properties": _properties(message),
+        "queue": message.queue,
+        "logic_offset": message.logic_offset,
+    }
+
+
+def _properties(message: Message) -> dict[str, str] | str:
+    try:
+        return dict(message.properties)
+    except CorruptBatchError:  # only the sender looked at them
+        return message.packed_properties.decode(errors="backslashreplace")
+
+
+def _plain(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+
+
+async def consume(
+    meta: str,
+    form: OutputFormat,
+    *,
+    subject: str,
+    group: str,
+    count: int | None,
+    template: str,
+    idle_s: float | None,
+    ttl_ms: int,
+    shared: bool = False,
+) -> None:
+    """
+    Print messages until `count` of them, `idle_s` without one, or an interrupt; then leave the group in peace.
+
+    Raises:
+        KeylaneError: an impossible option, or what ends a consumer.
+    """
+    check_name("subject", subject)
+    check_name("consumer group", group)
+    show = parse_format(template)
+    if form is OutputFormat.JSON:
+        show = message_json
+    consumer = Consumer(
+        parse_addresses(meta),
+        subject=subject,
+        group=group,
+        ttl_ms=ttl_ms,
+        strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
+    )
+    with StopSignals():  # a signal that comes while the consumer opens is told to `run`
+        async with consumer:
+            running = asyncio.create_task(consumer.run())  # ends the iteration at a signal
+            try:
+                await _print_messages(consumer, show, count, idle_s)
+            finally:
+                await consumer.close()
+                await running
+
+
+async def _print_messages(
+    consumer: Consumer,
+    show: Callable[[Message], str],
+    count: int | None,
+    idle_s: float | None,
+) -> None:
+    messages = aiter(consumer)
+    printed = 0
+    while count is None or printed < count:
+        try:
+            async with asyncio.timeout(idle_s):
+                message = await anext(messages)
+        except (TimeoutError, StopAsyncIteration):
+            return
+        sys.stdout.write(show(message) + "\n")
+        sys.stdout.flush()
+        await message.ack()
+        printed += 1

@@ -1,0 +1,174 @@
+"""`keylane dev`: a whole cluster in this one process, on loopback, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+
+from ...broker.app import running_broker
+from ...broker.settings import BrokerSettings
+from ...metaserver.running import running_metaserver
+from ...metaserver.settings import MetaserverSettings
+from ...protocol.control import CreateSubject
+from ...protocol.errors import (
+    AddressError,
+    DataFolderError,
+    KeylaneError,
+    NotEnoughBrokersError,
+)
+from ...protocol.ids import check_name
+from ...protocol.text import counted
+from ...rpc.client import MetaClient
+from ...rpc.http_network import HttpNetwork
+from ...rpc.listening import PORT_MAX, check_free, check_port
+from ...rpc.program import run_program
+from ..connection import available_brokers
+from ..options import META_DEFAULT, OutputFormat
+from ..screen import show_error, show_json
+
+BROKERS_DEFAULT = 2
+REGISTER_TIMEOUT_S = 20.0
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """What is running."""
+
+    ready: bool = True
+    metaserver: str
+    brokers: dict[str, str]
+    """Broker group → address."""
+    subjects: list[str]
+    data: str
+    seconds: float
+    """What it took to start."""
+
+
+def broker_count(data: Path, asked: int | None) -> int:
+    """
+    How many brokers to run: what was asked for, and never fewer than `data` holds partitions of.
+    """
+    count = BROKERS_DEFAULT if asked is None else asked
+    while (data / f"broker-{count + 1}").is_dir():
+        count += 1
+    return count
+
+
+def prepare_data(data: Path) -> None:
+    """
+    Make the data folder, and see that files can be made in it.
+
+    Raises:
+        DataFolderError: they cannot.
+    """
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = data / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise DataFolderError(
+            f"cannot use {data} as data folder: {error.strerror or error}", path=str(data)
+        ) from error
+
+
+async def _start(
+    stack: AsyncExitStack, data: Path, port: int, brokers: int, subjects: list[str]
+) -> Cluster:
+    began = time.monotonic()
+    check_port(port)
+    if port > PORT_MAX - brokers:
+        raise AddressError(
+            f"ports are 0 to {PORT_MAX}, and those after {port} are for {counted(brokers, 'broker')}",
+            port=port,
+        )
+    for number in range(brokers + 1 if port else 0):
+        check_free("127.0.0.1", port + number)
+    prepare_data(data)
+    network = HttpNetwork()
+    stack.push_async_callback(network.close)
+    meta_folder = data / "metaserver"
+    metaserver = await stack.enter_async_context(
+        running_metaserver(MetaserverSettings(data=meta_folder, port=port), network=network)
+    )
+    addresses = {}
+    for number in range(1, brokers + 1):
+        group = f"broker-{number}"
+        settings = BrokerSettings(
+            group=group,
+            data=data / group,
+            meta=(metaserver.address,),
+            port=port + number if port else 0,
+        )
+        broker = await stack.enter_async_context(running_broker(settings, network=network))
+        addresses[group] = broker.address
+    client = MetaClient(network, [metaserver.address])
+    try:
+        async with asyncio.timeout(REGISTER_TIMEOUT_S):
+            await available_brokers(client, brokers)
+    except TimeoutError:
+        raise NotEnoughBrokersError("the brokers did not report to the metaserver") from None
+    for subject in subjects:
+        await client.create_subject(CreateSubject(subject=subject))
+    return Cluster(
+        metaserver=metaserver.address,
+        brokers=addresses,
+        subjects=subjects,
+        data=str(data),
+        seconds=round(time.monotonic() - began, 2),
+    )
+
+
+def next_steps(cluster: Cluster) -> str:
+    """What runs where, and commands to copy."""
+    subject = cluster.subjects[0] if cluster.subjects else "flights"
+    lines = [
+        f"keylane is running, after {cluster.seconds:.1f} s; everything stored is in {cluster.data}",
+        f"  metaserver  {cluster.metaserver}",
+        *(f"  {group:<11} {address}" for group, address in cluster.brokers.items()),
+        "next, in another terminal:",
+    ]
+    if cluster.metaserver != META_DEFAULT:
+        lines.append(f"  export KEYLANE_META={cluster.metaserver}")
+    if not cluster.subjects:
+        lines.append(f"  keylane subject create {subject} --partitions 4 --strategy strict")
+    lines += [
+        f"  keylane produce {subject} 'hello' --key N14228",
+        f"  keylane consume {subject} --group audit",
+        f"  keylane group describe {subject} audit",
+        "Ctrl-C stops it.",
+    ]
+    return "\n".join(lines)
+
+
+def run_dev(
+    form: OutputFormat, *, data: Path, port: int, brokers: int | None, subjects: list[str]
+) -> int:
+    """
+    Run a cluster until SIGINT or SIGTERM.
+
+    Returns:
+        The exit status: 1 if it could not start, after the error was shown.
+    """
+    status = 0
+
+    async def serve(stop: asyncio.Event) -> None:
+        nonlocal status
+        try:
+            for subject in subjects:
+                check_name("subject", subject)
+            async with AsyncExitStack() as stack:
+                cluster = await _start(stack, data, port, broker_count(data, brokers), subjects)
+                if form is OutputFormat.JSON:
+                    show_json(cluster)
+                else:
+                    print(next_steps(cluster), flush=True)
+                await stop.wait()
+        except KeylaneError as error:
+            show_error(error, form)
+            status = 1
+
+    return run_program(serve) or status

@@ -1,0 +1,207 @@
+"""The lines of standard input: how they are read, numbered, chosen and turned into messages."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import selectors
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+from ...protocol.errors import ConfigError, InputError, InvalidRequestError, MessageTooLargeError
+from ...protocol.limits import MESSAGE_BYTES_MAX
+from ..message_json import read_message
+
+LINE_BYTES_MAX = 8 * MESSAGE_BYTES_MAX
+"""A largest message written in JSON with every byte escaped still fits."""
+CHUNK_BYTES = 1 << 18
+CHUNKS_AHEAD = 8
+RANGES_MAX = 200
+"""Ranges of lines in an answer; the last of them is open where there would be more."""
+
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.?)", re.DOTALL)
+_ESCAPES = {"t": b"\t", "0": b"\0", "\\": b"\\"}
+_RANGE = re.compile(r"(\d{1,18})(?:(-)(\d{1,18})?)?")
+
+
+class Outgoing(NamedTuple):
+    """A message to send."""
+
+    key: bytes
+    value: bytes
+    properties: Mapping[str, str] | None = None
+
+
+class LineFormat(NamedTuple):
+    """How a line is a message: JSON, key and value with a separator between them, or a value alone."""
+
+    separator: bytes | None = None
+    as_json: bool = False
+    keyless: bool = False
+    """A line without a key is a message without order; else such a line is refused where a separator is given."""
+
+
+def parse_line(line: bytes, form: LineFormat) -> Outgoing:
+    """
+    The message of one line, whose line end is already off.
+
+    With a separator, the key is what stands before its first place.
+    In JSON: as `message_json.read_message` has it.
+
+    Raises:
+        InvalidRequestError: not such an object, or no key where there should be one.
+    """
+    if form.as_json:
+        return Outgoing(*read_message(line))
+    if form.separator is None:
+        return Outgoing(b"", line)
+    before, separator, after = line.partition(form.separator)
+    if before and separator:
+        return Outgoing(before, after)
+    if not form.keyless:
+        lack = "no key before the separator" if separator else "no separator, so no key"
+        raise InvalidRequestError(f"{lack}; --keyless sends such lines without order")
+    return Outgoing(b"", after if separator else line)
+
+
+def parse_separator(text: str) -> bytes:
+    r"""
+    The bytes of a separator as a user types it: `\t` is a tab, `\0` a zero byte, `\\` a backslash, `\x1f` that byte.
+
+    Raises:
+        ConfigError: empty, an unknown escape, or a line end, which no line contains.
+    """
+
+    def unescape(match: re.Match[str]) -> str:
+        name = match[1]
+        raw = bytes.fromhex(name[1:]) if len(name) == 3 else _ESCAPES.get(name)
+        if raw is None:
+            raise ConfigError(
+                f"--key-separator {text!r}: the escapes are \\t, \\0, \\\\ and \\xNN, not \\{name}"
+            )
+        return raw.decode(errors="surrogateescape")
+
+    separator = _ESCAPE.sub(unescape, text).encode(errors="surrogateescape")
+    if not separator:
+        raise ConfigError("an empty --key-separator")
+    if b"\n" in separator:
+        raise ConfigError("a --key-separator with a line end is in no line")
+    return separator
+
+
+def parse_ranges(text: str) -> list[tuple[int, int | None]]:
+    """
+    The lines that `text` names, numbered from 1: "3,7-9,26386-" is `[(3, 4), (7, 10), (26386, None)]`, half-open.
+
+    Raises:
+        ConfigError: not such a list, or not in rising order.
+    """
+    ranges: list[tuple[int, int | None]] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        start = int(match[1]) if match else 0
+        stop = None if match is None or (match[2] and not match[3]) else int(match[3] or match[1])
+        previous = ranges[-1][1] if ranges else 1
+        if match is None or previous is None or start < previous or (stop or start) < start:
+            raise ConfigError(
+                f"--lines {text[:80]!r}: rising line numbers from 1, such as 3,7-9,26386-"
+            )
+        ranges.append((start, None if stop is None else stop + 1))
+    return ranges
+
+
+def show_ranges(ranges: Sequence[tuple[int, int | None]]) -> str:
+    """The text from which `parse_ranges` gives `ranges`; of more than RANGES_MAX the last shown has no end."""
+    shown = list(ranges[:RANGES_MAX])
+    if len(ranges) > RANGES_MAX:
+        shown[-1] = (shown[-1][0], None)
+    return ",".join(
+        f"{start}-" if end is None else f"{start}" if end == start + 1 else f"{start}-{end - 1}"
+        for start, end in shown
+    )
+
+
+async def numbered_lines(
+    stream: BinaryIO, ranges: Sequence[tuple[int, int | None]]
+) -> AsyncIterator[tuple[int, bytes]]:
+    """
+    The lines of `stream` that `ranges` name (all, if it is empty), with their numbers from 1.
+
+    Raises:
+        MessageTooLargeError, InputError: as `read_lines`; the detail `line` says in which line.
+        InputError: the input ends before the last line that was asked for by its number.
+    """
+    wanted = list(ranges or [(1, None)])
+    number = 0
+    try:
+        async for line in read_lines(stream):
+            number += 1
+            while wanted and (end := wanted[0][1]) is not None and end <= number:
+                del wanted[0]
+            if not wanted:
+                return
+            if wanted[0][0] <= number:
+                yield number, line
+    except (MessageTooLargeError, InputError) as error:
+        raise type(error)(f"{error.message}, in line {number + 1}", line=number + 1) from error
+    last = max((end - 1 for _, end in ranges if end is not None), default=0)
+    if last > number:
+        raise InputError(f"line {last} was asked for, and the input has {number}", line=number + 1)
+
+
+async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
+    """
+    The lines of `stream` without their ends, as they come; read by a thread that may be left waiting.
+
+    Raises:
+        MessageTooLargeError: a line over LINE_BYTES_MAX.
+        InputError: the system refuses to read on.
+    """
+    loop = asyncio.get_running_loop()
+    chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
+    room = threading.Semaphore(CHUNKS_AHEAD)
+
+    # Below the buffer, whose lock a thread that still waits would hold while the interpreter ends.
+    source = getattr(stream, "raw", stream)
+
+    def read() -> None:
+        while True:
+            room.acquire()
+            data = _read_some(source)
+            try:
+                loop.call_soon_threadsafe(chunks.put_nowait, data)
+            except RuntimeError:  # the loop has ended before the input did
+                return
+            if not data or isinstance(data, OSError):
+                return
+
+    # A daemon: a command that is interrupted must not wait for a terminal nobody types into.
+    threading.Thread(target=read, name="standard input", daemon=True).start()
+    rest = b""
+    while data := await chunks.get():
+        if isinstance(data, OSError):
+            raise InputError(f"standard input cannot be read: {data.strerror or data}")
+        room.release()
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r")
+        if len(rest) > LINE_BYTES_MAX:
+            raise MessageTooLargeError(
+                "a line without end", size_bytes=len(rest), limit_bytes=LINE_BYTES_MAX
+            )
+    if rest:
+        yield rest
+
+
+def _read_some(source: Any) -> bytes | OSError:
+    """Some bytes, none at the end, or why there are no more; waits also where `source` itself does not."""
+    try:
+        while (data := source.read(CHUNK_BYTES)) is None:  # it does not block, and has nothing now
+            # select.select takes no file number above 1,023.
+            with selectors.DefaultSelector() as ready:
+                ready.register(source, selectors.EVENT_READ)
+                ready.select()
+    except OSError as error:
+        return error
+    return bytes(data)

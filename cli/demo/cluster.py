@@ -1,0 +1,160 @@
+"""The cast of the demo: one metaserver, two brokers of two groups, three consumers, one Spark, each a process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from ...protocol.control import CreateSubject, GroupView, PartitionStatusList
+from ...protocol.errors import InternalError, KeylaneError
+from ...protocol.routing import OrderStrategy, Partition
+from ...rpc.client import BrokerClient, MetaClient
+from ...rpc.http_network import HttpNetwork
+from ..connection import available_brokers
+from .processes import Program, free_port
+from .records import RecordTail
+
+SUBJECT = "flights"
+GROUP = "audit"
+PARTITIONS = 4
+BROKERS = 2
+CONSUMERS = 3
+TTL_MS = 2_000
+
+
+class DemoCluster:
+    """Every process of the demo under one folder.  Make it inside a running event loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.logs = folder / "logs"
+        self.logs.mkdir()
+        self.meta_address = f"127.0.0.1:{free_port()}"
+        self.network = HttpNetwork()
+        self.meta = MetaClient(self.network, [self.meta_address])
+        self.partitions: tuple[Partition, ...] = ()
+        port = self.meta_address.rpartition(":")[2]
+        self.metaserver = self._program(
+            "metaserver", "metaserver", "--data", str(folder / "metaserver"), "--port", port
+        )
+        self.brokers = [self._broker(number, port="0") for number in range(1, BROKERS + 1)]
+        self.runs = dict.fromkeys(range(1, BROKERS + 1), 0)
+        """How often each broker was started again."""
+        self.consumers: dict[str, Program] = {}
+        self.tails: dict[str, RecordTail] = {}
+        for number in range(1, CONSUMERS + 1):
+            name = f"consumer-{number}"
+            file = folder / f"{name}.csv"
+            self.tails[name] = RecordTail(file)
+            self.consumers[name] = self._program(
+                name, "cli.demo.consumer", "--meta", self.meta_address, "--subject", SUBJECT,
+                "--group", GROUP, "--name", name, "--file", str(file), "--ttl-ms", str(TTL_MS),
+            )  # fmt: skip
+        self.spark = self._program(
+            "spark", "cli.demo.spark_job", "--meta", self.meta_address, "--subject", SUBJECT
+        )
+
+    def _program(self, name: str, module: str, *arguments: str) -> Program:
+        return Program(name, module, list(arguments), self.logs / f"{name}.log")
+
+    def _broker(self, number: int, *, port: str) -> Program:
+        name = f"broker-{number}"
+        return self._program(
+            name, "broker", "--group", name, "--data", str(self.folder / name),
+            "--meta", self.meta_address, "--port", port,
+        )  # fmt: skip
+
+    async def start_servers(self, on_ready: Callable[[Program], None]) -> None:
+        """Metaserver and brokers, all at once; each is told of when it is ready.  Raises as `Program.ready`."""
+        servers = [self.metaserver, *self.brokers]
+        for server in servers:
+            server.start()
+
+        async def follow(server: Program) -> None:
+            await server.ready()
+            on_ready(server)
+
+        await asyncio.gather(*(follow(server) for server in servers))
+
+    async def create_subject(self) -> None:
+        """
+        Create the subject over both broker groups, as soon as both have reported themselves.
+
+        Raises:
+            InternalError: its partitions are not spread evenly.
+        """
+        body = CreateSubject(
+            subject=SUBJECT, partitions=PARTITIONS, order_strategy=OrderStrategy.STRICT
+        )
+        await available_brokers(self.meta, BROKERS)
+        self.partitions = (await self.meta.create_subject(body)).route.open_partitions()
+        spread = Counter(one.broker_group for one in self.partitions)
+        if sorted(spread.values()) != [PARTITIONS // BROKERS] * BROKERS:
+            raise InternalError(f"the partitions are spread as {dict(spread)}")
+
+    async def start_consumers(self) -> None:
+        """Start the consumers; returns when they share the partitions."""
+        for consumer in self.consumers.values():
+            consumer.start()
+        await asyncio.gather(*(consumer.ready() for consumer in self.consumers.values()))
+        while True:
+            self.check()
+            held = Counter(owner.client for owner in (await self.owners()).owners if owner.session)
+            if len(held) == CONSUMERS and sum(held.values()) == PARTITIONS:
+                return
+            await asyncio.sleep(0.05)
+
+    async def owners(self) -> GroupView:
+        """Who holds which partition now."""
+        return await self.meta.group(SUBJECT, GROUP)
+
+    def busiest_consumer(self, view: GroupView) -> tuple[str, dict[int, int]]:
+        """The consumer with the most partitions, and for each of these its fencing token."""
+        held = Counter(owner.client for owner in view.owners if owner.session)
+        name = str(held.most_common(1)[0][0])
+        return name, {
+            owner.partition.partition_id: owner.token
+            for owner in view.owners
+            if owner.client == name
+        }
+
+    async def statuses(self) -> list[tuple[int, PartitionStatusList]]:
+        """What each broker that answers has, with the number of its run."""
+        found = []
+        for number, broker in enumerate(self.brokers, start=1):
+            # Before asking: an answer that a killed run still gave is never taken for one of the next.
+            run = self.runs[number]
+            try:
+                status = await BrokerClient(self.network, broker.address).partitions()
+                found.append((run, status))
+            except KeylaneError:
+                continue  # killed, or not back yet: the next look will see it
+        return found
+
+    async def restart_broker(self, number: int) -> None:
+        """SIGKILL the broker, start it again on the same port and folder, wait until it is ready."""
+        old = self.brokers[number - 1]
+        self.runs[number] += 1
+        await old.kill()
+        new = self.brokers[number - 1] = self._broker(number, port=old.address.rpartition(":")[2])
+        new.start()
+        await new.ready()
+
+    def check(self) -> None:
+        """Raise InternalError if a process that should live has ended."""
+        for program in (self.metaserver, *self.brokers, *self.consumers.values(), self.spark):
+            program.check()
+
+    async def stop_consumers(self) -> None:
+        """Let the consumers leave."""
+        await asyncio.gather(*(consumer.stop() for consumer in self.consumers.values()))
+
+    async def stop(self, *, keep_servers: bool) -> None:
+        """End every process, but the servers if they are to be kept, and the network."""
+        await asyncio.gather(self.spark.stop(), self.stop_consumers())
+        if not keep_servers:
+            await asyncio.gather(*(broker.stop() for broker in self.brokers))
+            await self.metaserver.stop()
+        await self.network.close()

@@ -1,0 +1,62 @@
+"""Reads a partition back, straight from its broker's log: no group, no lock, no Spark."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...protocol.batch import batch_starts, columns
+from ...protocol.errors import InternalError
+from ...protocol.frames import Batches, Read
+from ...protocol.limits import PULL_BYTES_MAX
+from ...protocol.routing import Partition
+from ...rpc.client import BrokerClient
+from ...rpc.network import Network
+from .history import PartitionLog
+from .source import ROW_PROPERTY, digest
+
+_properties = msgspec.msgpack.Decoder(dict[str, str]).decode
+UNKNOWN_ROW = -1
+
+
+async def read_log(network: Network, partition: Partition) -> PartitionLog:
+    """
+    Every message that `partition` holds now.
+
+    Raises:
+        UnreachableError, RefusedError: the broker's answer, or none.
+        InternalError: offsets with a gap: the log contradicts itself.
+    """
+    assert partition.address is not None
+    rows: list[int] = []
+    keys: list[bytes] = []
+    digests: list[int] = []
+    first = offset = 0
+    broker = BrokerClient(network, partition.address)
+    try:
+        while True:
+            answer, payload = await broker.call(
+                Read(0, partition.partition_id, offset, PULL_BYTES_MAX)
+            )
+            assert isinstance(answer, Batches)
+            if not rows:
+                first = answer.first_offset
+                offset = max(offset, first)
+            for start, header in batch_starts(payload):
+                if header.base_offset != offset:
+                    raise InternalError(
+                        f"partition {partition.partition_id}: offset {header.base_offset} follows {offset}"
+                    )
+                offset = header.next_offset
+                found = columns(payload, header, start)
+                blob = found.blob
+                key_edges, value_edges = found.key_edges, found.value_edges
+                edges = found.property_edges
+                for n in range(header.count):
+                    keys.append(blob[key_edges[n] : key_edges[n + 1]])
+                    digests.append(digest(blob[value_edges[n] : value_edges[n + 1]]))
+                    packed = blob[edges[n] : edges[n + 1]]
+                    rows.append(int(_properties(packed)[ROW_PROPERTY]) if packed else UNKNOWN_ROW)
+            if offset >= answer.next_offset:
+                return PartitionLog(rows, keys, digests, first)
+    finally:
+        await broker.close()

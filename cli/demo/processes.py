@@ -1,0 +1,150 @@
+"""The processes of the demo: started, watched, killed and started again, and none left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ...protocol.errors import AddressError, InternalError
+
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+LOG_TAIL_CHARS = 1_500
+
+
+class Program:
+    """
+    One of our own programs as a process: its first line on standard output says that it is ready.
+
+    A plain child, not one of the event loop's: the loop would kill those that have to outlive it.
+    """
+
+    def __init__(self, name: str, module: str, arguments: list[str], log: Path) -> None:
+        self.name = name
+        self.address = ""
+        """What the ready line gave as its address."""
+        self._command = [sys.executable, "-m", f"keylane.{module}", *arguments]
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process; its complaints go to its log."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                # Ctrl-C in the terminal is for the demo, which then stops its processes in order.
+                start_new_session=True,
+            )
+
+    async def ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """
+        Wait for the ready line.
+
+        Raises:
+            InternalError: no ready line in time, or the program ended; its last words are in the message.
+        """
+        line = await self.line(timeout_s)
+        try:
+            self.address = str(json.loads(line)["address"])
+        except (ValueError, KeyError, TypeError):
+            raise InternalError(f"{self.name} said {line[:200]!r} instead of being ready") from None
+
+    async def line(self, timeout_s: float) -> bytes:
+        """The next line of its standard output.  Raises as `ready`."""
+        stdout = self._started.stdout
+        assert stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                line = await asyncio.to_thread(stdout.readline)
+        except TimeoutError:
+            # Ends the thread as well, which waits for the same line.
+            self._started.kill()
+            raise InternalError(
+                f"{self.name} said nothing for {timeout_s:.0f} s{self.last_words()}"
+            ) from None
+        if not line:
+            await self._gone()
+            self.check()
+        return line
+
+    def tell(self, line: str) -> None:
+        """Write a line to its standard input."""
+        stdin = self._started.stdin
+        assert stdin is not None
+        with suppress(BrokenPipeError):  # it has ended; its next line, or `check`, says so
+            stdin.write(line.encode() + b"\n")
+            stdin.flush()
+
+    def check(self) -> None:
+        """Raise InternalError if the program has ended by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            raise InternalError(
+                f"{self.name} ended with status {self._process.returncode}{self.last_words()}"
+            )
+
+    def last_words(self) -> str:
+        """The end of its log, for an error message."""
+        text = self._log.read_text(errors="replace").strip() if self._log.exists() else ""
+        return f"; its log ends: {text[-LOG_TAIL_CHARS:]}" if text else "; its log is empty"
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._started.pid
+
+    @property
+    def running(self) -> bool:
+        """True from start to end."""
+        return self._process is not None and self._process.poll() is None
+
+    async def kill(self) -> None:
+        """SIGKILL, and gone when this returns."""
+        self._started.kill()
+        await self._gone()
+
+    async def stop(self) -> None:
+        """SIGTERM; SIGKILL for one that does not listen."""
+        if not self.running:
+            return
+        self._started.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._gone()
+        except TimeoutError:
+            await self.kill()
+
+    async def _gone(self) -> None:
+        process = self._started
+        await asyncio.to_thread(process.wait)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+    @property
+    def _started(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process
+
+
+def free_port() -> int:
+    """
+    A port nobody listens on now.
+
+    Raises:
+        AddressError: the machine has none to give.
+    """
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", 0))
+        except OSError as error:
+            raise AddressError(f"no free port: {error}") from error
+        return int(probe.getsockname()[1])

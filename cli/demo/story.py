@@ -1,0 +1,280 @@
+"""The main job as a story: flights go in, a consumer and a broker are killed on the way, everything is checked.
+
+    servers ─▶ subject ─▶ consumers ─▶ a third handled: one consumer dies ─▶ two thirds sent: one broker dies
+            ─▶ all handled ─▶ Spark, the log and the records against the file ─▶ verdict
+
+The sending is held back at the half and at five sixths until the deaths have happened, so that they happen in
+the middle of the traffic however fast the machine and however few the rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from ...checker.events import Looked
+from ...producer import Producer
+from ...protocol.clock import SystemClock
+from ...protocol.errors import (
+    InternalError,
+    QueueFullError,
+)
+from ...protocol.routing import OrderStrategy
+from .cluster import CONSUMERS, GROUP, SUBJECT, TTL_MS, DemoCluster
+from .history import JUDGED_GROUP, Judged, PartitionLog, Source, judge_run
+from .log import read_log
+from .report import (
+    Result,
+    Screen,
+    Verdict,
+    problems_of,
+    same_table,
+)
+from .source import ROW_PROPERTY, Ledger, flights_file, read_flights
+from .spark_job import SparkResult
+
+FAILOVER_LIMIT_S = TTL_MS / 1000 + 1.0
+STEP_TIMEOUT_S = 120.0
+"""Any one wait of the story: far more than a slow machine needs, and not for ever."""
+SPARK_TIMEOUT_S = 180.0
+WATCH_S = 0.1
+BROKER_TO_KILL = 2
+
+
+class Story:
+    """One run; `meta_address` and the processes stay valid after it if they are kept."""
+
+    def __init__(self, rows: int, cluster: DemoCluster, screen: Screen) -> None:
+        self.rows = rows
+        self.cluster = cluster
+        self.screen = screen
+        self.ledger = Ledger()
+        self.cursors: list[Looked] = []
+        self.failover_seconds = 0.0
+        self.began = time.monotonic()
+        self._failed_over = asyncio.Event()
+        self._broker_killed = asyncio.Event()
+        self._consumer_killed = asyncio.Event()
+        self._done: dict[int, bool] = {}
+        self._producer: Producer
+
+    async def run(self) -> Verdict:
+        """
+        The whole story.
+
+        Raises:
+            KeylaneError: a part could not do its work at all.
+        """
+        cluster, say = self.cluster, self.screen.say
+        path = flights_file()
+        await cluster.start_servers(
+            lambda server: say(f"{server.name} is ready at {server.address}, process {server.pid}")
+        )
+        await self._within("the subject", cluster.create_subject())
+        say(
+            f"subject {SUBJECT}: {len(cluster.partitions)} partitions on {len(cluster.brokers)} brokers"
+        )
+        cluster.spark.start()
+        await self._within("the consumers", cluster.start_consumers())
+        say(f"{CONSUMERS} consumers of group {GROUP} share the partitions")
+        async with Producer(cluster.meta_address, strategy=OrderStrategy.STRICT) as producer:
+            self._producer = producer
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    watching = tasks.create_task(self._watch())
+                    killing = tasks.create_task(self._kill())
+                    await self._send(path)
+                    await killing
+                    await self._within("the last messages", self._all_handled())
+                    watching.cancel()
+            except BaseExceptionGroup as group:
+                raise group.exceptions[0] from None
+            stats = producer.stats
+        await cluster.stop_consumers()
+        self._look()
+        return await self._judge(stats.acked, stats.failed, stats.retries)
+
+    async def _within(self, what: str, work: Awaitable[object]) -> None:
+        try:
+            async with asyncio.timeout(STEP_TIMEOUT_S):
+                await work
+        except TimeoutError:
+            raise InternalError(f"{what}: not there after {STEP_TIMEOUT_S:.0f} s") from None
+
+    # ── sending ───────────────────────────────────────────────────────────────────────────────────────
+    async def _send(self, path: Path) -> None:
+        """Send every row in the order of the file, as fast as there is room."""
+        producer, ledger = self._producer, self.ledger
+        gates = {
+            self.rows // 2: self._consumer_killed,
+            self.rows * 2 // 3: self._failed_over,
+            self.rows * 5 // 6: self._broker_killed,
+        }
+        for flight in read_flights(path, self.rows):
+            row = ledger.add(flight)
+            if row in gates:
+                await self._within("the next act", gates[row].wait())
+            properties = {ROW_PROPERTY: str(row)}
+            while True:
+                try:
+                    producer.send(SUBJECT, flight.value, key=flight.key, properties=properties)
+                    break
+                except QueueFullError:
+                    await producer.room()
+            if row % 200 == 0:
+                await asyncio.sleep(0)
+        await self._within("the answers to the producer", producer.flush())
+
+    # ── the two deaths ────────────────────────────────────────────────────────────────────────────────
+    async def _kill(self) -> None:
+        cluster, say = self.cluster, self.screen.say
+        await self._until("a third handled", lambda: self._handled() >= self.rows // 3)
+        name, held = cluster.busiest_consumer(await cluster.owners())
+        killed_at_ms = SystemClock.boot_ms()
+        await cluster.consumers.pop(name).kill()
+        self._consumer_killed.set()
+        parts = ", ".join(map(str, sorted(held)))
+        say(f"{name} killed with SIGKILL; it had partition {parts}")
+        await self._until("the fail-over", lambda: len(self._taken_over(name, held)) == len(held))
+        self.failover_seconds = (max(self._taken_over(name, held)) - killed_at_ms) / 1000
+        say(f"its partitions are handled by others, {self.failover_seconds:.2f} s after its death")
+        self._failed_over.set()
+
+        beyond = self.rows * 2 // 3 + self.rows // 50
+        await self._until("two thirds sent", lambda: self._producer.stats.acked >= beyond)
+        broker = cluster.brokers[BROKER_TO_KILL - 1]
+        restart = asyncio.create_task(cluster.restart_broker(BROKER_TO_KILL))
+        say(f"{broker.name} killed with SIGKILL; it starts again at {broker.address}")
+        self._broker_killed.set()
+        await restart
+        say(f"{broker.name} serves again")
+
+    def _taken_over(self, dead: str, held: dict[int, int]) -> list[int]:
+        """When each partition of the dead consumer was first handled under a higher token, if it was."""
+        first: dict[int, int] = {}
+        for name, tail in self.cluster.tails.items():
+            for (partition_id, token), at_ms in tail.first_at_ms.items():
+                if name != dead and token > held.get(partition_id, token):
+                    first[partition_id] = min(at_ms, first.get(partition_id, at_ms))
+        return list(first.values())
+
+    async def _until(self, what: str, holds: Callable[[], bool]) -> None:
+        async def wait() -> None:
+            while not holds():  # noqa: ASYNC110 - it happens in other processes
+                await asyncio.sleep(0.01)
+
+        await self._within(what, wait())
+
+    # ── watching ──────────────────────────────────────────────────────────────────────────────────────
+    async def _watch(self) -> None:
+        """Progress, cursors and health, several times a second."""
+        while True:
+            self._look()
+            for run, status in await self.cluster.statuses():
+                for part in status.partitions:
+                    for group in part.groups:
+                        if group.group == GROUP:
+                            self.cursors.append(
+                                Looked(
+                                    JUDGED_GROUP,
+                                    part.partition_id,
+                                    group.token,
+                                    group.cursor,
+                                    group.acked_above,
+                                    run,
+                                )
+                            )
+                            self._done[part.partition_id] = group.cursor == part.next_offset
+            self.cluster.check()
+            await asyncio.sleep(WATCH_S)
+
+    def _look(self) -> None:
+        for tail in self.cluster.tails.values():
+            tail.poll()
+        self.screen.progress(self._producer.stats.acked, self._handled())
+
+    def _handled(self) -> int:
+        return sum(len(tail.records) for tail in self.cluster.tails.values())
+
+    async def _all_handled(self) -> None:
+        """Wait until the group has acked every message of every partition."""
+        self._done.clear()
+        while not self._all_done():  # noqa: ASYNC110 - it happens in other processes
+            await asyncio.sleep(0.02)
+
+    def _all_done(self) -> bool:
+        return len(self._done) == len(self.cluster.partitions) and all(self._done.values())
+
+    # ── judging ───────────────────────────────────────────────────────────────────────────────────────
+    async def _judge(self, sent: int, failed: int, retries: int) -> Verdict:
+        self.screen.say("every message is handled and acked")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(self._ask_spark())
+                checking = tasks.create_task(self._check())
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        spark = reading.result()
+        judged, logs = checking.result()
+        stored_in = {partition_id: len(log.rows) for partition_id, log in logs.items() if log.rows}
+        result = Result(
+            sent=sent,
+            stored=judged.stored,
+            handled=judged.handled,
+            redelivered=judged.redelivered,
+            lost=judged.lost,
+            order_violations=judged.findings.order_violations,
+            stale_acks=judged.findings.counts["stale effect"],
+            failover_seconds=round(self.failover_seconds, 2),
+            spark_rows=spark.rows,
+            spark_matches_csv=same_table(spark.carriers, self.ledger.carriers())
+            and spark.partitions == stored_in,
+            seconds=round(time.monotonic() - self.began, 1),
+        )
+        return Verdict(
+            result=result,
+            findings=judged.findings,
+            carriers=spark.carriers,
+            failover_limit_s=FAILOVER_LIMIT_S,
+            retries=retries,
+            problems=problems_of(
+                result,
+                judged.findings,
+                rows=self.rows,
+                failover_limit_s=FAILOVER_LIMIT_S,
+                failed=failed,
+            ),
+        )
+
+    async def _ask_spark(self) -> SparkResult:
+        """What Spark finds in the subject."""
+        program = self.cluster.spark
+        with self.screen.working("Spark reads the subject"):
+            await program.ready(SPARK_TIMEOUT_S)
+            program.tell("go")
+            line = await program.line(SPARK_TIMEOUT_S)
+        try:
+            return msgspec.json.decode(line, type=SparkResult)
+        except msgspec.MsgspecError as error:
+            raise InternalError(f"Spark's answer is unreadable: {error}") from error
+
+    async def _check(self) -> tuple[Judged, dict[int, PartitionLog]]:
+        """The log and the records against the file; in a thread, so that the screen goes on."""
+        cluster = self.cluster
+        with self.screen.working("checking every message"):
+            logs = {
+                int(one.partition_id): await read_log(cluster.network, one)
+                for one in cluster.partitions
+            }
+            judged = await asyncio.to_thread(
+                judge_run,
+                Source(self.ledger.keys, self.ledger.digests),
+                logs,
+                {name: tail.records for name, tail in cluster.tails.items()},
+                self.cursors,
+            )
+        return judged, logs
