@@ -40,8 +40,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from .error_wire import error_from_wire, wire_details, wire_text
 from .errors import Fate, KeylaneError
+from .errors.wire import error_from_wire, wire_details, wire_text
 from .limits import (
     PARTITIONS_MAX,
     PULL_WAIT_MS_MAX,

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from .error_wire import error_from_wire, wire_details, wire_text
 from .errors import Fate, FrameError, KeylaneError, MessageTooLargeError
+from .errors.wire import error_from_wire, wire_details, wire_text
 from .limits import FRAME_BYTES_MAX
 
 _LENGTH = struct.Struct("<I")

@@ -9,7 +9,6 @@ import pytest
 
 from keylane.protocol import errors
 from keylane.protocol.control import ErrorBody, encode_json
-from keylane.protocol.error_wire import TEXT_CHARS_MAX, error_from_wire
 from keylane.protocol.errors import (
     FencedError,
     FlushFailedError,
@@ -20,6 +19,7 @@ from keylane.protocol.errors import (
     Retry,
     StaleRouteError,
 )
+from keylane.protocol.errors.wire import TEXT_CHARS_MAX, error_from_wire
 from keylane.protocol.frames import (
     Refused,
     decode_answer,

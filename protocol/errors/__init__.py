@@ -51,10 +51,10 @@ and indefinite errors, litestream's hints.
 
 from __future__ import annotations
 
-from .error_base import KIND_BY_CODE
-from .error_base import Fate as Fate  # noqa: PLC0414 - for everybody
-from .error_base import KeylaneError as KeylaneError  # noqa: PLC0414 - for everybody
-from .error_base import Retry as Retry  # noqa: PLC0414 - for everybody
+from .base import KIND_BY_CODE
+from .base import Fate as Fate
+from .base import KeylaneError as KeylaneError
+from .base import Retry as Retry
 from .failures import *  # noqa: F403 - the rest of the tree
 
 

@@ -1,6 +1,6 @@
 """What every error of ours is: a code that never changes, a fate, advice on retrying, and details.  Pure.
 
-The tree below it is in `errors.py`, which is where all of this is imported from.
+The tree below it is in `__init__.py`, which is where all of this is imported from.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .error_base import Fate, KeylaneError, Retry
+from .base import Fate, KeylaneError, Retry
 
 
 class UnreachableError(KeylaneError):

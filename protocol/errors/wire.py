@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import KeylaneError, RefusedError, kind_of
+from . import KeylaneError, RefusedError, kind_of
 
 TEXT_CHARS_MAX = 4_096
 """An error that quotes its input stays smaller than the frame it is answered in."""
