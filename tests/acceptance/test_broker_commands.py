@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from broker_process import BrokerProcess
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.identity import claim_folder
 from keylane.broker.storage.log.commit_log import segment_path
@@ -19,6 +18,7 @@ from keylane.protocol.batch import encode_batch
 from keylane.protocol.message import pack_properties
 from sim.clock import ManualClock
 from sim.store import Desk, batch, open_store
+from support.broker_process import BrokerProcess
 
 pytestmark = pytest.mark.acceptance
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster import Cluster
 from keylane import Producer
+from support.cluster import Cluster
 from tidy.tree import ROOT
 
 pytestmark = pytest.mark.acceptance

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_forks import Forks
+from support.broker_forks import Forks
 
 
 @pytest.fixture(scope="module")

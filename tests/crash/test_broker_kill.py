@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker_process import BrokerProcess
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.errors import FencedError, KeylaneError
 from keylane.protocol.frames import Ack, Acquire, Append, Read
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from sim.store import SESSION, batch, facts
+from support.broker_process import BrokerProcess
 
 PRODUCERS = 4
 BATCHES = 150

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from keylane.broker.storage.fail_points import FILE_POINTS, POINTS
-from killed_broker import KILLED, Run, aged
+from support.killed_broker import KILLED, Run, aged
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hosting_broker import hosting_broker
 from keylane.protocol.control import CreateSubject, Heartbeat, Join
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.hosting_broker import hosting_broker
 
 A = "a" * 16
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import eventually
 from keylane.checker.events import Settled, Started
 from proof.actor import READY_S, Actor
 from proof.controls import run_without_drain_rule, run_without_fence
@@ -19,6 +18,7 @@ from proof.recording import Frozen
 from proof.second_opinion import second_opinion
 from proof.stage import Stage
 from proof.story import Story
+from support.cluster import eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster import Cluster
-from postgres import Postgres, running_postgres
+from support.cluster import Cluster
+from support.postgres import Postgres, running_postgres
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from broker_process import BrokerProcess
-from cluster import Cluster, alert_cluster, silent
 from integration.test_dead_groups import SEGMENT, dies_when_granted, handled, send
 from keylane.protocol.control import AcceptFolder
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.broker_process import BrokerProcess
+from support.cluster import Cluster, alert_cluster, silent
 
 
 async def test_accepted_copy_keeps_messages_of_a_group_younger_than_the_copy(

@@ -12,8 +12,6 @@ from urllib.request import urlopen
 
 import pytest
 
-from broker_process import BrokerProcess
-from cluster import Cluster, alert_cluster, eventually, pause, silent
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.producer import ProducerSettings
@@ -23,6 +21,8 @@ from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import PartitionState, logical_partition
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.broker_process import BrokerProcess
+from support.cluster import Cluster, alert_cluster, eventually, pause, silent
 
 CONSUMING = ConsumerSettings(ttl_ms=1_500)
 SENDING = ProducerSettings(call_timeout_ms=1_000)

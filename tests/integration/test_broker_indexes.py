@@ -9,8 +9,6 @@ import time
 
 import pytest
 
-from broker_process import BrokerProcess
-from indexes import KINDS
 from keylane.broker.offline.index_work import verify_indexes
 from keylane.broker.storage.files import RealFiles
 from keylane.protocol.batch import batch_starts
@@ -20,6 +18,8 @@ from keylane.protocol.frames import Append, Read
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from sim.store import batch, facts
+from support.broker_process import BrokerProcess
+from support.indexes import KINDS
 
 PARTITIONS = 5
 

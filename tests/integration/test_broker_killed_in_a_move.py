@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster import Cluster, alert_cluster, begun, done_operation, eventually, silent
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from load import Load
+from support.cluster import Cluster, alert_cluster, begun, done_operation, eventually, silent
+from support.load import Load
 
 PLACES = {"parent": "g1", "child": "g2"}
 NEEDED = {("planned", "parent"), ("planned", "child"), ("hosted", "parent"), ("sealing", "parent")}

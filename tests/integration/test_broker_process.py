@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from broker_process import BrokerProcess
 from keylane.broker.app import running_broker
 from keylane.broker.control import LISTED_MAX
 from keylane.broker.storage.files import RealFiles
@@ -47,6 +46,7 @@ from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
 from sim.store import SESSION, batch, facts, settings_of
+from support.broker_process import BrokerProcess
 
 
 @pytest.fixture(scope="module")

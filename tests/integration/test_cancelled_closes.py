@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from support.cluster import Cluster, eventually
 
 TTL_MS = 1_500
 SLOW = ConsumerSettings(handover_ms=60_000, ttl_ms=TTL_MS)

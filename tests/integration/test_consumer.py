@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually, pause, resume
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.backoff import Backoff
@@ -25,6 +24,7 @@ from keylane.protocol.errors import (
     NotSentError,
     SubjectUnknownError,
 )
+from support.cluster import Cluster, eventually, pause, resume
 
 TTL_MS = 1_500
 QUICK = ConsumerSettings(ttl_ms=TTL_MS, handler_backoff=Backoff(first_ms=10, max_ms=50))

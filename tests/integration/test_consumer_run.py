@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.protocol.errors import GroupStrategyError
+from support.cluster import Cluster, eventually
 
 TTL_MS = 30_000
 """The default: what a consumer that does not hand over costs."""

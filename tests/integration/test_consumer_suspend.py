@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import Heartbeat, Join, Suspend
 from keylane.protocol.errors import ClosedError, LeaseLostError, SessionUnknownError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, eventually
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ from urllib.request import urlopen
 
 import pytest
 
-from broker_process import BrokerProcess
-from cluster import Cluster, pause, resume, silent
 from keylane import Producer
 from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, Health, RefusedBroker
 from keylane.protocol.errors import DataFolderError, InvalidRequestError, WrongBrokerError
@@ -22,6 +20,8 @@ from keylane.protocol.verification import Verification
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from sim.store import batch
+from support.broker_process import BrokerProcess
+from support.cluster import Cluster, pause, resume, silent
 
 SUBJECT = "s"
 

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import GroupStatus
 from keylane.protocol.limits import ACK_RANGES_MAX
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, eventually
 
 PAIRS = ACK_RANGES_MAX + 600
 """Messages of a slow key, each followed by one of another: nothing that is acked touches anything else."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hosting_broker import HostingBroker
 from keylane.metaserver.operations import driver as operations_driver
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
@@ -17,6 +16,7 @@ from keylane.protocol.control import CreateSubject
 from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.hosting_broker import HostingBroker
 
 ROOM = 4
 LEASE_MS = 200

@@ -6,11 +6,11 @@ import asyncio
 import time
 from typing import Any
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.errors import NotSentError
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, eventually
 
 TTL_MS = 1_500
 SETTINGS = ConsumerSettings(ttl_ms=TTL_MS, concurrency=4)

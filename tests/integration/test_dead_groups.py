@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.broker.retention.loop import UNWELCOME
 from keylane.consumer import ConsumerSettings
@@ -16,6 +15,7 @@ from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, eventually
 
 SEGMENT = 16_384
 COUNT = 300

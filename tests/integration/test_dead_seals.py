@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, alert_cluster, done_operation, eventually, silent
 from keylane import Consumer, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, alert_cluster, done_operation, eventually, silent
 
 OLD = [b"%d" % number for number in range(20)]
 NEW = [b"%d" % number for number in range(20, 40)]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hosting_broker import HostingBroker
 from keylane.metaserver.retention import announcer
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
@@ -16,6 +15,7 @@ from keylane.protocol.control import CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.hosting_broker import HostingBroker
 
 PARTITIONS = 2
 

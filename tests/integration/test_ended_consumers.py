@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import AcceptFolder
 from keylane.protocol.errors import KeylaneError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, eventually
 
 
 async def accept(meta: str, broker_group: str) -> None:

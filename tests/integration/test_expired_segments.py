@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer, QueueReader
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.errors import OffsetOutOfRangeError
@@ -18,6 +17,7 @@ from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import PartitionState
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, eventually
 
 SEGMENT = 16_384
 SETTINGS = ConsumerSettings(ttl_ms=1_500)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.backoff import Backoff
+from support.cluster import Cluster, eventually
 
 CONCURRENCY = 4
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import done_operation
-from hosting_broker import HostingBroker, hosting_broker
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import CreateSubject, Heartbeat, Join, Leave
@@ -20,6 +18,8 @@ from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import done_operation
+from support.hosting_broker import HostingBroker, hosting_broker
 
 QUIET = "a" * 32
 TTL_MS = 30_000

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from cluster import Cluster, eventually
-from forked import Child, error_of
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.errors import GroupUnknownError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, eventually
+from support.forked import Child, error_of
 
 COUNT = 400
 TTL_MS = 1_500

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from cluster import Cluster, Program, alert_cluster, eventually
 from keylane import Consumer, Message, Producer, QueueReader
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.errors import (
@@ -36,6 +35,7 @@ from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo, SetCursor
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, Program, alert_cluster, eventually
 
 SETTINGS = ConsumerSettings(ttl_ms=1_500)
 VALUES = [b"%d" % number for number in range(40)]

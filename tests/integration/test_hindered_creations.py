@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import (
@@ -27,7 +26,8 @@ from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import PartitionState, Route
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from lost_database import rebuild_lost_database
+from support.cluster import Cluster, eventually
+from support.lost_database import rebuild_lost_database
 
 REPAIR_MS = 100
 

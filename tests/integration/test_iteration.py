@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.errors import LeaseLostError
+from support.cluster import Cluster, eventually
 
 TTL_MS = 1_500
 HASTY = ConsumerSettings(handover_ms=50, ttl_ms=TTL_MS, call_timeout_ms=1_000)

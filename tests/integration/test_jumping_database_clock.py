@@ -12,7 +12,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from hosting_broker import hosting_broker
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import SqlDatabase, open_database
@@ -22,7 +21,8 @@ from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join
 from keylane.protocol.errors import SessionUnknownError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from postgres import Postgres
+from support.hosting_broker import hosting_broker
+from support.postgres import Postgres
 
 A, B = "a" * 16, "b" * 16
 TTL_MS = 2_000

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer, QueueReader
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import (
@@ -25,7 +24,8 @@ from keylane.protocol.errors import (
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from load import Load
+from support.cluster import Cluster, eventually
+from support.load import Load
 
 
 async def move(cluster: Cluster, reader: QueueReader, queue: int, to: str) -> None:

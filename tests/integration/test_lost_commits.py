@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
+from support.cluster import Cluster, eventually
 
 SENT = 40
 LOOK_S = 3

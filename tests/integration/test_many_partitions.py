@@ -8,11 +8,11 @@ from statistics import median
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.protocol.frames import Ack
 from keylane.protocol.limits import PARTITIONS_MAX
 from keylane.rpc.client import BrokerClient
+from support.cluster import Cluster, eventually
 
 ACK_MS_MAX = 500
 CLOSE_S_MAX = 10.0

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import PartitionStatus, Retention
@@ -20,7 +19,8 @@ from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState, Route
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from postgres import Postgres
+from support.cluster import Cluster, eventually
+from support.postgres import Postgres
 
 KEYS = 40
 RETENTIONS = {"flights": Retention.TIME, "quiet": Retention.ACKED}

@@ -14,7 +14,6 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
-from hosting_broker import HostingBroker, hosting_broker
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import (
@@ -61,6 +60,7 @@ from keylane.protocol.routing import (
 )
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.hosting_broker import HostingBroker, hosting_broker
 
 ILLEGAL_NAMES = ["../x", "a\0b", "a" * 300, "", ".", "-x", "a/b", "ü", "a b", "%"]
 A = "a" * 16

@@ -27,8 +27,8 @@ from keylane.metaserver.sql.schema import brokers, facts, metadata, subjects
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import CreateSubject, Join
 from keylane.protocol.errors import StorageError
-from postgres import Postgres, machine_programs, packaged_programs, running_postgres
-from told_groups import settle_group
+from support.postgres import Postgres, machine_programs, packaged_programs, running_postgres
+from support.told_groups import settle_group
 
 
 @pytest.fixture

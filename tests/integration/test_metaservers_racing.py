@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Program
-from hosting_broker import HostingBroker, hosting_broker
 from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join, Leave, ReleaseGrant
 from keylane.protocol.errors import (
     OperationForwardError,
@@ -33,7 +31,9 @@ from keylane.protocol.operations import (
 from keylane.protocol.routing import route_table
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from postgres import Postgres
+from support.cluster import Program
+from support.hosting_broker import HostingBroker, hosting_broker
+from support.postgres import Postgres
 
 PARTITIONS = 6
 CONSUMERS = 6

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import pytest
 
-from hosting_broker import HostingBroker, hosting_broker
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join, Leave, ReleaseGrant
@@ -19,6 +18,7 @@ from keylane.protocol.errors import NotSentError
 from keylane.protocol.routing import route_table
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.hosting_broker import HostingBroker, hosting_broker
 
 A, B = "a" * 16, "b" * 16
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.protocol.errors import NotSentError
+from support.cluster import Cluster, eventually
 
 
 async def test_a_client_that_could_not_be_opened_may_be_opened_again(tmp_path: Path):

@@ -32,7 +32,7 @@ from keylane.protocol.errors import (
     OperationRunningError,
 )
 from keylane.protocol.operations import OperationKind, Reshape
-from postgres import Postgres
+from support.postgres import Postgres
 
 EVACUATE = Reshape(kind=OperationKind.EVACUATE, broker_group="g3")
 TTL_MS = 600_000

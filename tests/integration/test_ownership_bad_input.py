@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.broker.partition.pull_lock import (
     PullLock,
@@ -37,7 +36,8 @@ from keylane.protocol.frames import Ack, Acquire, Pull, Release
 from keylane.protocol.limits import TOKEN_STEP_MAX
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from told_groups import settle_group
+from support.cluster import Cluster, eventually
+from support.told_groups import settle_group
 
 A, B = "a" * 16, "b" * 16
 DEAD, LIVE = "d" * 16, "e" * 16

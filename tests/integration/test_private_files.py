@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.broker.storage.files import narrow_rights
+from support.cluster import Cluster, eventually
 
 
 def open_to_others(folder: Path) -> list[str]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from cluster import Cluster, assert_order_per_key
 from keylane import Producer
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
@@ -24,6 +23,7 @@ from keylane.protocol.errors import (
 from keylane.protocol.routing import logical_partition, route_table
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, assert_order_per_key
 
 QUICK = ProducerSettings(
     call_timeout_ms=2_000, backoff=Backoff(first_ms=10, max_ms=50), close_timeout_ms=500

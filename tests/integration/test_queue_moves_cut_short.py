@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, alert_cluster, done_operation, eventually
 from keylane import QueueReader
 from keylane.protocol.errors import (
     NotEnoughBrokersError,
@@ -26,7 +25,8 @@ from keylane.protocol.operations import OperationKind, OperationState, Operation
 from keylane.protocol.queues import QueueView
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from load import Load
+from support.cluster import Cluster, alert_cluster, done_operation, eventually
+from support.load import Load
 
 TTL_MS = 20_000
 """No consumer loses its lease, and handles anything twice, because a program takes long to start again."""

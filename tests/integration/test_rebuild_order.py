@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import Partition
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from lost_database import rebuild_lost_database
+from support.cluster import Cluster, eventually
+from support.lost_database import rebuild_lost_database
 
 SLOW = ConsumerSettings(ttl_ms=1_500, concurrency=1, buffer_messages=1, pull_bytes=1)
 BACKLOG, LATER = 100, 10

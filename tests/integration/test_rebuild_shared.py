@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import ConsumeStrategy
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from lost_database import rebuild_lost_database
+from support.cluster import Cluster, eventually
+from support.lost_database import rebuild_lost_database
 
 SETTINGS = ConsumerSettings(ttl_ms=1_500)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import Heartbeat, Join
@@ -17,7 +16,8 @@ from keylane.protocol.frames import Acquire
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from lost_database import rebuild_lost_database
+from support.cluster import Cluster, eventually
+from support.lost_database import rebuild_lost_database
 
 TTL_MS = 6_000
 OLD = "0" * 31 + "1"

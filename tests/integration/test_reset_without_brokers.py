@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import alert_cluster, eventually, silent
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.errors import NotSentError
@@ -15,6 +14,7 @@ from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import alert_cluster, eventually, silent
 
 SETTINGS = ConsumerSettings(ttl_ms=1_000)
 

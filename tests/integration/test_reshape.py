@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, alert_cluster, begun, done_operation, eventually, pause, silent
 from keylane.protocol.errors import (
     BrokerCordonedError,
     BrokerGroupUnknownError,
@@ -24,8 +23,9 @@ from keylane.protocol.operations import Cordon, OperationKind, OperationState, R
 from keylane.protocol.routing import PartitionState
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from load import Load
-from postgres import Postgres
+from support.cluster import Cluster, alert_cluster, begun, done_operation, eventually, pause, silent
+from support.load import Load
+from support.postgres import Postgres
 
 
 @contextlib.asynccontextmanager

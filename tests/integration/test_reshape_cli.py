@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster import Cluster, pause, resume
+from support.cluster import Cluster, pause, resume
 
 
 async def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:

@@ -23,8 +23,8 @@ from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
-from postgres import Postgres
-from told_groups import hear
+from support.postgres import Postgres
+from support.told_groups import hear
 
 TTL_MS = 600_000
 STATEMENTS_MAX = 40

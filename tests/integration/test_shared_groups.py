@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually, pause, resume
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import SwitchGroup
@@ -22,6 +21,7 @@ from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import ConsumeStrategy
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, eventually, pause, resume
 
 TTL_MS = 1_500
 SHARED = ConsumerSettings(

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import aiohttp
 
-from broker_process import BrokerProcess
 from keylane.protocol.frames import Append, Read, encode_frame
 from keylane.protocol.limits import PULL_BYTES_MAX
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import DATA_PATH, HttpNetwork
 from sim.store import batch, facts
+from support.broker_process import BrokerProcess
 
 READS = 400
 GROWTH_BYTES_MAX = 200 << 20

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, alert_cluster, eventually, pause, silent
 from keylane import Consumer, Message, Producer, QueueReader
 from keylane.consumer import ConsumerSettings
 from keylane.producer import ProducerSettings
@@ -22,7 +21,8 @@ from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import ConsumeStrategy, logical_partition
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from lost_database import rebuild_lost_database
+from support.cluster import Cluster, alert_cluster, eventually, pause, silent
+from support.lost_database import rebuild_lost_database
 
 SENDING = ProducerSettings(call_timeout_ms=1_000)
 ALONE = ConsumerSettings(ttl_ms=1_500)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually, pause
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
-from postgres import Postgres
+from support.cluster import Cluster, eventually, pause
+from support.postgres import Postgres
 
 TTL_MS = 6_000
 SHORT_TTL_MS = 4_000

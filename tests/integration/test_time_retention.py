@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, eventually
 from keylane import Consumer, Message, Producer
 from keylane.cli.commands.group import describe_group, group_progress
 from keylane.cli.options import OutputFormat
@@ -17,6 +16,7 @@ from keylane.protocol.control import Retention
 from keylane.protocol.routing import Partition
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, eventually
 
 SEGMENT = 16_384
 COUNT = 100

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Program
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import NotEnoughBrokersError, StorageError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from postgres import Postgres
+from support.cluster import Program
+from support.postgres import Postgres
 
 
 @asynccontextmanager

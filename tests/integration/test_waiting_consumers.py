@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from cluster import Cluster, eventually
 from keylane import Consumer
 from keylane.consumer import ConsumerSettings
 from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, eventually
 
 TTL_MS = 1_500
 WAITED_S = 3.0

@@ -17,7 +17,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from history.observation import Telling, dropped, ended, started
 from keylane import Consumer, Message
 from keylane.checker.events import Event
 from keylane.consumer.settings import ConsumerSettings
@@ -26,6 +25,7 @@ from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import Fate, KeylaneError
 from keylane.rpc.http_network import HttpNetwork
 from proof.recording import Answered, Calling, Recorder, boot_ns
+from support.observation import Telling, dropped, ended, started
 
 
 class _Listening(HttpNetwork):

@@ -52,9 +52,9 @@ def take_detours(detours: dict[str, str]) -> None:
 
 def watch_broker(path: Path) -> None:
     """Write down every accepted call that needs the fence."""
-    from history.observation import served
     from keylane.broker.service import BrokerService
     from proof.recording import Recorder, boot_ns
+    from support.observation import served
 
     record = Recorder(path)
     real = BrokerService.handle
@@ -72,9 +72,9 @@ def watch_broker(path: Path) -> None:
 
 def watch_grants() -> None:
     """Compare the leases before and after each transaction; what is new goes into it as well."""
-    from history.grants import Leases
     from keylane.metaserver.sql.group_write import GroupWriter
     from proof.recording import GRANTS, boot_ns
+    from support.grants import Leases
 
     columns = "at_ns, group_id, partition_id, token, session, holder, holder_left_ms"
     insert = f"INSERT INTO {GRANTS} ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)"

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
-from cluster import done_operation, read_partition
 from keylane.checker.events import Event, Stored
 from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
@@ -36,6 +35,7 @@ from proof.recording import (
     read_grants,
     starts_placed,
 )
+from support.cluster import done_operation, read_partition
 
 SUBJECT, GROUP = "orders", "audit"
 META_SETTINGS = """

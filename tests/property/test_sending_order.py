@@ -15,9 +15,9 @@ from keylane import Producer, Receipt
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.routing import OrderStrategy, logical_partition
-from scripted_network import ScriptedNetwork, route_over
 from sim.loop import SimLoop
 from sim.machine import Machine
+from support.scripted_network import ScriptedNetwork, route_over
 
 LEAVE_MS = 1_000
 RANGES = {1: (0, 341), 2: (341, 682), 3: (682, 1024)}

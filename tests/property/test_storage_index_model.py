@@ -11,11 +11,11 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from indexes import ListIndex, opener
 from keylane.broker.storage.index.file import FileConsumeQueues
 from keylane.broker.storage.index.interface import ConsumeQueues
 from keylane.protocol.control import TimeBound
 from sim.disk import SimDisk
+from support.indexes import ListIndex, opener
 
 PARTITIONS = 3
 partitions = st.integers(1, PARTITIONS)

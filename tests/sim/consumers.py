@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from history.observation import Telling, dropped, ended, started
 from keylane.consumer.client import Consumer
 from keylane.consumer.handling.workers import Workers
 from keylane.consumer.settings import ConsumerSettings
@@ -24,6 +23,7 @@ from sim.hosts import Host
 from sim.network import SimNetwork
 from sim.signals import send_stop
 from sim.users import SHARED, Identities, Preloaded, cancelled
+from support.observation import Telling, dropped, ended, started
 
 
 class ConsumerHost(Host):

@@ -17,13 +17,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from history.grants import Leases
 from keylane.checker.events import AcceptedLost, Granted
 from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.migrate import migrate
 from sim.machine import Machine
 from sim.promises import Claims
 from sim.statements import QuickConnection
+from support.grants import Leases
 
 STATEMENTS_MAX = 5_000
 """Prepared statements that SQLite keeps; more than the metaserver has."""

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from history.observation import served
 from keylane.broker.control import BrokerControl
 from keylane.broker.registration import Registration
 from keylane.broker.retention.loop import Cleaning
@@ -48,6 +47,7 @@ from sim.machine import Machine
 from sim.network import Internet, Listener, SimNetwork
 from sim.promises import Claims, DurableEnds
 from sim.store import settings_of
+from support.observation import served
 
 META_SETTINGS = MetaserverSettings(
     data=Path("meta"), broker_heartbeat_ms=500, broker_ttl_ms=3_000, repair_ms=1_000, expire_ms=700

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 
-from cluster import Cluster
 from keylane import Producer
 from keylane.protocol.errors import (
     ConfigError,
@@ -24,7 +23,8 @@ from keylane.protocol.message import Message
 from keylane.spark.failure import error_in
 from keylane.spark.schema import spark_schema
 from keylane.spark.source import register
-from shelves import Sent, Shelves
+from support.cluster import Cluster
+from support.shelves import Sent, Shelves
 
 SUBJECT = "flights"
 COUNT = 20_000

@@ -8,7 +8,6 @@ import shutil
 
 import pytest
 
-from indexes import KINDS
 from keylane.broker.retention.loop import Cleaning
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.reserve import PATH as RESERVE
@@ -21,6 +20,7 @@ from keylane.protocol.progress import SetCursor
 from sim.clock import ManualClock
 from sim.disk import SimDisk
 from sim.store import Desk, batch, in_place, open_store, settings_of
+from support.indexes import KINDS
 
 HOUR = 3_600_000
 BATCHES = 100

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from indexes import ALL, KINDS, ListIndex, opener
 from keylane.broker.storage.index.interface import FIND_UNITS_MAX, Unit, offset_at
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import CorruptLogError
+from support.indexes import ALL, KINDS, ListIndex, opener
 
 LOWER, UPPER = TimeBound.LOWER, TimeBound.UPPER
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from indexes import KINDS
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.index import rocksdb_tables
 from keylane.broker.storage.index.rocksdb import RocksConsumeQueues
@@ -19,6 +18,7 @@ from keylane.protocol.errors import (
 )
 from sim.clock import ManualClock
 from sim.store import Desk, batch, open_store
+from support.indexes import KINDS
 
 BATCHES = 300
 

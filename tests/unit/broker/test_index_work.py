@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from indexes import KINDS
 from keylane.broker.offline.index_work import rebuild_index, switch_index, verify_indexes
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.identity import claim_folder
@@ -18,6 +17,7 @@ from keylane.protocol.errors import DataFolderError, InvalidRequestError
 from sim.clock import ManualClock
 from sim.disk import SimDisk
 from sim.store import Desk, batch, open_store
+from support.indexes import KINDS
 
 OTHER = {"file": "rocksdb", "rocksdb": "file"}
 BATCHES = 300

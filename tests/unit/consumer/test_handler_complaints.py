@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-from cluster import eventually
-from handling import Client, in_virtual_time, virtual_loop, workers_of
 from keylane.protocol.message import Message
+from support.cluster import eventually
+from support.handling import Client, in_virtual_time, virtual_loop, workers_of
 
 
 async def test_a_handler_that_fails_on_everything_fills_no_log(caplog: pytest.LogCaptureFixture):

@@ -7,11 +7,11 @@ import logging
 
 import pytest
 
-from cluster import eventually
-from handling import Client, workers_of
 from keylane.consumer.handling import workers as workers_module
 from keylane.protocol.errors import WorkerCancelledError
 from keylane.protocol.message import Message
+from support.cluster import eventually
+from support.handling import Client, workers_of
 
 
 async def test_a_handler_that_was_cancelled_by_its_own_work_is_tried_again():

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from cluster import eventually
-from handling import Client, workers_of
 from keylane import Consumer
 from keylane.consumer.handling.handlers import is_async
 from keylane.protocol.errors import ConfigError, HandlerTypeError
 from keylane.protocol.message import Message
+from support.cluster import eventually
+from support.handling import Client, workers_of
 
 
 class Work:

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from handling import Client, in_virtual_time, virtual_loop, workers_of
 from keylane.protocol.message import Message
 from sim import loop as loop_module
+from support.handling import Client, in_virtual_time, virtual_loop, workers_of
 
 WORK_S = 0.01
 MESSAGES = 4_000

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 
-from cluster import eventually
 from keylane.consumer.membership import Membership
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.control import Done, Grants, Joined
 from sim.clock import ManualClock
+from support.cluster import eventually
 
 
 class Meta:

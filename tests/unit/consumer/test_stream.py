@@ -7,14 +7,14 @@ import logging
 
 import pytest
 
-import handling
-from cluster import eventually
-from handling import virtual_loop
 from keylane.consumer.handling import stream as stream_module
 from keylane.consumer.handling.stream import Stream
 from keylane.consumer.pulling.room import Room
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.message import Message
+from support import handling
+from support.cluster import eventually
+from support.handling import virtual_loop
 
 
 class Client:

@@ -21,7 +21,7 @@ from keylane.metaserver.sql.schema import partitions
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
-from told_groups import settle_group
+from support.told_groups import settle_group
 
 A = "a" * 16
 TTL_MS = 5_000

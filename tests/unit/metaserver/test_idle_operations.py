@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kept_by_brokers import HALVES, source, status
 from keylane.metaserver.operations.journal import claim_operation, let_go
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.sql.clock_restart import adopt_boot
 from keylane.metaserver.verify.reader import read_sql_view
 from keylane.protocol.operations import OperationKind, Reshape
-from sql_rows import Rows
+from support.kept_by_brokers import HALVES, source, status
+from support.sql_rows import Rows
 
 
 def idle_ms(rows: Rows) -> int:

@@ -5,13 +5,23 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from kept_by_brokers import EXPIRED, HALVES, OPEN, PLANNED, SEALED, rebuilt, source, states, status
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.operations.journal import idle_operations, read_operation
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.protocol.control import BrokerHeartbeat, PartitionStatus
 from keylane.protocol.operations import OperationState, StepAction
+from support.kept_by_brokers import (
+    EXPIRED,
+    HALVES,
+    OPEN,
+    PLANNED,
+    SEALED,
+    rebuilt,
+    source,
+    states,
+    status,
+)
 
 
 def forgotten(number: int, sealed: bool) -> tuple[PartitionStatus, PartitionStatus]:

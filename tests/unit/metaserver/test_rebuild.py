@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from kept_by_brokers import EXPIRED, HALVES, OPEN, PLANNED, SEALED, rebuilt, source, states, status
 from keylane.metaserver.cluster.brokers import broker_views, cordon_broker, report_broker
 from keylane.metaserver.cluster.subjects import planned_subjects, read_route
 from keylane.metaserver.groups.views import read_group
@@ -23,7 +22,18 @@ from keylane.protocol.control import (
 from keylane.protocol.errors import ConfigError, InvalidRequestError
 from keylane.protocol.operations import OperationState, StepAction
 from keylane.protocol.routing import ConsumeStrategy, OrderStrategy
-from told_groups import settle_group
+from support.kept_by_brokers import (
+    EXPIRED,
+    HALVES,
+    OPEN,
+    PLANNED,
+    SEALED,
+    rebuilt,
+    source,
+    states,
+    status,
+)
+from support.told_groups import settle_group
 
 VERSION = 1_000_000
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from kept_by_brokers import heard, rebuilt, source, status
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants
 from keylane.metaserver.groups.sessions import join_group
@@ -12,7 +11,8 @@ from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.sql.duties import leave_duty, rebuilt_duty
 from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
-from told_groups import settle_group
+from support.kept_by_brokers import heard, rebuilt, source, status
+from support.told_groups import settle_group
 
 SESSION = "a" * 16
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from kept_by_brokers import EXPIRED, OPEN, PLANNED, SEALED, rebuilt, source, states, status
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import read_route
 from keylane.metaserver.operations.journal import (
@@ -20,6 +19,7 @@ from keylane.metaserver.sql.schema import operations
 from keylane.protocol.control import BrokerHeartbeat, PartitionStatus
 from keylane.protocol.operations import OperationState
 from keylane.protocol.routing import OrderStrategy
+from support.kept_by_brokers import EXPIRED, OPEN, PLANNED, SEALED, rebuilt, source, states, status
 
 BEST = OrderStrategy.BEST_TRIED
 

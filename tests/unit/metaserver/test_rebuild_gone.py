@@ -6,7 +6,6 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from kept_by_brokers import EXPIRED, OPEN, SEALED, heard, source, states, status
 from keylane.metaserver.cluster.brokers import broker_views, report_broker
 from keylane.metaserver.groups.lease_rows import read_grants
 from keylane.metaserver.groups.sessions import join_group
@@ -20,7 +19,8 @@ from keylane.metaserver.verify.views import BrokerAnswer, Views
 from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
 from keylane.protocol.errors import InvalidNameError, InvalidRequestError
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX
-from told_groups import settle_group
+from support.kept_by_brokers import EXPIRED, OPEN, SEALED, heard, source, states, status
+from support.told_groups import settle_group
 
 GONE = Word(gone=("g1",))
 LOSE = Word(gone=("g1",), lose_unread=True)

@@ -26,7 +26,7 @@ from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.errors import GroupBusyError
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import ConsumeStrategy, PartitionState
-from told_groups import settle_group
+from support.told_groups import settle_group
 
 A, B = "a" * 16, "b" * 16
 TTL_MS = 5_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from kept_by_brokers import OPEN, source, status
 from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import read_route
 from keylane.metaserver.operations.views import subject_history
@@ -24,7 +23,8 @@ from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.queues import is_behind_loss, start_behind_loss
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState
-from sql_rows import Rows
+from support.kept_by_brokers import OPEN, source, status
+from support.sql_rows import Rows
 
 SPAN = PARTITION_MESSAGES_MAX
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kept_by_brokers import OPEN, SEALED, source, status
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.verify.checks import verify
 from keylane.metaserver.verify.views import PartitionView, SqlView, SubjectView, Views
@@ -14,6 +13,7 @@ from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX
 from keylane.protocol.operations import OperationState
 from keylane.protocol.routing import OrderStrategy, PartitionState
+from support.kept_by_brokers import OPEN, SEALED, source, status
 
 
 def segment(

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from cluster import eventually
 from keylane import GivenUpError, MessageTooLargeError, PartlyQueuedError, Producer
 from keylane.producer import ProducerSettings
 from keylane.protocol.errors import Fate, InvalidRequestError, NoPartitionError
-from scripted_network import QUICK, ScriptedNetwork
+from support.cluster import eventually
+from support.scripted_network import QUICK, ScriptedNetwork
 
 
 async def test_flush_tells_how_many_messages_failed_when_only_some_were_awaited():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster import eventually
 from keylane import Producer
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.routing import OrderStrategy, logical_partition
-from scripted_network import QUICK, ScriptedNetwork, route_over
+from support.cluster import eventually
+from support.scripted_network import QUICK, ScriptedNetwork, route_over
 
 BEST_TRIED = OrderStrategy.BEST_TRIED
 

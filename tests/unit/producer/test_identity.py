@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from forked import Child, error_of
 from keylane import Producer
 from keylane.producer.ticket import Ticket
 from keylane.protocol.errors import AlreadyOpenError, ClosedError, Fate, OtherLoopError
-from scripted_network import QUICK, ScriptedNetwork
+from support.forked import Child, error_of
+from support.scripted_network import QUICK, ScriptedNetwork
 
 SINGLE = replace(QUICK, batch_count=1)
 """Each message is a batch, several of which are under way at once."""

@@ -7,12 +7,12 @@ import logging
 
 import pytest
 
-from cluster import eventually
 from keylane import Producer
 from keylane.producer import ProducerSettings
 from keylane.protocol.errors import NotSentError
 from keylane.protocol.routing import OrderStrategy, logical_partition
-from scripted_network import QUICK, ScriptedNetwork, route_over
+from support.cluster import eventually
+from support.scripted_network import QUICK, ScriptedNetwork, route_over
 
 BEST_TRIED, STRICT = OrderStrategy.BEST_TRIED, OrderStrategy.STRICT
 HALVES = {1: (0, 512), 2: (512, 1024)}

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from cluster import eventually
 from keylane import Producer
 from keylane.producer.ticket import Ticket
 from keylane.protocol.errors import AcceptedAsLostError, Fate, PartitionUnknownError
 from keylane.protocol.routing import OrderStrategy
-from scripted_network import QUICK, ScriptedNetwork, route_over
+from support.cluster import eventually
+from support.scripted_network import QUICK, ScriptedNetwork, route_over
 
 
 @asynccontextmanager

@@ -9,12 +9,12 @@ import time
 import msgspec
 import pytest
 
-from cluster import eventually
 from keylane import Producer
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import Fate, GivenUpError, NoPartitionError, PartitionUnknownError
-from scripted_network import QUICK, ScriptedNetwork
+from support.cluster import eventually
+from support.scripted_network import QUICK, ScriptedNetwork
 
 
 async def test_older_messages_go_first_after_a_route_change():

@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from cluster import eventually
 from keylane import DeliveryTimeoutError, GivenUpError, KeyHaltedError, Producer
 from keylane.producer import ProducerSettings
 from keylane.protocol.errors import Fate, InvalidRequestError
-from scripted_network import QUICK, ScriptedNetwork
+from support.cluster import eventually
+from support.scripted_network import QUICK, ScriptedNetwork
 
 
 async def test_a_message_is_told_with_its_error_when_its_time_is_over():

@@ -9,7 +9,6 @@ import threading
 
 import pytest
 
-from forked import Child, error_of
 from keylane import Consumer, Producer, QueueReader
 from keylane.protocol.errors import (
     AlreadyOpenError,
@@ -18,6 +17,7 @@ from keylane.protocol.errors import (
     OtherLoopError,
 )
 from keylane.rpc.connections import Connections
+from support.forked import Child, error_of
 
 
 def connections() -> Connections:

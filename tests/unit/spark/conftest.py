@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shelves import Shelves
+from support.shelves import Shelves
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from keylane.spark.failure import error_in
 from keylane.spark.range_reader import TRIES_MAX
 from keylane.spark.schema import arrow_schema, spark_schema
 from keylane.spark.source import KeylaneRange, KeylaneReader, KeylaneSource
-from shelves import SENT_AT_NS, Sent, Shelves
+from support.shelves import SENT_AT_NS, Sent, Shelves
 
 ROWS = 1_000
 

@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterable
 from typing import Self
 
-from cluster import eventually
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
+from support.cluster import eventually
 
 AT_ONCE = 20
 PAUSE_SECONDS = 0.002

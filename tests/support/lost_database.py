@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster import Cluster
+from support.cluster import Cluster
 
 
 async def rebuild_lost_database(cluster: Cluster, folder: Path, *, gone: str = "") -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from broker_forks import Forks
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.index.kinds import mark
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
@@ -27,6 +26,7 @@ from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
 from sim.store import SESSION, batch, facts
+from support.broker_forks import Forks
 
 KILLED = -signal.SIGKILL
 COUNT = 3
