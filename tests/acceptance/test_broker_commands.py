@@ -16,8 +16,8 @@ from keylane.broker.storage.identity import claim_folder
 from keylane.broker.storage.log.commit_log import segment_path
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.message import pack_properties
-from sim.clock import ManualClock
-from sim.store import Desk, batch, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.store import Desk, batch, open_store
 from support.broker_process import BrokerProcess
 
 pytestmark = pytest.mark.acceptance

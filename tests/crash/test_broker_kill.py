@@ -13,7 +13,7 @@ from keylane.protocol.errors import FencedError, KeylaneError
 from keylane.protocol.frames import Ack, Acquire, Append, Read
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
-from sim.store import SESSION, batch, facts
+from sim.machines.store import SESSION, batch, facts
 from support.broker_process import BrokerProcess
 
 PRODUCERS = 4

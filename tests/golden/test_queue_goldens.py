@@ -6,8 +6,8 @@ import importlib.util
 import json
 from pathlib import Path
 
-from sim.disk import SimDisk
-from sim.store import open_store
+from sim.machines.disk import SimDisk
+from sim.machines.store import open_store
 
 HERE = Path(__file__).parent
 GOLDEN: dict[str, bytes] = {

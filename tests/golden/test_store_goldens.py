@@ -14,9 +14,9 @@ from keylane.broker.partition.image import image_of, partition_of
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.errors import SequenceReusedError
 from keylane.protocol.record import Kind
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.store import Desk, batch, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, open_store
 
 HERE = Path(__file__).parent
 

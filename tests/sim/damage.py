@@ -25,9 +25,9 @@ from keylane.protocol.errors import (
     PartitionUnknownError,
 )
 from keylane.protocol.record import HEADER_BYTES, Header, Kind, read_record
-from sim.clock import ManualClock
-from sim.disk import SimDisk, disk_of
-from sim.store import Desk, batch, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk, disk_of
+from sim.machines.store import Desk, batch, open_store
 
 PARTITIONS = (1, 2, 3)
 WEIGHTS = (16, 2, 2)

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sim.clients import ProducerHost
-from sim.hosts import Host
+from sim.actors.clients import ProducerHost
+from sim.actors.hosts import Host
 
 if TYPE_CHECKING:
     from sim.world import World

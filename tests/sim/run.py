@@ -55,7 +55,7 @@ def _freeze() -> None:
 def run_one(seed: int) -> dict[str, Any]:
     """One seed in this process, as plain values."""
     from keylane.checker.findings import Findings
-    from sim.database import forget_database
+    from sim.machines.database import forget_database
     from sim.world import Outcome, run_seed
 
     _freeze()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from keylane.broker.partition.partition import HostedPartition
-from sim.consumers import ConsumerHost
-from sim.hosts import META_SETTINGS, BrokerHost
+from sim.actors.consumers import ConsumerHost
+from sim.actors.hosts import META_SETTINGS, BrokerHost
 
 PATIENCE_S = 10.0
 """For calls that were under way to silent programs, and the pauses of whoever asks again: some seconds each."""

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from keylane.broker.store.store import Store
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.loop import Process
-from sim.promises import is_sealed
-from sim.signals import SimStopSignals, send_stop
-from sim.store import Desk, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.loop import Process
+from sim.machines.promises import is_sealed
+from sim.machines.signals import SimStopSignals, send_stop
+from sim.machines.store import Desk, open_store
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.calls import WINDOW_S, CallRates
+from sim.machines.calls import WINDOW_S, CallRates
 from sim.mutants.bank import MUTANTS
 from sim.mutants.catches import CATCHES
 from sim.run import hunts, outcomes, pool, run_one

@@ -22,27 +22,27 @@ from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.client import MetaClient
-from sim.clients import SUBJECT, ProducerHost
-from sim.consumers import ConsumerHost
+from sim.actors.clients import SUBJECT, ProducerHost
+from sim.actors.consumers import ConsumerHost
+from sim.actors.creating import SECOND, Creator, is_creating
+from sim.actors.hosts import BrokerHost, Host, MetaHost
+from sim.actors.losing import Loser, for_losses, is_losing
+from sim.actors.operators import Operator, for_operators, is_operated
+from sim.actors.poison import owed, unhandled
+from sim.actors.retaining import DeadGroupHost, for_retention, is_retaining, verify_on_the_way
+from sim.actors.users import SHARED, Preloaded, Users, for_users
 from sim.copies import Copier, for_copies, is_copied
-from sim.creating import SECOND, Creator, is_creating
-from sim.database import Shelf
-from sim.disk import Crashed
 from sim.faults import Faults
-from sim.hosts import BrokerHost, Host, MetaHost
-from sim.logs import Removed, read_log
-from sim.loop import Process, SimLoop, StuckError
-from sim.losing import Loser, for_losses, is_losing
-from sim.machine import Machine
-from sim.network import Internet, SimNetwork
-from sim.operators import Operator, for_operators, is_operated
-from sim.poison import owed, unhandled
-from sim.retaining import DeadGroupHost, for_retention, is_retaining, verify_on_the_way
+from sim.machines.database import Shelf
+from sim.machines.disk import Crashed
+from sim.machines.logs import Removed, read_log
+from sim.machines.loop import Process, SimLoop, StuckError
+from sim.machines.machine import Machine
+from sim.machines.network import Internet, SimNetwork
+from sim.machines.signals import simulated_signals
+from sim.machines.threads import simulated_threads
 from sim.service import Idleness, Service
-from sim.signals import simulated_signals
 from sim.swarm import Swarm, draw, has_twins
-from sim.threads import simulated_threads
-from sim.users import SHARED, Preloaded, Users, for_users
 
 DRAIN_S = 90.0
 """After everything is healed, so much virtual time is enough to settle and handle all there is."""

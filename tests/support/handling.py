@@ -12,8 +12,8 @@ from keylane.consumer.pulling.room import Room
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import Clock, SystemClock
 from keylane.protocol.message import Message
-from sim.loop import SimLoop
-from sim.machine import Machine
+from sim.machines.loop import SimLoop
+from sim.machines.machine import Machine
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from keylane.protocol.progress import KnowGroups
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
-from sim.store import SESSION, batch, facts
+from sim.machines.store import SESSION, batch, facts
 from support.broker_forks import Forks
 
 KILLED = -signal.SIGKILL

@@ -18,8 +18,8 @@ from keylane.metaserver.sql.dialect import now_ms
 from keylane.metaserver.sql.schema import partitions, sessions, steps, subjects
 from keylane.protocol.operations import OperationState, StepAction
 from keylane.protocol.routing import PartitionState
-from sim import hosts
-from sim.database import _ClockOfNow
+from sim.actors import hosts
+from sim.machines.database import _ClockOfNow
 from sim.mutants.mutant import Breaks, Patches
 
 

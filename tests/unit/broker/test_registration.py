@@ -20,7 +20,7 @@ from keylane.protocol.errors import (
     WrongBrokerError,
 )
 from keylane.rpc.client import MetaClient
-from sim.loop import SimLoop
+from sim.machines.loop import SimLoop
 
 
 class Reception:

@@ -8,7 +8,7 @@ import random
 from keylane.consumer.membership import Membership
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.control import Done, Grants, Joined
-from sim.clock import ManualClock
+from sim.machines.clock import ManualClock
 from support.cluster import eventually
 
 

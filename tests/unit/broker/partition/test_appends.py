@@ -23,7 +23,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.ids import MAX_I64
 from keylane.protocol.record import Header
-from sim.store import batch
+from sim.machines.store import batch
 
 
 def header(sequence: int, count: int = 2, *, epoch: int = 0, value: bytes = b"value") -> Header:

@@ -17,9 +17,9 @@ from keylane.broker.storage.log.commit_log import segment_path
 from keylane.broker.storage.log.recovery import Hole
 from keylane.broker.store.replay import HOLES_MAX, Replay
 from keylane.protocol.errors import CorruptLogError
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.store import Desk, batch, facts, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, facts, open_store
 
 
 def test_losses_side_by_side_are_one():

@@ -10,9 +10,9 @@ from keylane.broker.partition.in_flight import InFlight
 from keylane.broker.waiting import Waiting
 from keylane.protocol.errors import FencedError
 from keylane.protocol.frames import AcquireShared, PullShared
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.store import Desk, batch, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, open_store
 
 SESSIONS = [letter * 16 for letter in "abcdefgh"]
 

@@ -14,9 +14,9 @@ from keylane.protocol.errors import (
     PartitionInUseError,
 )
 from keylane.protocol.routing import PartitionState
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.store import Desk, batch, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, open_store
 
 
 class Office:

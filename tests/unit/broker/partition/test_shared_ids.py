@@ -6,9 +6,9 @@ import pytest
 
 from keylane.broker.partition.appends import REMEMBERED_BATCHES
 from keylane.protocol.errors import SequenceGapError, SequenceReusedError
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.store import Desk, batch, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, open_store
 
 SEGMENT = 4096
 

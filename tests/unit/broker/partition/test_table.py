@@ -13,7 +13,7 @@ from keylane.broker.partition.records import CursorBody, FenceBody
 from keylane.broker.partition.table import PartitionTable
 from keylane.protocol.control import HostPartition, Retention
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState
-from sim.store import facts
+from sim.machines.store import facts
 
 
 def full(partition_id: int = 9) -> HostedPartition:

@@ -15,9 +15,9 @@ from keylane.broker.store.known_groups import know_groups
 from keylane.protocol.control import Retention, TimeBound
 from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError, StorageError
 from keylane.protocol.frames import Append
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.store import Desk, batch, facts, in_place, open_store, settings_of
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, facts, in_place, open_store, settings_of
 
 SEGMENT = 4096
 HOUR = 3_600_000

@@ -17,9 +17,9 @@ from keylane.broker.store.set_cursor import set_cursor
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError, StorageError
 from keylane.protocol.progress import SetCursor
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.store import Desk, batch, in_place, open_store, settings_of
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, in_place, open_store, settings_of
 from support.indexes import KINDS
 
 HOUR = 3_600_000

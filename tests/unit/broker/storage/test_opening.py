@@ -13,7 +13,7 @@ from keylane.broker.storage.opening import (
     read_opening,
 )
 from keylane.protocol.control import OPENINGS_MAX
-from sim.disk import SimDisk
+from sim.machines.disk import SimDisk
 
 
 def test_an_opening_names_those_before_it() -> None:

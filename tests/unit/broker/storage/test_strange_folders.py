@@ -10,9 +10,9 @@ from keylane.broker.control import BrokerControl
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.log.commit_log import CommitLog, segment_path
 from keylane.protocol.errors import CorruptLogError, DataFolderError, DiskFullError, StorageError
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.store import Desk, batch, facts, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, facts, open_store
 
 
 def control_of(desk: Desk) -> BrokerControl:

@@ -19,9 +19,9 @@ from keylane.broker.store.store import Store
 from keylane.protocol.ids import MAX_I64
 from keylane.protocol.limits import ACK_RANGES_MAX, PRODUCERS_PER_PARTITION_MAX
 from keylane.protocol.record import RECORD_BYTES_MAX
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.store import Desk, batch, facts, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, facts, open_store
 
 SEGMENT = 4096
 

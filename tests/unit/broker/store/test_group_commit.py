@@ -20,9 +20,9 @@ from keylane.protocol.errors import (
     PartitionUnknownError,
 )
 from keylane.protocol.limits import BATCH_BYTES_MAX
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.store import Desk, batch, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, open_store
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from keylane.protocol.errors import (
     DiskFullError,
     StorageError,
 )
-from sim.clock import ManualClock
-from sim.store import Desk, batch, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.store import Desk, batch, open_store
 from support.indexes import KINDS
 
 BATCHES = 300

@@ -17,9 +17,9 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.frames import Appended
 from keylane.protocol.limits import BATCH_BYTES_MAX
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.store import Desk, batch, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, open_store
 
 LARGE = b"x" * (1 << 20)
 SMALL = b"x" * 20_000

@@ -7,9 +7,9 @@ import pytest
 from keylane.broker.store.known_groups import know_groups
 from keylane.broker.store.old_tokens import refuse_old_tokens
 from keylane.protocol.errors import FencedError
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.store import Desk, batch, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, open_store
 
 FENCE = 9
 

@@ -19,7 +19,7 @@ from keylane.protocol.errors import (
     PartitionUnknownError,
 )
 from keylane.protocol.record import HEADER_BYTES, Header, Kind, encode_record, read_record
-from sim.store import facts
+from sim.machines.store import facts
 
 HOLE = Hole(start=1000, end=2000, reason="no magic")
 

@@ -15,9 +15,9 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.progress import SetCursor
 from keylane.protocol.routing import ConsumeStrategy
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.store import Desk, batch, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, open_store
 
 OTHER = "b" * 16
 

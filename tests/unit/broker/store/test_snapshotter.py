@@ -10,9 +10,9 @@ import pytest
 from keylane.broker.partition.image import image_of
 from keylane.broker.storage.snapshot import Snapshots
 from keylane.protocol.errors import DiskFullError, FlushFailedError
-from sim.clock import ManualClock
-from sim.disk import SimDisk
-from sim.store import Desk, batch, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, open_store
 
 SMALL = {"segment_bytes": 8192, "snapshot_bytes": 4096}
 

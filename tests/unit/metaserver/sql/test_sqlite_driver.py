@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from keylane.metaserver.sql.database import open_database
 from keylane.metaserver.sql.sqlite_driver import FewHopsConnection
 from keylane.protocol.errors import StorageError
-from sim.clock import ManualClock
+from sim.machines.clock import ManualClock
 
 
 @pytest.fixture

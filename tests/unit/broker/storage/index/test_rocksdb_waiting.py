@@ -17,8 +17,8 @@ from keylane.broker.storage.index.rocksdb import RocksConsumeQueues
 from keylane.broker.store.group_commit import RETRY_FULL_MS
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import BrokerReadOnlyError, DiskFullError, StorageError
-from sim.clock import ManualClock
-from sim.store import Desk, batch, open_store
+from sim.machines.clock import ManualClock
+from sim.machines.store import Desk, batch, open_store
 
 FULL = "IO error: No space left on device: While appending to file: 000004.log"
 ALL = 1 << 60

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keylane.broker.storage.log.commit_log import BARRIER, WritePlan, segment_path
 from keylane.protocol.record import Header, read_record
-from sim.store import batch
+from sim.machines.store import batch
 
 
 def test_records_follow_each_other_and_segments_join():

@@ -1,0 +1,202 @@
+"""The real disk and the simulated one keep one contract; a data folder belongs to one broker."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from keylane.broker.storage import files as files_module
+from keylane.broker.storage.files import Files, RealFiles, replace_file
+from keylane.broker.storage.identity import claim_folder
+from keylane.protocol.errors import DataFolderError, DiskFullError, InvalidNameError, StorageError
+from sim.machines.disk import SimDisk
+
+
+@pytest.fixture(params=["real", "simulated"])
+def disk(request, tmp_path):
+    found: Files = RealFiles(tmp_path / "data") if request.param == "real" else SimDisk()
+    found.lock()
+    yield found
+    found.close()
+
+
+def test_appends_gather_and_go_on(disk):
+    """Buffers are written one after another, many of them, and a file opened again goes on at its end."""
+    disk.make_folder("log")
+    pieces = [b"%d," % number for number in range(3000)]
+    file = disk.open_append("log/a")
+    file.append(pieces[:2500])
+    file.fdatasync()
+    file.close()
+    file = disk.open_append("log/a")
+    file.append([memoryview(bytearray(piece)) for piece in pieces[2500:]])
+    whole = b"".join(pieces)
+
+    assert file.size == disk.size("log/a") == len(whole)
+    assert disk.pread("log/a", 0, 1 << 20) == whole
+    assert disk.pread("log/a", 10, 5) == whole[10:15]
+    assert disk.pread("log/a", len(whole) + 5, 5) == b""
+    file.truncate(7)
+    file.append([b"end"])
+    file.close()
+    assert disk.pread("log/a", 0, 100) == whole[:7] + b"end"
+
+
+def test_a_file_without_room_takes_none():
+    """A file that cannot be put in another's place for want of room leaves that one, and gives back what it took."""
+    disk = SimDisk()
+    disk.make_folder("log")
+    replace_file(disk, "log/a", b"one")
+    disk.room = 10
+    with pytest.raises(DiskFullError):
+        replace_file(disk, "log/a", bytes(100))
+    assert disk.room == 10
+    assert disk.list("log") == ["a"]
+    assert disk.pread("log/a", 0, 10) == b"one"
+
+
+def test_names(disk):
+    """Names are listed sorted; a file can be replaced, renamed and removed; what is missing is told."""
+    disk.make_folder("log")
+    disk.make_folder("log")
+    replace_file(disk, "log/b", b"one")
+    replace_file(disk, "log/b", b"two")
+    replace_file(disk, "log/a", b"x")
+    assert disk.list("log") == ["a", "b"]
+    assert disk.pread("log/b", 0, 10) == b"two"
+    disk.rename("log/a", "log/b")
+    assert disk.pread("log/b", 0, 10) == b"x"
+    disk.remove("log/b")
+    assert disk.size("log/b") is None
+    assert disk.list("log") == disk.list("nowhere") == []
+    disk.sync_folder("log")
+    assert disk.free_bytes() > 0
+    for call in (
+        lambda: disk.remove("log/b"),
+        lambda: disk.rename("log/b", "log/c"),
+        lambda: disk.pread("log/b", 0, 1),
+        lambda: disk.open_append("nowhere/a"),
+    ):
+        with pytest.raises(StorageError):
+            call()
+
+
+def test_a_draft_left_by_a_crash_is_not_added_to(disk):
+    """Replacing a file begins anew, whatever an earlier try left."""
+    disk.open_append("f.tmp").append([b"left over and longer"])
+    replace_file(disk, "f", b"new")
+    assert disk.pread("f", 0, 100) == b"new"
+
+
+def test_few_descriptors_many_readers(tmp_path, monkeypatch):
+    """However many files are read by however many threads, few stay open and each read gets its own file."""
+    monkeypatch.setattr(files_module, "READ_FILES_MAX", 4)
+    disk = RealFiles(tmp_path)
+    for number in range(20):
+        file = disk.open_append(str(number))
+        file.append([b"%04d" % number * 1000])
+        file.close()
+    before = len(os.listdir("/proc/self/fd"))
+    wrong: list[int] = []
+
+    def read(seed: int) -> None:
+        dice = random.Random(seed)
+        for _ in range(500):
+            number = dice.randrange(20)
+            if disk.pread(str(number), 4 * dice.randrange(900), 4) != b"%04d" % number:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(os.listdir("/proc/self/fd")) - before <= 4
+    disk.close()
+    assert len(os.listdir("/proc/self/fd")) - before <= 0
+
+
+# ── whose folder it is ────────────────────────────────────────────────────────────────────────────────
+def claimed(root: Path, group: str = "g1") -> str:
+    disk = RealFiles(root)
+    disk.lock()
+    try:
+        return claim_folder(disk, broker_group=group, dice=random.Random(4)).broker_id
+    finally:
+        disk.close()
+
+
+def everything_in(root: Path) -> dict[str, bytes]:
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(root.iterdir())
+        if path.name != "lock" and path.is_file()
+    }
+
+
+def test_an_identity_is_given_once(tmp_path):
+    """A folder gets an identity when it is first used, and keeps it."""
+    first = claimed(tmp_path / "new" / "deep")
+    assert claimed(tmp_path / "new" / "deep") == first
+    assert len(first) == 32
+
+
+@pytest.mark.parametrize(
+    ("identity", "words"),
+    [
+        ('{"format":1,"broker_id":"x","broker_group":"g2"}', "belongs to broker group g2"),
+        ('{"format":2,"broker_id":"x","broker_group":"g1","new":1}', "format 2"),
+        ("", "unreadable"),
+        ("[]", "unreadable"),
+        ("\0\0\0", "unreadable"),
+    ],
+)
+def test_a_folder_of_somebody_else_is_refused_by_name(tmp_path, identity, words):
+    """Another group's folder, a newer format and a damaged identity are told apart; nothing is overwritten."""
+    (tmp_path / "identity.json").write_text(identity)
+    before = everything_in(tmp_path)
+    with pytest.raises(DataFolderError, match=words):
+        claimed(tmp_path)
+    assert everything_in(tmp_path) == before
+
+
+def test_a_folder_with_foreign_files_is_refused(tmp_path):
+    """A folder that holds other things is not taken for a new data folder."""
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(DataFolderError, match=r"thesis\.tex"):
+        claimed(tmp_path)
+    assert everything_in(tmp_path) == {"thesis.tex": b"years of work"}
+    with pytest.raises(InvalidNameError):
+        claimed(tmp_path / "x", group="../g")
+
+
+def test_one_broker_at_a_time(tmp_path):
+    """A folder in use is refused; it is free again when its user has ended."""
+    first = RealFiles(tmp_path)
+    first.lock()
+    with pytest.raises(DataFolderError, match="another broker"):
+        RealFiles(tmp_path).lock()
+    first.close()
+    second = RealFiles(tmp_path)
+    second.lock()
+    second.close()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    """A file in the folder's place, or a folder without rights, is a DataFolderError."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataFolderError):
+        RealFiles(tmp_path / "file").lock()
+    with pytest.raises(DataFolderError):
+        RealFiles("/proc/keylane").lock()
+    if os.geteuid():  # root may write anywhere
+        closed = tmp_path / "closed"
+        closed.mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
+        with pytest.raises(DataFolderError):
+            RealFiles(closed).lock()

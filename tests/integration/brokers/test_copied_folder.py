@@ -1,0 +1,425 @@
+"""A broker's data folder that was copied: two live brokers of one identity are told apart, one of them refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from keylane import Producer
+from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, Health, RefusedBroker
+from keylane.protocol.errors import DataFolderError, InvalidRequestError, WrongBrokerError
+from keylane.protocol.frames import Append
+from keylane.protocol.verification import Verification
+from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.http_network import HttpNetwork
+from sim.machines.store import batch
+from support.broker_process import BrokerProcess
+from support.cluster import Cluster, pause, resume, silent
+
+SUBJECT = "s"
+
+
+class Copied:
+    """A cluster, a running copy of its first broker, and calls to both."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.original = folder / "broker-1"
+        self.copy = folder / "copy"
+        self._running: BrokerProcess | None = None
+
+    def start_copy(self) -> str:
+        """Copy the folder as it is and run a broker on it; its address."""
+        shutil.copytree(self.original, self.copy)
+        return self.start_on_copy()
+
+    def start_on_copy(self) -> str:
+        """Run a broker on the copy that is there; its address."""
+        self._running = BrokerProcess(self.copy, "--meta", self.cluster.meta)
+        return self._running.start().address
+
+    def stop_copy(self) -> None:
+        if self._running is not None:
+            self._running.end()
+            self._running = None
+
+    def registration(self, address: str) -> str:
+        """What a broker's health says of its registration."""
+        with urlopen(f"http://{address}/v1/health") as answer:
+            return json.load(answer)["details"]["registration"]
+
+    def registration_once(self, address: str, words: str) -> str:
+        """The same, as soon as it says `words`."""
+        until = time.monotonic() + 15
+        while words not in (said := self.registration(address)):
+            assert time.monotonic() < until, said
+            time.sleep(0.05)
+        return said
+
+
+@pytest.fixture
+def copied(own_cluster: Cluster, tmp_path: Path) -> Iterator[Copied]:
+    asyncio.run(own_cluster.create(SUBJECT, partitions=2))
+    found = Copied(own_cluster, tmp_path)
+    try:
+        yield found
+    finally:
+        found.stop_copy()
+
+
+async def address_of_first(meta: str) -> str:
+    network = HttpNetwork()
+    try:
+        health: Health = await MetaClient(network, [meta]).health()
+    finally:
+        await network.close()
+    return {one["broker_group"]: one["address"] for one in health.details["brokers"]}["g1"]
+
+
+async def verified(meta: str) -> dict[str, list[str]]:
+    network = HttpNetwork()
+    try:
+        found: Verification = await MetaClient(network, [meta]).verify()
+    finally:
+        await network.close()
+    return {one.name: one.violations for one in found.checks if one.violations}
+
+
+def test_a_copy_beside_its_original_is_refused(copied: Copied) -> None:
+    """The second of two live brokers on one identity is refused and named; nobody is ever sent to it."""
+    original = copied.cluster.brokers[0].address
+    second = copied.start_copy()
+    said = copied.registration_once(second, "is a copy")
+    assert original in said
+    assert second in said
+    assert copied.registration(original) == "registered"
+    assert asyncio.run(address_of_first(copied.cluster.meta)) == original
+    found = asyncio.run(verified(copied.cluster.meta))
+    assert list(found) == ["one-broker-a-group"]
+    assert second in found["one-broker-a-group"][0]
+
+    async def send() -> None:
+        async with Producer(copied.cluster.meta) as producer:
+            for number in range(200):
+                producer.send(SUBJECT, b"%d" % number, key=b"k%d" % number)
+
+    asyncio.run(send())
+
+    async def stored(address: str) -> int:
+        network = HttpNetwork()
+        hosted = await BrokerClient(network, address).partitions()
+        await network.close()
+        return sum(one.next_offset for one in hosted.partitions)
+
+    assert asyncio.run(stored(second)) == 0
+
+
+def test_a_refused_copy_is_forgotten_when_it_ends(copied: Copied) -> None:
+    """Once the copy has ended, and its ttl, nothing is left to complain of."""
+    second = copied.start_copy()
+    copied.registration_once(second, "is a copy")
+    copied.stop_copy()
+    until = time.monotonic() + 20
+    while asyncio.run(verified(copied.cluster.meta)):
+        assert time.monotonic() < until
+        time.sleep(0.5)
+
+
+def test_the_original_is_refused_when_its_copy_took_over(copied: Copied) -> None:
+    """A folder that moved is taken at its new place; if the old one comes back, it is the one refused."""
+    original = copied.cluster.brokers[0]
+    original.kill()
+    second = copied.start_copy()
+    copied.registration_once(second, "registered")
+    assert asyncio.run(address_of_first(copied.cluster.meta)) == second
+    original.restart()
+    copied.registration_once(original.address, "is a copy")
+    assert copied.registration(second) == "registered"
+    assert asyncio.run(address_of_first(copied.cluster.meta)) == second
+
+
+async def test_broker_is_not_ready_while_the_metaserver_refuses_it(copied: Copied) -> None:
+    """A copy whose original is alive says that it serves nobody, and why; the original is ready."""
+    copy = copied.start_copy()
+    copied.registration_once(copy, "is a copy")
+    network = HttpNetwork()
+    try:
+        health = await BrokerClient(network, copy).health()
+        assert not health.ready
+        assert "the metaserver refuses this broker" in health.reason
+        original = await address_of_first(copied.cluster.meta)
+        assert (await BrokerClient(network, original).health()).ready
+    finally:
+        await network.close()
+
+
+async def test_a_late_report_of_where_a_broker_was_is_no_second_broker(copied: Copied) -> None:
+    """A folder that moved is not called a copy when a report from its old place comes late; the route stays."""
+    original = copied.cluster.brokers[0]
+    old = original.address
+    original.kill()
+    second = copied.start_copy()
+    await asyncio.to_thread(copied.registration_once, second, "registered")
+    network = HttpNetwork()
+    try:
+        with urlopen(f"http://{second}/v1/health") as answer:
+            broker_id = json.load(answer)["details"]["broker_id"]
+        late = BrokerHeartbeat(broker_group="g1", broker_id=broker_id, address=old)
+        with pytest.raises(DataFolderError, match="is a copy"):
+            await MetaClient(network, [copied.cluster.meta]).broker_heartbeat(late)
+    finally:
+        await network.close()
+    assert await verified(copied.cluster.meta) == {}
+    assert await address_of_first(copied.cluster.meta) == second
+
+
+async def test_a_late_report_is_no_second_broker_when_another_program_listens_where_it_was(
+    copied: Copied,
+) -> None:
+    """The port of a broker that moved may be a metaserver's meanwhile."""
+    copied.cluster.brokers[0].kill()
+    second = await asyncio.to_thread(copied.start_copy)
+    await asyncio.to_thread(copied.registration_once, second, "registered")
+    network = HttpNetwork()
+    meta = copied.cluster.meta
+    try:
+        broker_id = (await BrokerClient(network, second).health()).details["broker_id"]
+        late = BrokerHeartbeat(broker_group="g1", broker_id=broker_id, address=meta)
+        with pytest.raises(DataFolderError, match="is a copy"):
+            await MetaClient(network, [meta]).broker_heartbeat(late)
+    finally:
+        await network.close()
+    assert await verified(meta) == {}
+    assert await address_of_first(meta) == second
+
+
+async def test_a_second_folder_under_one_name_is_seen(own_cluster: Cluster) -> None:
+    """Another identity under the name of a live group is refused by name, and verify shows it."""
+    await own_cluster.create(SUBJECT, partitions=2)
+    network = HttpNetwork()
+    try:
+        meta = MetaClient(network, [own_cluster.meta])
+        stranger = BrokerHeartbeat(broker_group="g1", broker_id="other", address="127.0.0.1:9")
+        with pytest.raises(DataFolderError, match="another data folder"):
+            await meta.broker_heartbeat(stranger)
+    finally:
+        await network.close()
+    assert list(await verified(own_cluster.meta)) == ["one-broker-a-group"]
+
+
+class Told:
+    """A broker's registration, and its messages, while its folder is copied and killed."""
+
+    def __init__(self, copied: Copied) -> None:
+        self.copied = copied
+        self.meta = copied.cluster.meta
+
+    async def send(self, first: int, count: int) -> None:
+        """Have messages acked, each awaited."""
+        async with Producer(self.meta) as producer:
+            tickets = [
+                producer.send(SUBJECT, b"%d" % number, key=b"k%d" % number)
+                for number in range(first, first + count)
+            ]
+            await asyncio.gather(*tickets)
+
+    async def stored(self, address: str) -> int:
+        """Messages that a broker has."""
+        network = HttpNetwork()
+        try:
+            hosted = await BrokerClient(network, address).partitions()
+        finally:
+            await network.close()
+        return sum(one.next_offset for one in hosted.partitions)
+
+    async def health(self) -> Health:
+        network = HttpNetwork()
+        try:
+            return await MetaClient(network, [self.meta]).health()
+        finally:
+            await network.close()
+
+    async def accept(self, *, dry_run: bool = False) -> RefusedBroker:
+        network = HttpNetwork()
+        try:
+            ask = AcceptFolder(dry_run=dry_run)
+            return await MetaClient(network, [self.meta]).accept_folder("g1", ask)
+        finally:
+            await network.close()
+
+    async def go_silent(self) -> None:
+        """Wait until the metaserver takes the first broker for silent."""
+        network = HttpNetwork()
+        try:
+            await silent(MetaClient(network, [self.meta]), "g1")
+        finally:
+            await network.close()
+
+
+async def test_a_copy_of_a_running_folder_is_refused_when_the_original_had_come_farther(
+    copied: Copied,
+) -> None:
+    """Acked messages do not go from sight: the older copy is refused until an operator gives up what it lacks."""
+    told = Told(copied)
+    original = copied.cluster.brokers[0]
+    await told.send(0, 50)
+    shutil.copytree(copied.original, copied.copy)
+    await told.send(50, 400)
+    acked = await told.stored(original.address)
+    await asyncio.sleep(2.5)  # a report or two
+    original.kill()
+    await told.go_silent()
+    second = await asyncio.to_thread(copied.start_on_copy)
+    said = await asyncio.to_thread(copied.registration_once, second, "older copy")
+    assert "keylane broker accept" in said
+    assert await told.stored(second) < acked
+    (refused,) = (await told.health()).details["refused"]
+    assert refused["address"] == second
+    assert refused["log_end"] < refused["known_log_end"]
+    await asyncio.sleep(1.5)
+    assert await address_of_first(copied.cluster.meta) != second
+
+    would = await told.accept(dry_run=True)
+    assert would.known_log_end == refused["known_log_end"]
+    assert "older copy" in await asyncio.to_thread(copied.registration, second)
+    assert await told.accept() == would
+    await asyncio.to_thread(copied.registration_once, second, "registered")
+    assert await address_of_first(copied.cluster.meta) == second
+    original.restart()  # the one that was left behind is the copy now
+    await asyncio.to_thread(copied.registration_once, original.address, "is a copy")
+
+
+async def test_a_copy_of_a_running_folder_is_refused_when_the_original_was_started_since(
+    copied: Copied,
+) -> None:
+    """A copy does not know of the original's later openings, even where nothing was stored since."""
+    told = Told(copied)
+    original = copied.cluster.brokers[0]
+    await told.send(0, 20)
+    original.kill()
+    shutil.copytree(copied.original, copied.copy)
+    original.restart()
+    await asyncio.to_thread(copied.registration_once, original.address, "registered")
+    original.kill()
+    await told.go_silent()
+    second = await asyncio.to_thread(copied.start_on_copy)
+    said = await asyncio.to_thread(copied.registration_once, second, "older copy")
+    assert "does not know of the last start" in said
+    copied.stop_copy()
+    original.restart()
+    await asyncio.to_thread(copied.registration_once, original.address, "registered")
+
+
+async def test_broker_is_taken_when_it_listens_under_another_name_of_its_host(
+    copied: Copied,
+) -> None:
+    """The old address reaches the same opening of the same folder: the broker is no copy of itself."""
+    original = copied.cluster.brokers[0]
+    port = original.address.rpartition(":")[2]
+    original.kill()
+    config = ("--meta", copied.cluster.meta, "--host", "localhost", "--port", port)
+    broker = BrokerProcess(copied.original, *config)
+    try:
+        second = (await asyncio.to_thread(broker.start)).address
+        assert second != original.address
+        await asyncio.to_thread(copied.registration_once, second, "registered")
+        assert await address_of_first(copied.cluster.meta) == second
+    finally:
+        broker.kill()
+
+
+async def test_a_copy_is_not_accepted_while_the_original_is_alive(copied: Copied) -> None:
+    """An operator cannot put a copy in the place of a broker that answers."""
+    told = Told(copied)
+    second = await asyncio.to_thread(copied.start_copy)
+    await asyncio.to_thread(copied.registration_once, second, "is a copy")
+    with pytest.raises(InvalidRequestError, match="is alive at"):
+        await told.accept()
+
+
+async def test_a_broker_is_taken_again_when_it_was_killed_often_without_a_metaserver(
+    copied: Copied,
+) -> None:
+    """However many openings no metaserver heard of, the same folder is no copy; nor is one that was moved."""
+    told = Told(copied)
+    original = copied.cluster.brokers[0]
+    await told.send(0, 20)
+    copied.cluster.meta_program.kill()
+    for _ in range(4):
+        original.kill()
+        original.restart()
+    original.kill()
+    copied.original.rename(copied.copy)
+    copied.cluster.meta_program.restart()
+    second = await asyncio.to_thread(copied.start_on_copy)
+    await asyncio.to_thread(copied.registration_once, second, "registered")
+    assert await address_of_first(copied.cluster.meta) == second
+
+
+async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_group(
+    copied: Copied,
+) -> None:
+    """It stood still while a copy took over: whoever still knows it has nothing acked that nobody reads."""
+    original = copied.cluster.brokers[0]
+    network = HttpNetwork()
+    try:
+        broker = BrokerClient(network, original.address)
+        (hosted, *_) = (await broker.partitions()).partitions
+        producer_id = 7
+        answer, _ = await broker.call(
+            Append(0, hosted.partition_id),
+            batch(partition_id=hosted.partition_id, producer_id=producer_id),
+        )
+        assert answer.base_offset == 0
+        pause(original.process.pid)
+        second = await asyncio.to_thread(copied.start_copy)
+        await asyncio.to_thread(copied.registration_once, second, "registered")
+        resume(original.process.pid)
+        await asyncio.to_thread(copied.registration_once, original.address, "is a copy")
+        with pytest.raises(WrongBrokerError, match="nothing is served here"):
+            await broker.call(
+                Append(0, hosted.partition_id),
+                batch(partition_id=hosted.partition_id, producer_id=producer_id, sequence=2),
+            )
+    finally:
+        resume(original.process.pid)
+        await network.close()
+
+
+async def test_an_older_folder_in_the_place_of_the_newer_serves_nothing(copied: Copied) -> None:
+    """At the same address, before anybody is told that it is refused: not a moment of it is served."""
+    told = Told(copied)
+    original = copied.cluster.brokers[0]
+    await told.send(0, 20)
+    shutil.copytree(copied.original, copied.copy)
+    await told.send(20, 100)
+    await asyncio.sleep(1.5)  # a report
+    original.kill()
+    newer = copied.original.with_name("newer")
+    copied.original.rename(newer)
+    copied.copy.rename(copied.original)
+    network = HttpNetwork()
+    try:
+        await asyncio.to_thread(original.restart)
+        broker = BrokerClient(network, original.address)
+        (hosted, *_) = (await broker.partitions()).partitions
+        with pytest.raises(WrongBrokerError, match="older copy"):
+            await broker.call(
+                Append(0, hosted.partition_id), batch(partition_id=hosted.partition_id)
+            )
+        assert (await broker.partition(hosted.partition_id)).next_offset == hosted.next_offset
+    finally:
+        await network.close()
+    original.kill()
+    copied.original.rename(copied.copy)
+    newer.rename(copied.original)
+    await asyncio.to_thread(original.restart)
+    await asyncio.to_thread(copied.registration_once, original.address, "registered")
+    await told.send(120, 20)

@@ -1,0 +1,52 @@
+"""A real broker beside a client that asks for much and takes nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import aiohttp
+
+from keylane.protocol.frames import Append, Read, encode_frame
+from keylane.protocol.limits import PULL_BYTES_MAX
+from keylane.rpc.client import BrokerClient
+from keylane.rpc.http_network import DATA_PATH, HttpNetwork
+from sim.machines.store import batch, facts
+from support.broker_process import BrokerProcess
+
+READS = 400
+GROWTH_BYTES_MAX = 200 << 20
+"""All of its answers were four times as much."""
+
+
+def resident_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(one for one in status.splitlines() if one.startswith("VmRSS"))
+    return int(line.split()[1]) << 10
+
+
+async def test_a_client_that_takes_nothing_costs_little_and_delays_nobody(tmp_path):
+    """The broker's memory stays small, and other clients' appends are answered in a moment."""
+    process = BrokerProcess(tmp_path / "data").start()
+    network = HttpNetwork()
+    client = BrokerClient(network, process.address)
+    await client.host_partition(facts(1))
+    for number in range(40):
+        await client.call(Append(0, 1), batch(sequence=2 * number, value=b"v" * 100_000))
+    before = resident_bytes(process.pid)
+    async with aiohttp.ClientSession() as session:
+        socket = await session.ws_connect(f"http://{process.address}{DATA_PATH}", max_msg_size=0)
+        socket._response.connection.transport.pause_reading()
+        for number in range(READS):
+            await socket.send_bytes(encode_frame(Read(number + 1, 1, 0, PULL_BYTES_MAX)))
+        slowest = 0.0
+        for number in range(40, 80):
+            begun = time.monotonic()
+            await client.call(Append(0, 1), batch(sequence=2 * number))
+            slowest = max(slowest, time.monotonic() - begun)
+            assert resident_bytes(process.pid) - before < GROWTH_BYTES_MAX
+        assert slowest < 1.0
+        socket._response.connection.transport.abort()
+    await client.close()
+    await network.close()
+    assert process.end() == 0

@@ -1,0 +1,199 @@
+"""A parent's broker answers, and could not seal: nothing is sealed before all parents can be."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from keylane.broker.app import RunningBroker, running_broker
+from keylane.broker.settings import BrokerSettings
+from keylane.metaserver.running import running_metaserver
+from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol.control import CreateSubject, Route
+from keylane.protocol.errors import FlushFailedError, StaleRouteError
+from keylane.protocol.frames import Append, Appended
+from keylane.protocol.operations import (
+    OperationKind,
+    OperationState,
+    OperationView,
+    Reshape,
+)
+from keylane.protocol.routing import OrderStrategy, Partition
+from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.http_network import HttpNetwork
+from sim.machines.store import batch
+
+THREE = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=3)
+
+
+class House:
+    """A metaserver and two brokers in this loop; subject `s` has a partition on each."""
+
+    def __init__(self, folder: Path, stack: AsyncExitStack, network: HttpNetwork) -> None:
+        self._folder = folder
+        self._stack = stack
+        self.network = network
+        self.meta_address = ""
+        self.brokers: dict[str, RunningBroker] = {}
+        self._running: dict[str, AsyncExitStack] = {}
+        self._sequence = 0
+
+    async def open(self) -> None:
+        settings = MetaserverSettings(
+            data=self._folder / "meta", port=0, poll_ms=100, broker_heartbeat_ms=100
+        )
+        running = await self._stack.enter_async_context(running_metaserver(settings))
+        self.meta_address = running.address
+        self.meta = MetaClient(self.network, [running.address])
+        for group in ("g1", "g2"):
+            await self.start(group)
+        await self.reported(2)
+        ask = CreateSubject(subject="s", partitions=2, order_strategy=OrderStrategy.STRICT)
+        await self.meta.create_subject(ask)
+
+    async def start(self, group: str, port: int = 0) -> None:
+        settings = BrokerSettings(
+            group=group, data=self._folder / group, meta=(self.meta_address,), port=port
+        )
+        stack = self._running[group] = AsyncExitStack()
+        self._stack.push_async_callback(stack.aclose)
+        self.brokers[group] = await stack.enter_async_context(
+            running_broker(settings, network=self.network)
+        )
+
+    async def restart(self, group: str) -> None:
+        port = int(self.brokers[group].address.rsplit(":", 1)[1])
+        await self._running[group].aclose()
+        await self.start(group, port)
+
+    async def reported(self, count: int) -> None:
+        """So many brokers take new partitions."""
+        until = time.monotonic() + 60
+        while True:
+            brokers = (await self.meta.health()).details.get("brokers", [])
+            if sum(bool(one["available"]) for one in brokers) == count:
+                return
+            assert time.monotonic() < until, brokers
+            await asyncio.sleep(0.05)
+
+    async def route(self) -> Route:
+        return (await self.meta.subject("s")).route
+
+    async def on(self, group: str) -> Partition:
+        """The open partition of a broker group."""
+        (one,) = (
+            one for one in (await self.route()).open_partitions() if one.broker_group == group
+        )
+        return one
+
+    async def begin(self, ask: Reshape) -> OperationView:
+        (view,) = (await self.meta.reshape(ask)).operations
+        return view
+
+    async def until(self, view: OperationView, state: OperationState) -> OperationView:
+        until = time.monotonic() + 60
+        while view.state is not state:
+            assert time.monotonic() < until, view
+            await asyncio.sleep(0.02)
+            view = await self.look(view)
+        return view
+
+    async def look(self, view: OperationView) -> OperationView:
+        found = (await self.meta.operations("s")).operations
+        return next(one for one in found if one.operation_id == view.operation_id)
+
+    async def waits(self, view: OperationView) -> OperationView:
+        """The operation, as soon as it says what it waits for."""
+        until = time.monotonic() + 60
+        while not view.problem:
+            assert time.monotonic() < until, view
+            await asyncio.sleep(0.02)
+            view = await self.look(view)
+        return view
+
+    async def takes_messages(self, one: Partition) -> bool:
+        assert one.address is not None
+        broker = BrokerClient(self.network, one.address)
+        try:
+            self._sequence += 1
+            data = batch(partition_id=one.partition_id, sequence=self._sequence - 1, count=1)
+            answer, _ = await broker.call(Append(0, one.partition_id), data)
+        except StaleRouteError:
+            return False
+        finally:
+            await broker.close()
+        return isinstance(answer, Appended)
+
+    async def break_disk(self, group: str) -> None:
+        """A write fails: the broker takes none before it is started again, and nothing new is planned there."""
+        store = self.brokers[group].store
+
+        def fail(*_args: object, **_named: object) -> None:
+            raise FlushFailedError("the disk does not answer")
+
+        store.log.write = fail  # type: ignore[method-assign]
+        _, durable = store.seal((await self.on(group)).partition_id)
+        with pytest.raises(FlushFailedError):
+            await durable
+        dry = replace(THREE, dry_run=True)
+        while any(one.broker_group == group for one in (await self.begin(dry)).children):
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with AsyncExitStack() as stack:
+        network = HttpNetwork()
+        stack.push_async_callback(network.close)
+        house = House(tmp_path, stack, network)
+        await house.open()
+        yield house
+
+
+async def test_a_broker_that_holds_messages_back_is_evacuated(house: House):
+    """A disk that is too full for messages has room for seals: what is open there goes elsewhere."""
+    commit = house.brokers["g2"].store.commit
+    commit.hold("the disk is 90 % full, and 90 % is the limit")
+    commit.hold = lambda _reason: None  # type: ignore[method-assign]
+    view = await house.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g2"))
+    await house.until(view, OperationState.DONE)
+    assert {one.broker_group for one in (await house.route()).open_partitions()} == {"g1"}
+
+
+async def test_a_parent_that_cannot_be_sealed_holds_no_other(house: House):
+    """The operation stays in its plan and says why; the healthy parent takes messages; a cancel frees the subject."""
+    healthy, broken = await house.on("g1"), await house.on("g2")
+    store = house.brokers["g2"].store
+    store.state.lose(store.state.partition(broken.partition_id), 0, -1, position=0)
+    view = await house.waits(await house.begin(THREE))
+    assert view.state is OperationState.PLAN
+    assert f"partition {broken.partition_id} on 'g2' cannot be sealed" in view.problem
+    assert await house.takes_messages(healthy)
+    canceled = await house.meta.cancel_operation(view.operation_id)
+    assert canceled.state is OperationState.CANCELED
+    assert await house.takes_messages(healthy)
+    move = Reshape(
+        kind=OperationKind.MOVE, partition_ids=(healthy.partition_id,), broker_group="g2"
+    )
+    await house.until(await house.begin(move), OperationState.DONE)
+
+
+async def test_it_goes_on_once_the_broker_is_well(house: House):
+    """After a failed write a broker seals nothing; started again it does, and the operation comes to its end."""
+    healthy = await house.on("g1")
+    await house.break_disk("g2")
+    view = await house.waits(await house.begin(THREE))
+    assert view.state is OperationState.PLAN
+    assert "takes no writes: the disk does not answer" in view.problem
+    assert await house.takes_messages(healthy)
+    await house.restart("g2")
+    done = await house.until(view, OperationState.DONE)
+    assert done.problem == ""
+    assert not await house.takes_messages(healthy)
+    assert len((await house.route()).open_partitions()) == 3

@@ -1,0 +1,128 @@
+"""The oldest segments go, and nothing but their messages with them: from the log alone everything else comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+
+import pytest
+
+from keylane.broker.partition.image import image_of
+from keylane.broker.storage.log.commit_log import segment_bases, segment_path
+from keylane.broker.storage.reserve import Reserve
+from keylane.broker.store.group_commit import RETRY_FULL_MS
+from keylane.protocol.errors import OffsetOutOfRangeError, StorageError
+from sim.machines.clock import ManualClock
+from sim.machines.disk import SimDisk
+from sim.machines.store import Desk, batch, open_store
+
+SEGMENT = 4096
+
+
+async def filled(disk: SimDisk, clock: ManualClock) -> Desk:
+    desk = Desk(open_store(disk, clock=clock, segment_bytes=SEGMENT), clock)
+    for number in (1, 2, 3):
+        await desk.host(number)
+    await desk.acquire(4)
+    for number in range(30):
+        for partition_id in (1, 2):
+            data = batch(partition_id=partition_id, sequence=5 * number, count=5)
+            await desk.append(data, partition_id)
+    await desk.ack(4, (0, 7), (9, 11))
+    _, durable = desk.store.seal(2)
+    await durable
+    return desk
+
+
+def images(store) -> dict[int, bytes]:
+    """All but the first offsets, which follow the log."""
+    found = {}
+    for number, one in store.state.partitions.items():
+        first, one.first_offset = one.first_offset, 0
+        found[number] = image_of(one)
+        one.first_offset = first
+    return found
+
+
+@pytest.mark.parametrize("snapshot", ["kept", "deleted", "older"])
+async def test_all_but_the_messages_survives(snapshot):
+    """However many segments went, fences, cursors, sequences, seals and offsets are what they were."""
+    disk, clock = SimDisk(), ManualClock()
+    desk = await filled(disk, clock)
+    older = {name: bytes(disk.contents[f"snapshot/{name}"].data) for name in disk.list("snapshot")}
+    while len(desk.store.log.bases) > 1:
+        await desk.store.carry_over.drop_first_segment()
+    expected = images(desk.store)
+    for name in disk.list("snapshot"):
+        if snapshot == "deleted" or (snapshot == "older" and name not in older):
+            disk.remove(f"snapshot/{name}")
+
+    found = open_store(disk, clock=clock, segment_bytes=SEGMENT)
+    assert images(found) == expected
+    assert not found.state.problems
+    assert segment_bases(disk)[0] > 0
+    again = Desk(found, clock)
+    assert (await again.append(batch(sequence=145, count=5))).duplicate
+    assert (await again.append(batch(sequence=150, count=5))).base_offset == 150
+    first = found.state.partition(1).first_offset
+    assert first > 0
+    with pytest.raises(OffsetOutOfRangeError):
+        await again.read(first - 1)
+    assert (await again.read(first))[0].upto > first
+
+
+async def test_large_partitions_are_written_in_parts(monkeypatch):
+    """A partition too large for one record is written as several."""
+    monkeypatch.setattr("keylane.broker.store.carry_over.STATE_BYTES_MAX", 100)
+    await test_all_but_the_messages_survives("deleted")
+
+
+def test_a_crash_while_a_segment_goes():
+    """At every operation of the removal a crash leaves the same state, and the removal can be done again."""
+
+    def attempt(crash_at: int | None) -> tuple[SimDisk, int, dict[int, bytes]]:
+        disk, clock = SimDisk(), ManualClock()
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda _loop, _context: None)
+        try:
+            desk = loop.run_until_complete(filled(disk, clock))
+            expected = images(desk.store)
+            before = disk.steps
+            disk.crash_at = None if crash_at is None else before + crash_at
+            try:
+                loop.run_until_complete(desk.store.carry_over.drop_first_segment())
+            except SystemExit:
+                pass
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            return disk, disk.steps - before, expected
+        finally:
+            loop.close()
+
+    _, steps, _ = attempt(None)
+    assert steps > 5
+    for crash_at in range(1, steps + 1):
+        disk, _, expected = attempt(crash_at)
+        found = open_store(disk.after_crash(random.Random(crash_at)), segment_bytes=SEGMENT)
+        assert images(found) == expected
+        assert not found.state.problems
+
+
+async def test_a_full_disk_and_what_only_the_first_segment_says():
+    """What cannot be written again is not removed; with the reserve given up it is written, and the segment goes."""
+    disk, clock = SimDisk(), ManualClock()
+    desk = await filled(disk, clock)
+    bases = segment_bases(disk)
+    reserve = Reserve(disk)
+    reserve.keep()
+    disk.room = 10
+    with pytest.raises(StorageError):
+        await desk.store.carry_over.drop_first_segment()
+    assert segment_bases(disk) == bases
+    assert disk.size(segment_path(bases[0]))
+    assert copy.copy(desk.store.log.bases) == bases
+    assert reserve.give_up()
+    clock.advance(RETRY_FULL_MS)
+    assert await desk.store.carry_over.drop_first_segment() == bases[1]
+    assert images(open_store(disk, segment_bytes=SEGMENT)) == images(desk.store)

@@ -1,0 +1,245 @@
+"""Disks that fail in every way, life after life: what was acked is there once, at its offset, and nothing else is.
+
+A seed is a few lives of one broker.  Each life has a fault of its own: a crash of the machine, a kill of the process,
+a write or a sync that fails, a disk that fills up and gets room again; then the sender sends again what was not acked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from itertools import pairwise
+
+import pytest
+
+from keylane.broker.store.line import WAITING_MAX
+from keylane.protocol.batch import batch_starts, columns
+from keylane.protocol.errors import KeylaneError, OverloadedError
+from sim.machines.clock import ManualClock
+from sim.machines.disk import Crashed, SimDisk
+from sim.machines.store import Desk, batch, open_store
+
+PRODUCERS = 3
+SEEDS = 120
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog) -> None:
+    caplog.set_level(logging.CRITICAL + 1, logger="keylane.broker")
+
+
+class Sender:
+    """Sends numbered messages in order, again and again until each is acked; knows the offsets it was told."""
+
+    def __init__(self, producer_id: int) -> None:
+        self.producer_id = producer_id
+        self.acked: dict[int, int] = {}
+        """sequence → offset"""
+
+    def batch(self, sequence: int) -> bytes:
+        value = b"%d:" % self.producer_id + b"x" * (40 * (sequence % 3))
+        return batch(sequence=sequence, count=2, producer_id=self.producer_id, value=value)
+
+    async def send(self, desk: Desk, sequence: int) -> None:
+        answer = await desk.append(self.batch(sequence))
+        known = self.acked.get(sequence)
+        if answer.base_offset >= 0:
+            assert known in {None, answer.base_offset}
+            self.acked[sequence] = answer.base_offset
+        else:
+            assert answer.duplicate
+
+
+FAULTS = ("crash", "kill", "write", "fdatasync", "full", "stop")
+MACHINE = ("crash", "write", "fdatasync")
+"""Those that may take what was written and not synced."""
+
+
+class World:
+    """What survives the lives of the broker: the disk, and what its clients were told."""
+
+    def __init__(self, seed: int, *, flush: str = "sync") -> None:
+        self.dice = random.Random(seed)
+        self.disk = SimDisk()
+        self.senders = [Sender(number + 1) for number in range(PRODUCERS)]
+        self.fence = 0
+        self.cursor = 0
+        self.faults = FAULTS
+        self.settings = {
+            "segment_bytes": self.dice.choice((4096, 8192, 1 << 20)),
+            "snapshot_bytes": self.dice.choice((4096, 20_000)),
+            "flush": flush,
+            "flush_ms": 1,
+        }
+
+    def choose_fault(self) -> str:
+        disk, dice = self.disk, self.dice
+        disk.fail, disk.room, disk.crash_at = "", None, None
+        fault = dice.choice(self.faults)
+        after = disk.steps + dice.randrange(1, 120)
+        if fault in {"crash", "kill"}:
+            disk.crash_at = after
+        elif fault == "full":
+            disk.room = dice.randrange(200, 12_000)
+        elif fault != "stop":
+
+            def fail(_name: str) -> None:
+                disk.fail = fault if disk.steps >= after else ""
+
+            disk.on_step = fail
+        return fault
+
+    async def live(self) -> None:
+        """One life; ends when the fault ends it or there is nothing left to do."""
+        clock = ManualClock()
+        desk = Desk(open_store(self.disk, clock=clock, **self.settings), clock)
+        with contextlib.suppress(KeylaneError):
+            await desk.host()
+        for _ in range(12):
+            with contextlib.suppress(KeylaneError):
+                await self.step(desk)
+            if self.disk.room is not None and self.dice.random() < 0.3:
+                self.disk.room = None
+            clock.advance(1500)
+            await asyncio.sleep(0)
+        await desk.store.close()
+
+    async def step(self, desk: Desk) -> None:
+        calls = []
+        for sender in self.senders:
+            first = 2 * len(sender.acked)
+            calls += [sender.send(desk, first + 2 * index) for index in range(3)]
+        await asyncio.gather(*calls, return_exceptions=True)
+        if self.dice.random() < 0.3:
+            await desk.acquire(self.fence + 1)
+            self.fence += 1
+        if self.fence and self.dice.random() < 0.5:
+            end = desk.store.state.partition(1).readable_offset
+            answer = await desk.ack(self.fence, (0, self.dice.randrange(1, end + 1)))
+            self.cursor = max(self.cursor, answer.cursor)
+
+    def run_life(self) -> str:
+        fault = self.choose_fault()
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda _loop, _context: None)
+        try:
+            loop.run_until_complete(self.live())
+        except Crashed:
+            if fault == "crash":
+                self.disk = self.disk.after_crash(self.dice)
+        except KeylaneError:
+            pass  # it could not even start, or stop
+        finally:
+            for _ in range(3):  # a timer may have begun something new
+                for task in asyncio.all_tasks(loop):
+                    task.cancel()
+                with contextlib.suppress(Crashed, asyncio.CancelledError, RuntimeError):
+                    loop.run_until_complete(asyncio.sleep(0))
+            loop.close()
+        self.disk.fail, self.disk.room, self.disk.crash_at = "", None, None
+        self.disk.on_step = lambda _name: None
+        self.disk.close()
+        return fault
+
+    async def check(self) -> None:
+        """Everything acked is there, at its offset; each message once; per sender in order."""
+        clock = ManualClock()
+        desk = Desk(open_store(self.disk, clock=clock, **self.settings), clock)
+        await desk.host()
+        partition = desk.store.state.partition(1)
+        assert not desk.store.state.problems
+        if self.fence:
+            assert partition.groups["audit"].lock.fence >= self.fence
+            assert partition.groups["audit"].acked.cursor >= self.cursor
+        values = await read_values(desk)
+        assert len(values) == len(set(values))
+        for sender in self.senders:
+            for sequence, offset in sender.acked.items():
+                assert values[offset].startswith(b"%d:" % sender.producer_id)
+                assert values[offset].endswith(b" %d" % sequence)
+            own = [value for value in values if value.startswith(b"%d:" % sender.producer_id)]
+            assert [int(value.split()[-1]) for value in own] == list(range(len(own)))
+        await desk.store.close()
+
+
+async def read_values(desk: Desk) -> list[bytes]:
+    values: list[bytes] = []
+    while len(values) < desk.store.state.partition(1).readable_offset:
+        answer, payload = await desk.read(len(values))
+        for at, header in batch_starts(payload):
+            cut = columns(payload, header, at)
+            edges = cut.value_edges
+            values += [cut.blob[a:b] for a, b in pairwise(edges)]
+        assert answer.upto == len(values)
+    return values
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_lives_of_a_broker(part):
+    """Whatever ends each life, nothing acked is lost or stored twice, no fence and no cursor falls."""
+    faults = set()
+    for seed in range(part * SEEDS // 4, (part + 1) * SEEDS // 4):
+        world = World(seed)
+        for _ in range(world.dice.randrange(2, 6)):
+            faults.add(world.run_life())
+            asyncio.run(world.check())
+    assert faults == {"crash", "kill", "write", "fdatasync", "full", "stop"}
+
+
+def test_lives_of_a_broker_that_syncs_later():
+    """With flush = async a killed process loses nothing either; only a failing machine may take the newest."""
+    for seed in range(40):
+        world = World(seed, flush="async")
+        for _ in range(3):
+            fault = world.run_life()
+            if fault in MACHINE:
+                break  # see the next test
+            asyncio.run(world.check())
+
+
+def test_a_machine_that_fails_a_broker_that_syncs_later():
+    """With flush = async a failing machine may take the newest messages, from the end, and no fence."""
+    seen = set()
+    for seed in range(90):
+        world = World(seed, flush="async")
+        world.faults = MACHINE
+        seen.add(world.run_life())
+
+        async def look(world: World) -> None:
+            clock = ManualClock()
+            desk = Desk(open_store(world.disk, clock=clock, **world.settings), clock)
+            await desk.host()
+            assert not desk.store.state.problems
+            values = await read_values(desk)
+            for sender in world.senders:
+                for sequence, offset in sender.acked.items():
+                    if offset < len(values):
+                        assert values[offset].endswith(b" %d" % sequence)
+            groups = desk.store.state.partition(1).groups
+            assert not world.fence or groups["audit"].lock.fence >= world.fence
+
+        asyncio.run(look(world))
+    assert seen == set(MACHINE)
+
+
+def test_appends_beyond_the_line_are_refused_and_stored_when_sent_again():
+    """An overloaded broker lets appends wait their turn; beyond the line it refuses, and nothing is lost."""
+    world = World(1)
+    count = WAITING_MAX + 10
+
+    async def go() -> None:
+        desk = Desk(open_store(world.disk), ManualClock())
+        await desk.host()
+        desk.store.commit._queued_bytes_max = 1
+        results = await asyncio.gather(
+            *(desk.append(batch(sequence=2 * n)) for n in range(count)), return_exceptions=True
+        )
+        refused = [n for n, one in enumerate(results) if isinstance(one, OverloadedError)]
+        assert refused == list(range(count - len(refused), count))
+        assert 0 < len(refused) <= 10
+        again = [await desk.append(batch(sequence=2 * n)) for n in refused]
+        assert [one.base_offset for one in again] == [2 * n for n in refused]
+
+    asyncio.run(go())

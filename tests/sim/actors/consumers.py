@@ -1,0 +1,361 @@
+"""Simulated consumers: the real ones, with handlers that are slow, fail and are wrapped, and a record of what they saw."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+from keylane.consumer.client import Consumer
+from keylane.consumer.handling.workers import Workers
+from keylane.consumer.settings import ConsumerSettings
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.errors import KeylaneError, Retry
+from keylane.protocol.message import Message
+from sim.actors.clients import SUBJECT, Record
+from sim.actors.elsewhere import Calls, Visitor, calls_of_consumer
+from sim.actors.handlers import WRAPPED, failure, plain
+from sim.actors.hosts import Host
+from sim.actors.users import SHARED, Identities, Preloaded, cancelled
+from sim.machines.network import SimNetwork
+from sim.machines.signals import send_stop
+from support.observation import Telling, dropped, ended, started
+
+
+class ConsumerHost(Host):
+    """Handles what it is given, slowly at times, failing at times; joins, leaves, crashes as it is told."""
+
+    def __init__(
+        self,
+        *args: Any,
+        record: Record,
+        meta: list[str],
+        group: str,
+        ttl_ms: int,
+        manners: dict[str, float],
+        settings: dict[str, Any],
+        left_ms: Callable[[str], int | None],
+        habits: frozenset[str],
+        preloaded: Preloaded,
+        poison: set[bytes],
+    ) -> None:
+        super().__init__(*args)
+        self._habits = habits
+        self._preloaded = preloaded
+        self._poison = poison
+        """Keys whose handlers fail."""
+        self._rng = random.Random(f"{self.name} {self.dice.getstate()[1][:2]}")
+        """For what users do, so that the rest is as it is without them."""
+        self._identities = Identities(random.Random(self._rng.getrandbits(64)))
+        self._left_ms = left_ms
+        self._record = record
+        self._meta = meta
+        self.group = group
+        self._shared = group == SHARED
+        if self._shared:  # what was lost on its way comes again in good time
+            settings = settings | {"strategy": "shared", "in_flight_ms": 2_000}
+        self._manners = manners
+        self._settings = ConsumerSettings(
+            ttl_ms=ttl_ms,
+            call_timeout_ms=1_000,
+            pull_wait_ms=1_000,
+            handover_ms=500,
+            handler_backoff=Backoff(first_ms=50, max_ms=500),
+            **settings,
+        )
+        self.calm = False
+        """True once handlers are quick and never fail."""
+        self.consumer: Consumer | None = None
+        self._bodies = copy.copy(self.dice)
+        """How long the bodies of an iteration take."""
+        self._bad_keys = copy.copy(self.dice).random() < manners["bad_keys"]
+        """Every second key fails, in handlers that wait, until all is calm."""
+        self.inside = 0
+        """Handlers that run."""
+        self._in_hand: Message | None = None
+        """What the body of an iteration is in."""
+        self._iterating = self._stopped = False
+        self._lives = 0
+        """How often it was opened."""
+
+    def start(self) -> None:
+        process = self.new_process()
+        self.leaving = self._iterating = self._stopped = False
+        self.spawn(self._run(), process.context.copy())
+        if "loops" in self._habits:
+            Visitor(self, self._calls_elsewhere)
+
+    def _calls_elsewhere(self) -> Calls:
+        return {} if self.consumer is None else calls_of_consumer(self.consumer, self._in_hand)
+
+    def leave(self) -> None:
+        """Close in good manners."""
+        if self.running and not self.leaving and self.consumer is not None:
+            self.leaving = True
+            self.process.context.copy().run(self._close)
+
+    def _close(self) -> None:
+        self.spawn(self._leave(), self.process.context.copy())
+
+    def suspend(self, seconds: float) -> None:
+        """Take no part for a while."""
+        if self.running and not self.leaving and self.consumer is not None:
+            self._spawn_here(self._suspend(self.consumer, seconds))
+
+    def reopen(self, pause_s: float) -> None:
+        """Close in good manners, and open the same object again."""
+        if self.running and not self.leaving and self.consumer is not None:
+            self.leaving = True
+            self._spawn_here(self._reopen(self.consumer, pause_s))
+
+    def _spawn_here(self, work: Any) -> None:
+        self.process.context.copy().run(self.spawn, work, self.process.context.copy())
+
+    async def _suspend(self, consumer: Consumer, seconds: float) -> None:
+        with contextlib.suppress(KeylaneError):  # told or not: it goes on in good time
+            await consumer.suspend()
+        await asyncio.sleep(seconds)
+        while self.consumer is consumer:
+            try:
+                await consumer.resume()
+                return
+            except KeylaneError:
+                await asyncio.sleep(0.2)
+
+    async def _leave(self) -> None:
+        assert self.consumer is not None
+        await self._close_consumer(self.consumer)
+        self.end(machine_down=False)
+
+    async def _close_consumer(self, consumer: Consumer) -> None:
+        self.consumer = None
+        self._drop_in_hand()
+        if "cancel" in self._habits and self._rng.random() < 0.4:
+            await cancelled(consumer.close, self._rng)
+            self._drop_in_hand()
+        await consumer.close()
+
+    def _drop_in_hand(self) -> None:
+        """Closing gives up what the body of an iteration is in, as the user is told."""
+        if self._in_hand is not None:
+            self._dropped(self._in_hand)
+
+    async def _reopen(self, consumer: Consumer, pause_s: float) -> None:
+        await self._close_consumer(consumer)
+        await asyncio.sleep(pause_s)
+        while self._iterating:  # one task at a time
+            await asyncio.sleep(0.01)
+        self.leaving = False
+        await self._live(consumer)
+
+    def end(self, *, machine_down: bool) -> None:
+        super().end(machine_down=machine_down)
+        self.leaving = False
+        self.inside = 0
+        self.consumer = self._in_hand = None
+
+    async def _run(self) -> None:
+        by_hand = self._manners["by_hand"] > self.dice.random()
+        quick = not by_hand and self._manners["quick"] > self.dice.random()
+        self._by_hand = by_hand
+        handler: Any = None if by_hand else self._handle_at_once if quick else self._any_handler()
+        if handler is not None and "wrap" in self._habits:
+            handler = WRAPPED[self._rng.choice(sorted(WRAPPED))]
+        elif not by_hand and not quick and "forked" in self._habits:
+            handler = plain
+        network = _Listening(self.internet, self.process, self._record)
+        parts = (network, self.machine, self._identities, self)
+        if "forked" in self._habits:
+            kind = f"{self.group} {by_hand} {quick} {handler!r}"
+            make = functools.partial(self._make, handler)
+            consumer = self._preloaded.copy(kind, make, parts)
+        else:
+            consumer = self._make(handler, *parts)
+        await self._live(consumer)
+
+    def _make(
+        self, handler: Any, network: SimNetwork, clock: Any, identities: Identities, _me: Any
+    ) -> Consumer:
+        dice = self.dice
+        if "seeded" in self._habits:
+            dice = random.Random(7)
+        elif "forked" in self._habits:
+            dice = random.Random(self._rng.getrandbits(64))
+        return Consumer(
+            self._meta,
+            subject=SUBJECT,
+            group=self.group,
+            handler=handler,
+            name=self.name,
+            settings=self._settings,
+            network=network,
+            clock=clock,
+            dice=dice,
+            _identity=identities,
+        )
+
+    async def _live(self, consumer: Consumer) -> None:
+        """From its opening to its end."""
+        while True:
+            if "cancel" in self._habits and self._rng.random() < 0.4:
+                if await cancelled(consumer.__aenter__, self._rng):
+                    break
+                continue
+            try:
+                await consumer.__aenter__()
+                break
+            except KeylaneError as error:
+                if error.retry is Retry.NEVER:
+                    raise
+                await asyncio.sleep(0.3)
+        self.consumer = consumer
+        if self._by_hand:
+            self.spawn(self._iterate(consumer), self.process.context.copy())
+        self._lives += 1
+        life = self._lives
+        while "cancel" in self._habits and self._rng.random() < 0.7:
+            await cancelled(consumer.wait, self._rng, within_s=10.0)
+        if life != self._lives or self.consumer is None:  # it was closed meanwhile
+            return
+        if "run" not in self._habits:
+            await consumer.wait()
+            return
+        await consumer.run()
+        while self._stopped and self._iterating:
+            await asyncio.sleep(0.01)
+        if self._stopped:
+            self.end(machine_down=False)
+
+    def stop(self) -> None:
+        """A signal tells it to stop."""
+        if self.running and not self.leaving and self.consumer is not None:
+            self.leaving = self._stopped = True
+            self.consumer = None
+            self.loop.post(self.process, self._hear_signal)
+
+    def _hear_signal(self) -> None:
+        self._drop_in_hand()  # the body of an iteration has a moment to end, and no promise
+        if not send_stop(self.process):  # the program is not in `run`, but in a `wait` before it
+            self.end(machine_down=False)
+
+    def _any_handler(self) -> Any:
+        """The handler as users write it: itself, or behind something that gives its coroutine, or a task of it, back."""
+        as_given = (
+            self._handle,
+            lambda message: self._handle(message),  # noqa: PLW0108 - what users write
+            lambda message: asyncio.ensure_future(self._handle(message)),
+        )
+        return as_given[int(len(as_given) * self._bodies.random())]
+
+    def _started(self, message: Message, *, ours: bool = False) -> None:
+        if self._shared:  # no order, no owner: it counts what was handled
+            return
+        clock_ns = self.machine.boot_ns()
+        event = started(
+            message, group=self.group, clock_ns=clock_ns, ours=ours, left_ms=self._left_ms
+        )
+        self._record(event)
+
+    def _dropped(self, message: Message) -> None:
+        if not self._shared:
+            self._record(dropped(message))
+
+    def _ended(self, message: Message) -> None:
+        self._record(ended(message, group=self.group))
+
+    def _stumble(self) -> None:
+        if not self.calm and self.dice.random() < self._manners["fails"]:
+            raise RuntimeError("the handler failed, as handlers do")
+        if not self.calm and "odd" in self._habits and self._rng.random() < 0.03:
+            raise failure(self._rng)
+
+    def _check_poison(self, message: Message) -> None:
+        if message.order_key in self._poison:
+            raise ValueError("the handler fails for this key")
+
+    def _handle_at_once(self, message: Message) -> None:
+        self._started(message)
+        self._check_poison(message)
+        self._stumble()
+        self._ended(message)
+
+    async def _handle(self, message: Message) -> None:
+        self._started(message, ours=True)
+        dice = self.dice
+        self.inside += 1
+        try:
+            if self._bad_keys and not self.calm and sum(message.order_key) % 2:
+                await asyncio.sleep(0.001)
+                raise RuntimeError("this key fails")
+            if not self.calm and dice.random() < self._manners["slow"]:
+                await asyncio.sleep(2 * dice.random() * self._settings.ttl_ms / 1000)
+            elif dice.random() < 0.5:
+                await asyncio.sleep(0.02 * dice.random())
+            self._check_poison(message)
+            self._stumble()
+        except asyncio.CancelledError:
+            if "stubborn" not in self._habits or not await self._goes_on():
+                self._dropped(message)
+                raise
+        except BaseException:
+            self._dropped(message)
+            raise
+        finally:
+            self.inside -= 1
+        self._ended(message)
+
+    async def _goes_on(self) -> bool:
+        """A handler has reasons to be cancelled later; True if it even comes to its end."""
+        until_s = self.loop.now + self._rng.random() * self._rng.choice((0.1, 1.0, 3.0))
+        while self.loop.now < until_s:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(max(0.001, until_s - self.loop.now))
+        return self._rng.random() < 0.5
+
+    def is_idle_beside_work(self) -> bool:
+        """Messages have come that no worker has looked at, and not every worker is in a handler."""
+        consumer = self.consumer
+        if consumer is None or not self.running or self.process.paused:
+            return False
+        workers = consumer._dispatch
+        if not isinstance(workers, Workers) or not workers._lanes.arrived:
+            return False
+        return self.inside < self._settings.concurrency
+
+    async def _iterate(self, consumer: Consumer) -> None:
+        self._iterating = True
+        await self._iterate_all(consumer)
+        self._iterating = False
+
+    async def _iterate_all(self, consumer: Consumer) -> None:
+        async for message in consumer:
+            self._in_hand = message
+            self._started(message, ours=not self._stopped)
+            if not self.calm and self._bodies.random() < self._manners["slow"]:
+                await asyncio.sleep(2 * self._bodies.random() * self._settings.ttl_ms / 1000)
+            elif self.dice.random() < 0.3:
+                await asyncio.sleep(0.01 * self.dice.random())
+            self._ended(message)
+            self._in_hand = None
+            try:
+                await message.ack()
+            except KeylaneError:
+                continue
+
+
+class _Listening(SimNetwork):
+    """Notes what a consumer tells the metaserver of its leases, at the moment of telling."""
+
+    def __init__(self, internet: Any, process: Any, record: Record) -> None:
+        super().__init__(internet, process)
+        self._note = record
+        self._telling = Telling()
+
+    async def control(self, method: str, address: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        for event in self._telling.events(path, kwargs.get("body")):
+            self._note(event)
+        return await super().control(method, address, path, *args, **kwargs)

@@ -1,0 +1,473 @@
+"""Simulated machines with the real programs on them: metaservers, brokers.  Each can crash, and start again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from keylane.broker.control import BrokerControl
+from keylane.broker.registration import Registration
+from keylane.broker.retention.loop import Cleaning
+from keylane.broker.service import BrokerService
+from keylane.broker.settings import BrokerSettings
+from keylane.broker.storage.identity import claim_folder
+from keylane.broker.storage.opening import begin_opening, note_heard
+from keylane.broker.store.known_groups import forget_told
+from keylane.broker.store.old_tokens import refuse_old_tokens
+from keylane.broker.store.store import Store
+from keylane.checker.events import Event, Expired, Recovered, Resetting, Served
+from keylane.metaserver.attendant import Attendant
+from keylane.metaserver.calls import control_calls, control_routes
+from keylane.metaserver.catalogue.service import Catalogue
+from keylane.metaserver.groups.service import Members
+from keylane.metaserver.operations.driver import Reshaper
+from keylane.metaserver.resets.service import Resetter
+from keylane.metaserver.retention.announcer import Announcer
+from keylane.metaserver.retention.expirer import Expirer
+from keylane.metaserver.settings import MetaserverSettings
+from keylane.metaserver.sql.clock_restart import adopt_boot
+from keylane.metaserver.verify.service import Verifier
+from keylane.protocol.control import BrokerHeartbeat, Health
+from keylane.protocol.errors import KeylaneError
+from keylane.protocol.frames import Answer, Request
+from keylane.protocol.progress import SetCursor
+from keylane.rpc.client import MetaClient
+from keylane.rpc.server import ControlRoute, Params
+from sim.machines.database import Shelf, SimDatabase
+from sim.machines.disk import Crashed, SimDisk
+from sim.machines.logs import Removed
+from sim.machines.loop import Process, SimLoop
+from sim.machines.machine import Machine
+from sim.machines.network import Internet, Listener, SimNetwork
+from sim.machines.promises import Claims, DurableEnds
+from sim.machines.store import settings_of
+from support.observation import served
+
+META_SETTINGS = MetaserverSettings(
+    data=Path("meta"), broker_heartbeat_ms=500, broker_ttl_ms=3_000, repair_ms=1_000, expire_ms=700
+)
+
+
+CLEAN_S = 1.0
+TORN_BYTES = 64
+"""A write that was not synced is torn into pieces of this."""
+
+
+class Host:
+    """A machine with one program on it, of which one process runs at a time."""
+
+    leaving = False
+    """True while the program closes in good manners."""
+
+    def __init__(
+        self, internet: Internet, machine: Machine, name: str, dice: random.Random
+    ) -> None:
+        self.internet = internet
+        self.loop: SimLoop = internet.loop
+        self.machine = machine
+        self.name = name
+        self.dice = dice
+        self.process = Process(name, machine.rate)
+        self.process.alive = False
+        self.starts = 0
+
+    @property
+    def running(self) -> bool:
+        return self.process.alive
+
+    def new_process(self) -> Process:
+        assert not self.process.alive
+        self.machine.up = True
+        self.starts += 1
+        self.process = Process(self.name, self.machine.rate)
+        self.process.owner = self
+        return self.process
+
+    def spawn(self, work: Coroutine[Any, Any, None], context: contextvars.Context) -> None:
+        """Run a task of the host's process; an exception it ends with is a find."""
+        task = self.loop.create_task(work, context=context)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.loop.faults.append(error)
+
+    def end(self, *, machine_down: bool) -> None:
+        """The process is gone, in whatever it was doing."""
+        process = self.process
+        process.kill()
+        self.machine.up = not machine_down
+        self.internet.gone(process, machine_down=machine_down)
+
+
+class MetaHost(Host):
+    """One metaserver process over a shelf that it may share with another."""
+
+    def __init__(
+        self, *args: Any, shelf: Shelf, address: str, slow_s: float, expires: bool
+    ) -> None:
+        super().__init__(*args)
+        self._expires = expires
+        self.address = address
+        self._shelf = shelf
+        self._slow_s = slow_s
+        self.crash_after_commits: int | None = None
+        self.crash_after_steps: int | None = None
+        self.crash_at_step = ""
+        """The next step of this name is the last thing that the process does."""
+
+    def start(self) -> None:
+        process = self.new_process()
+        process.context.run(self._start)
+
+    def _start(self) -> None:
+        database = SimDatabase(
+            self._shelf, self.dice, after_commit=self._committed, slow_s=self._slow_s
+        )
+        self._shelf.run(
+            adopt_boot,
+            (f"boot {self.machine.boots}",),
+            {"broker_ttl_ms": META_SETTINGS.broker_ttl_ms},
+            durable=True,
+        )
+        self._shelf.boot = self.machine.boots
+        catalogue = Catalogue(database, SimNetwork(self.internet, self.process), META_SETTINGS)
+        network = SimNetwork(self.internet, self.process)
+        announcer = Announcer(
+            database,
+            network,
+            META_SETTINGS,
+            catalogue=catalogue,
+            holder=f"{self.name}.{self.starts}",
+        )
+        members = Members(database, META_SETTINGS, announce=announcer.announce)
+        reshaper = Reshaper(
+            database,
+            network,
+            META_SETTINGS,
+            catalogue=catalogue,
+            members=members,
+            driver=f"{self.name}.{self.starts}",
+            dice=self.dice,
+            after_step=self._stepped,
+        )
+
+        async def health() -> Health:
+            await catalogue.brokers()
+            return Health(program="metaserver", ready=True)
+
+        resetter = Resetter(
+            database,
+            network,
+            META_SETTINGS,
+            holder=f"{self.name}.{self.starts}",
+            after_step=self._stepped,
+        )
+        verifier = Verifier(database, network)
+        calls = control_calls(catalogue, members, health, reshaper, verifier, resetter)
+        routes = control_routes(calls)
+        self.internet.listen(self.address, Listener(self.process, self.machine, routes))
+        duties = self._duties(database, network, catalogue) if self._expires else ()
+        attendant = Attendant(
+            database,
+            members,
+            catalogue,
+            META_SETTINGS,
+            reshaper,
+            duties=duties,
+            quick_duties=(announcer.look,),
+        )
+        self.spawn(attendant.run(), self.process.context.copy())
+
+    def _duties(self, database: Any, network: SimNetwork, catalogue: Catalogue) -> tuple[Any, ...]:
+        holder = f"{self.name}.{self.starts}"
+        expirer = Expirer(database, network, META_SETTINGS, catalogue=catalogue, holder=holder)
+        return (expirer.look,)
+
+    def _stepped(self, step: str) -> None:
+        """An operation has finished a step; some of them are the last thing this process does."""
+        if step == self.crash_at_step:
+            self.crash_at_step = ""
+            self.end(machine_down=False)
+            raise Crashed(step)
+        if self.crash_after_steps is None:
+            return
+        self.crash_after_steps -= 1
+        if self.crash_after_steps <= 0:
+            self.crash_after_steps = None
+            self.end(machine_down=False)
+            raise Crashed(step)
+
+    def _committed(self) -> None:
+        if self.crash_after_commits is None:
+            return
+        self.crash_after_commits -= 1
+        if self.crash_after_commits <= 0:
+            self.crash_after_commits = None
+            self.end(machine_down=False)
+            raise Crashed("after a commit")
+
+
+class BrokerHost(Host):
+    """A broker with its disk."""
+
+    def __init__(
+        self,
+        *args: Any,
+        group: str,
+        meta: list[str],
+        port: int,
+        record: Callable[[Event], None],
+        clock_tick: Callable[[], int],
+        settings: dict[str, Any],
+        queued_bytes: int,
+        disk_s: float,
+        claims: Claims,
+    ) -> None:
+        super().__init__(*args)
+        self.group = group
+        self._claims = claims
+        self.disk = SimDisk(TORN_BYTES)
+        self.store: Store | None = None
+        self.port = port
+        self._meta = meta
+        self._record = record
+        self._tick = clock_tick
+        self._settings = settings
+        self._queued_bytes = queued_bytes
+        self._disk_s = disk_s
+        self.removed = Removed()
+        self.copied = False
+        """Its disk is an older copy just now: what it finds there is nobody's."""
+        self.gone = False
+        """Nobody starts it until an operator does."""
+        self.lost_disk: SimDisk | None = None
+        """What was on the disk that was lost."""
+        self.stalled_until = 0.0
+        """Nothing comes back from the disk before."""
+        self.crash_after_commits: int | None = None
+        self._registration: Registration | None = None
+        self._cleaning: Cleaning | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def heard(self) -> bool:
+        """Whether its metaservers know where it is: since it began one has answered, and the last call too."""
+        return self._registration is not None and not self._registration.problem
+
+    def start(self) -> None:
+        process = self.new_process()
+        process.context.run(self._start)
+
+    def _start(self) -> None:
+        disk, machine = self.disk, self.machine
+        disk.lock()
+        identity = claim_folder(disk, broker_group=self.group, dice=self.dice)
+        store = self.store = self._open_store()
+        # From a generator of its own: what else a seed draws does not depend on it.
+        opening = begin_opening(disk, rng=random.Random(f"{self.name} opening {self.starts}"))
+        durable = DurableEnds(store)
+        network = SimNetwork(self.internet, self.process)
+
+        def report() -> BrokerHeartbeat:
+            return BrokerHeartbeat(
+                broker_group=self.group,
+                broker_id=identity.broker_id,
+                address=self.address,
+                writable=not store.commit.reason,
+                opening=opening.opening,
+                opened_after=opening.before if registration.problem else (),
+                log_end=store.log.durable_end,
+                hosted=len(store.state.partitions),
+                untold=() if self._cleaning is None else self._cleaning.untold,
+            )
+
+        async def heard() -> None:
+            note_heard(disk, opening)
+
+        self._cleaning = None
+        registration = self._registration = Registration(
+            MetaClient(network, self._meta),
+            report,
+            dice=self.dice,
+            clock=machine,
+            on_welcome=heard,
+            on_missed=lambda: forget_told(store),
+            on_fence=lambda token: refuse_old_tokens(store, token),
+        )
+        service = BrokerService(store, clock=machine, standing=registration)
+        control = BrokerControl(
+            store,
+            broker_group=self.group,
+            broker_id=identity.broker_id,
+            opening=opening.opening,
+            standing=registration,
+            clock=machine,
+            registration=lambda: registration.problem,
+        )
+
+        async def handle(request: Request, payload: memoryview) -> tuple[Answer, bytes]:
+            began = self._tick()
+            answer, data = await service.handle(request, payload)
+            if early := durable.told_early(request, answer):
+                self.loop.faults.append(early)
+            event = served(request, answer, began)
+            if event is not None:
+                self._record(event)
+            return answer, data
+
+        routes = [self._watched(one) for one in control.routes()]
+        listener = Listener(self.process, machine, routes, handle)
+        self.internet.listen(self.address, listener)
+        self.spawn(registration.run(), self.process.context.copy())
+        if "retention_bytes" in self._settings:
+            self.spawn(self._clean(store), self.process.context.copy())
+
+    async def _clean(self, store: Store) -> None:
+        """Retention, more often than brokers look in production."""
+        cleaning = self._cleaning = Cleaning(
+            store,
+            self.disk,
+            self._broker_settings(),
+            clock=self.machine,
+            run_commit=self._blocking,
+            run_read=self._blocking,
+            standing=self._registration,
+        )
+        rise = store.firsts.rise
+
+        def watched(partition_id: int) -> None:
+            partition = store.state.partitions.get(partition_id)
+            first = store.firsts.pending.get(partition_id, 0)
+            if partition is not None and partition.first_offset < first:
+                self.removed.note(store, partition_id, partition.first_offset, first)
+                self._record(Expired(partition_id, first, self._claims.of(partition_id)))
+            rise(partition_id)
+
+        store.firsts.rise = watched  # type: ignore[method-assign]
+        while True:
+            await asyncio.sleep(CLEAN_S)
+            with contextlib.suppress(KeylaneError):  # with the next look
+                await cleaning.check()
+
+    def _watched(self, route: ControlRoute) -> ControlRoute:
+        """The same call; a reset's is noted, when it is asked and when it is done."""
+        if route.body is not SetCursor:
+            return route
+
+        async def watched(body: Any, params: Params) -> object:
+            fields = (body.group, int(params["id"]), body.token)
+            began = self._tick()
+            self._record(Resetting(*fields, body.cursor))
+            answer = await route.handler(body, params)
+            self._record(Served("reset", *fields, began, body.cursor))
+            return answer
+
+        return replace(route, handler=watched)
+
+    def _open_store(self) -> Store:
+        """What the disk has."""
+        store = Store.open(
+            self.disk,
+            self._broker_settings(),
+            clock=self.machine,
+            run_commit=self._blocking,
+            run_read=self._blocking,
+            run_background=self._blocking,
+        )
+        # Less than settings allow, so that it is full at times.
+        store.commit._queued_bytes_max = self._queued_bytes
+        for partition_id, partition in (
+            () if self.copied else sorted(store.state.partitions.items())
+        ):
+            for name, one in sorted(partition.groups.items()):
+                self._record(Recovered(name, partition_id, one.lock.fence, one.acked.cursor))
+        return store
+
+    def _broker_settings(self) -> BrokerSettings:
+        return settings_of(group=self.group, meta=tuple(self._meta), **self._settings)
+
+    async def close_store(self) -> None:
+        """As a broker ends that is told to: with a snapshot of everything."""
+        if self.store is not None:
+            await self.store.close()
+
+    def look_at_disk(self, *, quiet: bool) -> Store:
+        """The power goes, and somebody looks at what is left: that was durable; if all was quiet, nothing else was."""
+        sealed = set() if self.store is None else _sealed(self.store)
+        self.disk.fail, self.disk.room = "", None
+        self.lose_power()
+        store = self._open_store()
+        found = _sealed(store)
+        for partition_id in sorted(sealed - found):
+            self.loop.faults.append(f"partition {partition_id} is sealed no more")
+        for partition_id in sorted(found - sealed) if quiet else ():
+            self.loop.faults.append(f"partition {partition_id} was sealed, and took messages")
+        return store
+
+    def replace_disk(self) -> None:
+        """The disk is lost; an empty one is there when the broker begins again."""
+        self.lost_disk = self.disk
+        self.disk = SimDisk(TORN_BYTES)
+        self.store = None
+
+    def look_at_lost_disk(self) -> Store | None:
+        """What a lost disk had, for the judges: nothing else reads it; None if none was lost."""
+        if self.lost_disk is None:
+            return None
+        self.disk, self.copied = self.lost_disk, True
+        self.disk.fail, self.disk.room = "", None
+        return self._open_store()
+
+    async def _blocking(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        """As a thread would: some time before, the work at one moment, some time after."""
+        dice = self.dice
+        await asyncio.sleep(self._disk_s * dice.random())
+        while self.loop.now < self.stalled_until:
+            # By a clock that drifts: never less than what lets time pass.
+            await asyncio.sleep(max(0.001, self.stalled_until - self.loop.now))
+        try:
+            result = function(*args)
+        except Crashed:
+            self.lose_power()
+            raise
+        self._committed(function)
+        if dice.random() < 0.3:
+            await asyncio.sleep(self._disk_s / 2 * dice.random())
+        return result
+
+    def _committed(self, function: Callable[..., Any]) -> None:
+        """It may die right after a sync, before anybody is told."""
+        if self.crash_after_commits is None or function.__name__ != "_write":
+            return
+        self.crash_after_commits -= 1
+        if self.crash_after_commits <= 0:
+            self.end(machine_down=False)
+            raise Crashed("after a commit")
+
+    def end(self, *, machine_down: bool) -> None:
+        super().end(machine_down=machine_down)
+        self.crash_after_commits = None
+        self.disk.close()
+        self.disk.crash_at = None
+        self.disk.tear_next = False
+
+    def lose_power(self) -> None:
+        """The machine stops: what was not synced may be gone."""
+        self.stalled_until = 0.0
+        self.end(machine_down=True)
+        self.disk = self.disk.after_crash(self.dice)
+
+
+def _sealed(store: Store) -> set[int]:
+    """The partitions whose seal has been told."""
+    return {key for key, one in store.state.partitions.items() if one.ended}

@@ -1,0 +1,129 @@
+"""In some seeds a broker's disk is lost for good: an operator accepts the loss, and an empty broker takes its place.
+
+It draws from a generator of its own.  What only that disk had is owed to nobody from the moment in which the database
+says that the partition is lost, and not before: until then whatever continues the partition waits for it.  The database
+may say so only of partitions that were on the lost disk.  All else is judged as ever: what the disk had counts as stored
+once, where it was; the order of what is before and behind it holds; a producer is told of each message that may have
+been there, and of no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from keylane.broker.store.store import Store
+from keylane.protocol.errors import AcceptedAsLostError, KeylaneError
+from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
+from keylane.rpc.client import MetaClient
+from sim.actors.clients import SUBJECT
+from sim.actors.hosts import BrokerHost
+from sim.machines.loop import Process
+from sim.swarm import Swarm
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+ENDED = {OperationState.DONE, OperationState.CANCELED}
+
+
+def is_losing(seed: int) -> bool:
+    """Whether a disk is lost in a seed."""
+    return seed % 16 == 12
+
+
+def for_losses(swarm: Swarm) -> Swarm:
+    """The plan of such a seed: longer, and not of a static subject."""
+    return replace(swarm, static=False, fault_s=max(14.0, swarm.fault_s))
+
+
+class Loser:
+    """Loses one disk, and does what operators do about it until all goes on."""
+
+    def __init__(self, world: World, meta: MetaClient) -> None:
+        self._world = world
+        self._meta = meta
+        self._rng = random.Random(f"losses {world.seed}")
+        self.idle = True
+        """Nothing of what it began is under way."""
+
+    async def work(self) -> None:
+        """The loss, the word of the operator, the new broker."""
+        world, rng = self._world, self._rng
+        await asyncio.sleep(world.swarm.fault_s * (0.2 + 0.6 * rng.random()))
+        broker = rng.choice(world.brokers)
+        self.idle = False
+        self._lose(broker)
+        await self._accept(broker)
+        await asyncio.sleep(2 * rng.random())
+        world.trace(f"{broker.name} begins anew")
+        broker.gone = False
+        world.faults.restart(broker)
+        await self._uncordon(broker.group)
+        self.idle = True
+
+    def _lose(self, broker: BrokerHost) -> None:
+        world = self._world
+        world.faults.done += 1
+        world.trace(f"{broker.name} loses its disk")
+        silent = self._rng.random() < 0.5
+        if broker.running:
+            broker.lose_power() if silent else broker.end(machine_down=False)
+        broker.machine.up = not silent
+        if broker.store is not None:
+            world.service.lost(broker.store.state.partitions.values())
+        broker.gone = True
+        broker.replace_disk()
+
+    async def _accept(self, broker: BrokerHost) -> None:
+        """Again and again, until nothing of the broker group is left to give up."""
+        ask = Reshape(kind=OperationKind.EVACUATE, broker_group=broker.group, accept_loss=True)
+        while True:
+            await asyncio.sleep(0.2 + 0.8 * self._rng.random())
+            try:
+                for other in self._world.brokers:
+                    if other is not broker:
+                        await self._meta.cordon(other.group, Cordon(cordoned=False))
+                answer = await self._meta.reshape(ask)
+                self._world.trace(f"loss: {answer!r}")
+                for busy in answer.busy:
+                    if "cancel it" in busy.problem:
+                        await self._meta.cancel_operation(busy.operation_id)
+                if not answer.busy and not answer.operations and await self._nothing_runs():
+                    return
+            except KeylaneError as error:  # it is not yet silent for long enough, or nobody answers
+                self._world.trace(f"not accepted: {error!r}")
+
+    async def _nothing_runs(self) -> bool:
+        return all(one.state in ENDED for one in (await self._meta.operations(SUBJECT)).operations)
+
+    async def _uncordon(self, broker_group: str) -> None:
+        while True:
+            try:
+                await self._meta.cordon(broker_group, Cordon(cordoned=False))
+                return
+            except KeylaneError:
+                await asyncio.sleep(0.3)
+
+    # ── what the database says ────────────────────────────────────────────────────────────────────────
+    def check_lost(self, disks: Iterable[Store]) -> None:
+        """The database calls those partitions lost only that were on a lost disk."""
+        hosted = {int(partition_id) for disk in disks for partition_id in disk.state.partitions}
+        self._world.loop.faults += [
+            f"partition {partition_id} counts as lost, and was on no lost disk"
+            for partition_id in sorted(self._world.shelf.lost - hosted)
+        ]
+
+    # ── what producers are told ───────────────────────────────────────────────────────────────────────
+    def check_told(self, error: AcceptedAsLostError, sender: Process, sent_at_s: float) -> None:
+        """A producer was told that a message may have been on the lost disk: if so, it was sent there."""
+        partition_id = error.details.get("partition_id", 0)
+        if partition_id not in self._world.shelf.lost:
+            self._world.loop.faults.append(
+                f"told as lost with partition {partition_id}, which is not"
+            )
+        elif sender.appends.get(partition_id, -1.0) < sent_at_s:
+            self._world.loop.faults.append("told as lost, and was never sent there")

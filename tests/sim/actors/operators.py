@@ -1,0 +1,202 @@
+"""What operators do beside reshaping, in some seeds: a broker group given up, a group's progress set anew, a short retention.
+
+They draw from dice of their own, so that every other seed is the run it was before there were any.  An operator who
+hears that something is half done does it again until it is whole, after the healing too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from keylane.checker.events import Served
+from keylane.protocol.errors import Fate, KeylaneError, Retry
+from keylane.protocol.operations import Cordon, OperationKind, Reshape
+from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo
+from keylane.rpc.client import MetaClient
+from sim.actors.clients import SUBJECT
+from sim.actors.consumers import ConsumerHost
+from sim.actors.hosts import BrokerHost
+from sim.swarm import Swarm
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+ACTIONS = ("forsake", "reset")
+SILENT_S = 8.0
+"""A broker that is to be given up is away for as long at most: more than its ttl."""
+PATIENCE_S = 6.0
+"""An operator gives up what was never begun after so long."""
+
+
+def is_operated(seed: int) -> bool:
+    """Whether operators are at work in a seed."""
+    return seed % 8 == 5
+
+
+def for_operators(seed: int, swarm: Swarm) -> Swarm:
+    """The plan of such a seed: longer; half of them let messages be reordered, half have old segments removed."""
+    dice = random.Random(f"plan {seed}")
+    plan = replace(swarm, strict=dice.random() < 0.5, fault_s=max(12.0, swarm.fault_s))
+    if dice.random() < 0.5:
+        return plan
+    few = {"segment_bytes": 4_096, "retention_bytes": dice.choice((1, 8_192))}
+    return replace(plan, broker=plan.broker | few)
+
+
+class Operator:
+    """Acts upon a world, now and then, until it is healed."""
+
+    def __init__(self, world: World, meta: MetaClient) -> None:
+        self._world = world
+        self._meta = meta
+        self._dice = dice = random.Random(f"operator {world.seed}")
+        self._actions = sorted(name for name in ACTIONS if dice.random() < 0.6) or list(ACTIONS)
+        self._gap_s = dice.choice((1.0, 3.0))
+        self.idle = True
+        """Nothing of what it began is under way."""
+
+    async def work(self) -> None:
+        """One action after the other."""
+        self.idle = False
+        actions: dict[str, Callable[[], Awaitable[None]]] = {
+            name: getattr(self, f"_{name}") for name in self._actions
+        }
+        while True:
+            await asyncio.sleep(2 * self._gap_s * self._dice.random())
+            if self._world.faults.healed:
+                break
+            name = self._dice.choice(self._actions)
+            self._world.faults.done += 1
+            self._world.trace(f"operator {name}")
+            await actions[name]()
+        self.idle = True
+
+    # ── a broker group given up ───────────────────────────────────────────────────────────────────────
+    async def _forsake(self) -> None:
+        """A broker is dead, or only nobody at the metaservers hears of it: its group is left without its help."""
+        world, dice = self._world, self._dice
+        broker = dice.choice(world.brokers)
+        back = self._take_away(broker)
+        until = world.loop.now + SILENT_S
+        ask = Reshape(kind=OperationKind.EVACUATE, broker_group=broker.group, without_source=True)
+        while world.loop.now < until and not world.faults.healed:
+            try:
+                for one in world.brokers:
+                    if one is not broker:
+                        await self._meta.cordon(one.group, Cordon(cordoned=False))
+                answer = await self._meta.reshape(ask)
+            except (
+                KeylaneError
+            ) as error:  # it still answers; or what it was asked for before runs yet
+                world.trace(f"not given up: {error!r}")
+                await asyncio.sleep(0.4)
+            else:
+                world.trace(f"given up: {answer!r}")
+                await asyncio.sleep(3 * dice.random())
+                break
+        back()
+        await asyncio.sleep(2 * dice.random())
+        await self._uncordon(broker.group)
+
+    def _take_away(self, broker: BrokerHost) -> Callable[[], None]:
+        """How it comes back."""
+        world, dice = self._world, self._dice
+        if dice.random() < 0.5:
+            if broker.running:
+                broker.lose_power() if dice.random() < 0.5 else broker.end(machine_down=False)
+            return lambda: world.faults.restart(broker)
+        links = [
+            link
+            for meta in world.metas
+            for link in ((broker.name, meta.name), (meta.name, broker.name))
+        ]
+        for link in links:
+            world.internet.cut_link(*link)
+
+        def heal() -> None:
+            for link in links:
+                world.internet.heal_link(*link)
+
+        return heal
+
+    async def _uncordon(self, broker_group: str) -> None:
+        while True:
+            try:
+                await self._meta.cordon(broker_group, Cordon(cordoned=False))
+                return
+            except KeylaneError:
+                await asyncio.sleep(0.3)
+
+    # ── progress ──────────────────────────────────────────────────────────────────────────────────────
+    async def _reset(self) -> None:
+        """A group stops, is set to another place, and goes on from there."""
+        world = self._world
+        group = f"group{self._dice.randrange(world.swarm.groups)}"
+        ask = self._draw_reset()
+        until = world.loop.now + PATIENCE_S
+        begun = False
+        while begun or world.loop.now < until:
+            for one in self._consumers(group):
+                one.leave()
+            try:
+                answer = await self._meta.reset_group(SUBJECT, group, ask)
+            except KeylaneError as error:
+                world.trace(f"not set: {error!r}")
+                gone = error.retry in {Retry.NEVER, Retry.AFTER_NEW_ROUTE}
+                if begun and error.fate is Fate.NOT_DONE and gone:
+                    ask = ResetGroup(to=ResetTo.EARLIEST)  # what was asked for is gone
+                elif error.retry is Retry.NEVER:
+                    break
+                begun = begun or error.fate is not Fate.NOT_DONE
+                await asyncio.sleep(0.1 + 0.4 * self._dice.random())
+            else:
+                self._check_told(group, answer)
+                break
+        for one in self._consumers(group):
+            while one.leaving:  # it has left, and is not at its end yet
+                await asyncio.sleep(0.1)
+            world.faults.restart(one)
+
+    def _consumers(self, group: str) -> list[ConsumerHost]:
+        return [one for one in self._world.consumers if one.group == group]
+
+    def _draw_reset(self) -> ResetGroup:
+        """
+        To the first message, behind the last, or somewhere between; mostly the whole of it.
+
+        A partition set by itself leaves the order between partitions to the operator: only where none is promised.
+        """
+        world, dice = self._world, self._dice
+        to = dice.choice((ResetTo.EARLIEST, ResetTo.EARLIEST, ResetTo.LATEST, *ResetTo))
+        if to is ResetTo.TIME:
+            wall_ms = dice.choice(world.brokers).machine.wall_ms()
+            ago_ms = int(1_000 * dice.random() * world.loop.now)
+            return ResetGroup(to=to, at_ms=max(0, wall_ms - ago_ms))
+        if to is not ResetTo.OFFSET or (world.swarm.strict and not world.swarm.static):
+            return ResetGroup(to=to if to is not ResetTo.OFFSET else ResetTo.EARLIEST)
+        hosted = [one.store.state.partitions for one in world.brokers if one.store is not None]
+        some = [one for partitions in hosted for one in partitions.values()]
+        if not some:
+            return ResetGroup(to=ResetTo.EARLIEST)
+        partition = dice.choice(some)
+        facts = partition.facts.partition
+        offset = dice.randint(0, partition.readable_offset)
+        if world.swarm.static:
+            return ResetGroup(to=to, queue=facts.queue, offset=facts.logic_start + offset)
+        return ResetGroup(to=to, partition_id=facts.partition_id, offset=offset)
+
+    def _check_told(self, group: str, answer: GroupReset) -> None:
+        """What an operator is told was set, a broker has said to have set."""
+        history = self._world.history
+        done = {
+            (one.partition_id, one.token)
+            for one in history
+            if type(one) is Served and one.kind == "reset" and one.group == group
+        }
+        for one in answer.cursors:
+            if (one.partition_id, one.token) not in done:
+                self._world.loop.faults.append(f"told as set, and no broker knows: {one}")

@@ -1,0 +1,47 @@
+"""Keys whose handlers fail for ever: whoever has other keys goes on, whatever the number of those that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from keylane.broker.store.store import Store
+from keylane.checker.events import Ended, Event, Stored
+from sim.actors.users import SHARED
+from sim.machines.logs import read_log
+from sim.service import Service, cursor_of
+
+Owed = dict[tuple[str, int], dict[int, bytes]]
+"""(group, partition) → offset → key of what a group owes to itself, though handlers of other keys fail."""
+
+
+def owed(service: Service, stores: Iterable[Store], poison: set[bytes]) -> Owed:
+    """What may be handled now: of partitions that their groups may read, the messages of keys that do not fail."""
+    found: Owed = {}
+    for store in stores:
+        for partition_id, partition in store.state.partitions.items():
+            first, end = partition.first_offset, partition.readable_offset
+            healthy = {
+                one.offset: one.key
+                for one in read_log(store, partition_id, first, end)
+                if type(one) is Stored and one.key not in poison
+            }
+            for group in service.groups:
+                if group != SHARED and service.may_read(group, partition_id):
+                    cursor = cursor_of(partition, group)
+                    keys = {offset: key for offset, key in healthy.items() if offset >= cursor}
+                    found[group, partition_id] = keys
+    return found
+
+
+def unhandled(debts: Owed, history: Sequence[Event]) -> list[str]:
+    """What is still owed after the time in which it had to be handled."""
+    ended: dict[tuple[str, int], set[int]] = {who: set() for who in debts}
+    for event in history:
+        if type(event) is Ended and (event.group, event.partition_id) in ended:
+            ended[event.group, event.partition_id].add(event.offset)
+    return [
+        f"{group} did not handle {len(left)} messages of partition {partition_id}, as {left[0]} of "
+        f"{keys[left[0]]!r}, while handlers of other keys failed"
+        for (group, partition_id), keys in debts.items()
+        if (left := sorted(keys.keys() - ended[group, partition_id]))
+    ]

@@ -1,0 +1,207 @@
+"""One simulated connection of the data plane: two queues of frames that keep their order, until it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from keylane.protocol.errors import InternalError, KeylaneError, NotSentError, OutcomeUnknownError
+from keylane.protocol.frames import (
+    Answer,
+    Append,
+    Refused,
+    Request,
+    decode_answer,
+    decode_request,
+    encode_frame,
+    refusal,
+    refusal_error,
+)
+from sim.machines.calls import FRAMES_MAX
+from sim.machines.loop import Process
+
+if TYPE_CHECKING:
+    from sim.machines.network import Internet, Listener
+
+
+class _Pipe:
+    """One direction.  `owed` frames have arrived at a cut and wait for its end."""
+
+    def __init__(self, source: str, target: str) -> None:
+        self.source = source
+        self.target = target
+        self.frames: deque[bytes] = deque()
+        self.last_at = 0.0
+        self.owed = 0
+
+
+class Connection:
+    """Between a client's channel and a listener; either end may be dead or paused."""
+
+    def __init__(self, internet: Internet, client: Process, server: Listener) -> None:
+        self.client = client
+        self.server = server
+        self.channel: SimChannel | None = None
+        self.broken = False
+        self._internet = internet
+        self._up = _Pipe(client.name, server.process.name)
+        self._down = _Pipe(server.process.name, client.name)
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def now(self) -> float:
+        return self._internet.loop.now
+
+    def asks(self, kind: str) -> None:
+        """The client makes a call."""
+        self._internet.asks(self.client, kind, most=FRAMES_MAX)
+
+    def send_up(self, frame: bytes) -> None:
+        self._send(self._up, frame)
+
+    def _send(self, pipe: _Pipe, frame: bytes) -> None:
+        internet = self._internet
+        internet.messages += 1
+        if self.broken:
+            return
+        if internet.lost():
+            self.break_off()
+            return
+        loop = internet.loop
+        pipe.last_at = max(pipe.last_at + 1e-6, loop.now + internet.delay())
+        pipe.frames.append(frame)
+        loop.after(pipe.last_at - loop.now, self._arrived, pipe)
+
+    def _arrived(self, pipe: _Pipe) -> None:
+        if self.broken:
+            return
+        if self._internet.is_cut(pipe.source, pipe.target):
+            pipe.owed += 1
+            return
+        self._deliver(pipe)
+
+    def _deliver(self, pipe: _Pipe) -> None:
+        frame = pipe.frames.popleft()
+        post = self._internet.loop.post
+        if pipe is self._up:
+            if self.server.process.alive:
+                post(self.server.process, self._serve, frame)
+            elif self.server.machine.up:
+                self.break_off()
+        elif self.channel is not None:
+            post(self.client, self.channel.receive, frame)
+
+    def flush(self) -> None:
+        """The cut has healed: what was owed arrives."""
+        for pipe in (self._up, self._down):
+            while pipe.owed and not self._internet.is_cut(pipe.source, pipe.target):
+                pipe.owed -= 1
+                self._deliver(pipe)
+
+    def break_off(self) -> None:
+        """A reset: what is under way is gone, both ends hear of it."""
+        if self.broken:
+            return
+        self.broken = True
+        internet = self._internet
+        chance = internet.weather.ghost_chance
+        if self._up.frames and chance and internet.dice.random() < chance:
+            later_s = internet.delay_of_a_double()
+            for frame in self._up.frames:
+                internet.loop.after(later_s, self._haunt, frame)
+        if self.channel is not None:
+            internet.loop.after(
+                internet.delay(), internet.loop.post, self.client, self.channel.ended, "reset"
+            )
+        internet.loop.after(
+            internet.delay(), internet.loop.post, self.server.process, self._server_ended
+        )
+
+    def _haunt(self, frame: bytes) -> None:
+        """The server reads what came before the end; nobody hears its answer."""
+        self._internet.loop.post(self.server.process, self._serve, frame)
+
+    # ── in the server's process ───────────────────────────────────────────────────────────────────────
+    def _serve(self, frame: bytes) -> None:
+        request, payload = decode_request(frame)
+        task = asyncio.ensure_future(self._answer(request, payload))
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def _answer(self, request: Request, payload: memoryview) -> None:
+        assert self.server.data_handler is not None
+        try:
+            frame = encode_frame(*await self.server.data_handler(request, payload))
+        except KeylaneError as error:
+            frame = encode_frame(refusal(request.correlation_id, error))
+        except Exception as error:  # noqa: BLE001 - what the real server logs is a find here
+            self._internet.loop.faults.append(error)
+            frame = encode_frame(refusal(request.correlation_id, InternalError()))
+        self._send(self._down, frame)
+
+    def _server_ended(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+
+class SimChannel:
+    """The client's end; see `keylane.rpc.network.Channel`."""
+
+    def __init__(self, connection: Connection, address: str) -> None:
+        self.connection = connection
+        connection.channel = self
+        self._address = address
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._next_id = itertools.count(1).__next__
+        self._broken: str | None = None
+
+    def next_id(self) -> int:
+        return self._next_id()
+
+    @property
+    def closed(self) -> bool:
+        return self._broken is not None
+
+    async def call(
+        self, request: Request, payload: bytes = b"", *, timeout_ms: int
+    ) -> tuple[Answer, memoryview]:
+        self.connection.asks(type(request).__name__)
+        if self._broken is not None:
+            raise NotSentError(f"the connection to {self._address} is closed: {self._broken}")
+        frame = encode_frame(request, payload)
+        if type(request) is Append:
+            self.connection.client.appends[request.partition_id] = self.connection.now
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[request.correlation_id] = future
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                self.connection.send_up(frame)
+                answer, rest = await future
+        except TimeoutError:
+            raise OutcomeUnknownError(f"no answer from {self._address} in time") from None
+        finally:
+            self._waiting.pop(request.correlation_id, None)
+        if isinstance(answer, Refused):
+            raise refusal_error(answer)
+        return answer, rest
+
+    def receive(self, frame: bytes) -> None:
+        if self._broken is not None:
+            return
+        answer, payload = decode_answer(frame)
+        future = self._waiting.get(answer.correlation_id)
+        if future is not None and not future.done():
+            future.set_result((answer, payload))
+
+    def ended(self, reason: str) -> None:
+        if self._broken is None:
+            self._broken = reason
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(OutcomeUnknownError(f"the connection ended: {reason}"))
+
+    async def close(self) -> None:
+        self.ended("closed on this side")
+        self.connection.break_off()

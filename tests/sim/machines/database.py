@@ -1,0 +1,177 @@
+"""The metaserver's database in a simulation: SQLite in memory, the real SQL functions run in place.
+
+A call waits, runs whole, and waits again: between the two the process may die, so that what is committed is never
+told.  What was committed without a sync (renewals) may be lost with the machine.  After every transaction the
+leases are compared with those before it: each new grant goes into the history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from keylane.checker.events import AcceptedLost, Granted
+from keylane.metaserver.sql.dialect import prepare_sqlite
+from keylane.metaserver.sql.migrate import migrate
+from sim.machines.machine import Machine
+from sim.machines.promises import Claims
+from sim.machines.statements import QuickConnection
+from support.grants import Leases
+
+STATEMENTS_MAX = 5_000
+"""Prepared statements that SQLite keeps; more than the metaserver has."""
+
+
+class _ClockOfNow:
+    """The clock of the machine that has the database in this seed; the connection outlives many seeds."""
+
+    def __init__(self) -> None:
+        self.machine: Machine | None = None
+
+    def boot_ms(self) -> int:
+        return 0 if self.machine is None else self.read(self.machine)
+
+    def read(self, machine: Machine) -> int:
+        """By this clock of the machine; asked anew each time, the connection keeps `boot_ms` itself."""
+        return machine.boot_ms()
+
+
+@cache
+def _connected() -> tuple[QuickConnection, sqlite3.Connection, _ClockOfNow, bytes]:
+    """One connection a process, so that SQLAlchemy compiles each statement once; and an empty, migrated database."""
+    raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=STATEMENTS_MAX)
+    engine = sa.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
+    clock = _ClockOfNow()
+    prepare_sqlite(engine, clock)  # type: ignore[arg-type]
+    connection = engine.connect()
+    with connection.begin():
+        migrate(connection)
+    return QuickConnection(connection, raw), raw, clock, raw.serialize()
+
+
+def forget_database() -> None:
+    """After a run that was broken off in the middle: a transaction may be open for ever."""
+    _connected.cache_clear()
+
+
+class Shelf:
+    """One database, used by all metaserver processes of a machine; it outlives them."""
+
+    def __init__(self, machine: Machine, record: Callable[[Granted | AcceptedLost], None]) -> None:
+        self._connection, self._raw, clock, empty = _connected()
+        clock.machine = machine
+        self._clock = clock
+        self._machine = machine
+        self._record = record
+        self._raw.deserialize(empty)
+        self.claims = Claims()
+        self.watched = False
+        """Whether the claims of consumer groups are kept."""
+        self.watches_losses = False
+        self.lost: set[int] = set()
+        """Partitions whose loss was accepted, if `watches_losses`."""
+        self.boot = 0
+        """The boot that the times in it belong to."""
+        self._durable: bytes | None = None
+        """The last durable image while there are renewals after it."""
+        self._leases: Leases | None = None
+        """As the last transaction left them; None if nobody has looked."""
+
+    def run(self, work: Callable[..., Any], args: Any, kwargs: Any, *, durable: bool) -> Any:
+        if not durable and self._durable is None:
+            self._durable = self._raw.serialize()
+        raw = self._raw
+        before = self._leases or Leases.read(raw.execute)
+        changes = raw.total_changes
+        result = self.look(work, args, kwargs)
+        if durable:
+            self._durable = None
+        if raw.total_changes != changes:
+            self._leases = Leases.read(raw.execute)
+            for event in before.given(self._leases, now_ms=self._clock.boot_ms()):
+                self._record(event)
+        if self.watched:
+            self.claims.note(raw.execute)
+        if self.watches_losses:
+            for (partition_id,) in raw.execute("SELECT partition_id FROM partitions WHERE lost"):
+                if partition_id not in self.lost:
+                    self.lost.add(partition_id)
+                    self._record(AcceptedLost(partition_id))
+        return result
+
+    def renew(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run what need not be durable; a session that had ended stays so: nobody is told that it was renewed."""
+        asked = args[0] if isinstance(args[0], list) else []
+        ended = [session for session in asked if self.left_ms(session) == 0]
+        result = self.run(work, args, kwargs, durable=False)
+        for session in ended:
+            if session in result:
+                said = f"session {session[:8]} was renewed after its end"
+                self._machine.loop.faults.append(said)
+        return result
+
+    def look(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return self._connection.transact(work, args, kwargs)
+
+    def left_ms(self, session: str) -> int | None:
+        """What a session has left; 0 if it is gone, None while the database's time has no meaning."""
+        if self.boot != self._machine.boots:
+            return None
+        ask = "SELECT expires_at FROM sessions WHERE session = ?"
+        found = self._raw.execute(ask, (session,)).fetchone()
+        return 0 if found is None else max(0, found[0] - self._clock.boot_ms())
+
+    def lose_power(self) -> None:
+        """Back to what was synced."""
+        if self._durable is not None:
+            self._raw.deserialize(self._durable)
+            self._durable = self._leases = None
+
+
+class SimDatabase:
+    """One metaserver process's way to the database; see `keylane.metaserver.sql.database.Database`."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        dice: random.Random,
+        *,
+        after_commit: Callable[[], None],
+        slow_s: float,
+    ) -> None:
+        self._shelf = shelf
+        self._dice = dice
+        self._after_commit = after_commit
+        self._slow_s = slow_s
+
+    async def _wait(self) -> None:
+        await asyncio.sleep(self._slow_s * self._dice.random() if self._dice.random() < 0.3 else 0)
+
+    async def write(self, work: Any, *args: Any, **kwargs: Any) -> Any:
+        await self._wait()
+        result = self._shelf.run(work, args, kwargs, durable=True)
+        self._after_commit()
+        await self._wait()
+        return result
+
+    write_first = write
+
+    async def renew(self, work: Any, *args: Any, **kwargs: Any) -> Any:
+        await self._wait()
+        result = self._shelf.renew(work, args, kwargs)
+        self._after_commit()
+        await self._wait()
+        return result
+
+    async def read(self, work: Any, *args: Any, **kwargs: Any) -> Any:
+        await self._wait()
+        result = self._shelf.look(work, args, kwargs)
+        await self._wait()
+        return result

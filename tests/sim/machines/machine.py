@@ -1,0 +1,40 @@
+"""A simulated machine: its clocks, which go wrong, and whether it is up."""
+
+from __future__ import annotations
+
+from sim.machines.loop import SimLoop
+
+
+class Machine:
+    """
+    `rate` is how fast its clocks go: 1.05 gains five seconds in a hundred.  The boot clock never jumps but at a
+    boot; the calendar jumps when it is told to.
+    """
+
+    def __init__(self, loop: SimLoop, name: str, *, rate: float, boot_s: float) -> None:
+        self.name = name
+        self.rate = rate
+        self.up = True
+        self.boots = 1
+        self.wall_jump_ms = 0
+        self.loop = loop
+        self._boot_ns = int(boot_s * 1e9)
+        self._zero = 0.0
+
+    def boot_ns(self) -> int:
+        return self._boot_ns + int((self.loop.now - self._zero) * self.rate * 1e9)
+
+    def boot_ms(self) -> int:
+        return self.boot_ns() // 1_000_000
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000 + self.wall_jump_ms + int(self.loop.now * self.rate * 1000)
+
+    def wall_ns(self) -> int:
+        return self.wall_ms() * 1_000_000
+
+    def reboot(self, boot_s: float) -> None:
+        """The boot clock begins anew."""
+        self.boots += 1
+        self._zero = self.loop.now
+        self._boot_ns = int(boot_s * 1e9)

@@ -1,0 +1,340 @@
+"""A network between simulated processes: delay, loss, late and doubled calls, one-way cuts, resets.
+
+    data plane     like TCP: in order until it breaks; a cut holds what is under way, healing delivers it or breaks it;
+                   a server may read what came on a connection after its client has given it up and opened another
+    control calls  each on its own: late, twice, lost on the way there, or lost on the way back, after their effect
+
+Handlers are the real ones: `BrokerService.handle` for frames, the tables of `ControlRoute` for control calls; what
+crosses is bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+
+from keylane.protocol.control import ErrorBody, encode_json
+from keylane.protocol.errors import (
+    InternalError,
+    InvalidRequestError,
+    KeylaneError,
+    NotSentError,
+    OutcomeUnknownError,
+)
+from keylane.rpc.server import ControlRoute, DataHandler, status_of
+from sim.machines.calls import CONTROLS_MAX, CallRates
+from sim.machines.connection import Connection, SimChannel
+from sim.machines.loop import Process, SimLoop
+from sim.machines.machine import Machine
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Weather:
+    """How the network is now; chances are per message."""
+
+    delay_s: float = 0.001
+    late_chance: float = 0.0
+    late_s: float = 3.0
+    loss_chance: float = 0.0
+    twice_chance: float = 0.0
+    ghost_chance: float = 0.0
+    """What was under way to a server when its connection ended is served all the same, perhaps much later."""
+    held_chance: float = 0.5
+    """What is under way when a link is cut arrives after the cut, instead of breaking its connection."""
+
+
+class Listener:
+    """A process that serves at an address."""
+
+    def __init__(
+        self,
+        process: Process,
+        machine: Machine,
+        routes: Sequence[ControlRoute],
+        data_handler: DataHandler | None = None,
+    ) -> None:
+        self.process = process
+        self.machine = machine
+        self.data_handler = data_handler
+        self._routes = [
+            (one, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", one.path))) for one in routes
+        ]
+
+    def find(self, method: str, path: str) -> tuple[ControlRoute, dict[str, str]]:
+        for route, pattern in self._routes:
+            match = pattern.fullmatch(path)
+            if match is not None and route.method == method:
+                return route, match.groupdict()
+        raise InvalidRequestError(f"{method} {path}: no such call")
+
+
+class Internet:
+    """All links: who is cut off from whom, and who listens where."""
+
+    def __init__(self, loop: SimLoop, dice: random.Random) -> None:
+        self.loop = loop
+        self.dice = dice
+        self.weather = Weather()
+        self.listeners: dict[str, Listener] = {}
+        self.machines: dict[str, Machine] = {}
+        """Of every address ever used."""
+        self.cut: set[tuple[str, str]] = set()
+        self.connections: list[Connection] = []
+        self.messages = 0
+        self._held: list[tuple[str, str, Callable[[], None]]] = []
+        self._rates = CallRates(loop.faults.append)
+
+    def asks(self, process: Process, kind: str, *, most: int = CONTROLS_MAX) -> None:
+        """A process makes a call; see `CallRates.note`."""
+        self._rates.note(self.loop.now, process.name, kind, most=most)
+
+    def listen(self, address: str, listener: Listener) -> None:
+        self.listeners[address] = listener
+        self.machines[address] = listener.machine
+
+    def gone(self, process: Process, *, machine_down: bool) -> None:
+        """A process ended: nobody listens for it, its connections break, unless its machine fell silent."""
+        for address, listener in list(self.listeners.items()):
+            if listener.process is process:
+                del self.listeners[address]
+        if not machine_down:
+            for connection in self.connections:
+                if process in {connection.client, connection.server.process}:
+                    connection.break_off()
+        self.connections = [one for one in self.connections if not one.broken]
+
+    def delay(self) -> float:
+        weather = self.weather
+        wait = weather.delay_s * (0.2 + 1.6 * self.dice.random())
+        if weather.late_chance and self.dice.random() < weather.late_chance:
+            wait += weather.late_s * self.dice.random()
+        return wait
+
+    def delay_of_a_double(self) -> float:
+        """How much later the second of two may come."""
+        return self.weather.late_s * self.dice.random()
+
+    def lost(self) -> bool:
+        chance = self.weather.loss_chance
+        return bool(chance) and self.dice.random() < chance
+
+    def is_cut(self, source: str, target: str) -> bool:
+        return (source, target) in self.cut
+
+    def carry(self, source: str, target: str, arrive: Callable[[], None]) -> None:
+        """Bring something across once; what meets a cut waits for its end, or is gone."""
+        self.messages += 1
+
+        def arrived() -> None:
+            if not self.is_cut(source, target):
+                arrive()
+            elif self.dice.random() < self.weather.held_chance:
+                self._held.append((source, target, arrive))
+
+        if not self.lost():
+            self.loop.after(self.delay(), arrived)
+
+    def cut_link(self, source: str, target: str) -> None:
+        self.cut.add((source, target))
+
+    def heal_link(self, source: str, target: str) -> None:
+        self.cut.discard((source, target))
+        for connection in list(self.connections):
+            if {connection.client.name, connection.server.process.name} == {source, target}:
+                if self.dice.random() < self.weather.held_chance:
+                    connection.flush()
+                else:
+                    connection.break_off()
+        held, self._held = self._held, []
+        for one in held:
+            if one[:2] == (source, target):
+                self.loop.after(self.delay(), one[2])
+            else:
+                self._held.append(one)
+
+    def break_link(self, source: str, target: str) -> None:
+        """The cut heals, and no connection has outlived it."""
+        for connection in list(self.connections):
+            if {connection.client.name, connection.server.process.name} == {source, target}:
+                connection.break_off()
+        self.heal_link(source, target)
+
+    def heal(self) -> None:
+        """Fine weather, no cuts."""
+        for link in sorted(self.cut):
+            self.heal_link(*link)
+        weather = self.weather
+        weather.late_chance = weather.loss_chance = weather.twice_chance = 0.0
+        weather.ghost_chance = 0.0
+
+
+class SimNetwork:
+    """One process's door to the internet; see `keylane.rpc.network.Network`."""
+
+    def __init__(self, internet: Internet, process: Process) -> None:
+        self._internet = internet
+        self._process = process
+        self._loop = internet.loop
+
+    async def open_channel(self, address: str, *, timeout_ms: int) -> SimChannel:
+        internet = self._internet
+        future: asyncio.Future[SimChannel] = self._loop.create_future()
+        me = self._process
+        internet.asks(me, "for a connection")
+
+        def give(channel: SimChannel | None) -> None:
+            if future.done():
+                if channel is not None:
+                    channel.connection.break_off()
+            elif channel is None:
+                future.set_exception(NotSentError(f"cannot reach the broker at {address}"))
+            else:
+                future.set_result(channel)
+
+        def arrive() -> None:
+            listener = internet.listeners.get(address)
+            if listener is None or listener.data_handler is None:
+                machine = internet.machines.get(address)
+                if machine is None or machine.up:
+                    internet.loop.after(internet.delay(), internet.loop.post, me, give, None)
+                return
+            name = listener.process.name
+            if internet.is_cut(me.name, name) or internet.is_cut(name, me.name):
+                return
+            connection = Connection(internet, me, listener)
+            internet.connections.append(connection)
+            internet.loop.after(
+                internet.delay(), internet.loop.post, me, give, SimChannel(connection, address)
+            )
+
+        internet.messages += 1
+        self._loop.after(internet.delay(), arrive)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await future
+        except TimeoutError:
+            raise NotSentError(f"cannot reach the broker at {address}: time") from None
+
+    async def control(
+        self,
+        method: str,
+        address: str,
+        path: str,
+        answer: type[T],
+        *,
+        body: object = None,
+        query: Mapping[str, str] | None = None,
+        timeout_ms: int,
+    ) -> T:
+        self._internet.asks(self._process, f"{method} {path}")
+        packed = b"" if body is None else encode_json(body)
+        future: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
+        call = _ControlCall(self, method, address, path, packed, dict(query or {}), future)
+        times = 2 if self._internet.dice.random() < self._internet.weather.twice_chance else 1
+        call.send()
+        if times == 2:
+            late = self._internet.dice.random() < 0.5
+            self._loop.after(self._internet.delay_of_a_double() if late else 0.0, call.send)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                status, data = await future
+        except TimeoutError:
+            raise OutcomeUnknownError(f"no answer from {address} to {method} {path}") from None
+        if status == 0:
+            raise NotSentError(f"cannot reach {address}", address=address)
+        if status == -1:
+            raise OutcomeUnknownError(f"no answer from {address} to {method} {path}: reset")
+        if status == 200:
+            return msgspec.json.decode(data, type=answer)
+        raise msgspec.json.decode(data, type=ErrorBody).error()
+
+    async def close(self) -> None:
+        pass
+
+
+class _ControlCall:
+    """One control call on its way there and back."""
+
+    def __init__(
+        self,
+        network: SimNetwork,
+        method: str,
+        address: str,
+        path: str,
+        packed: bytes,
+        query: dict[str, str],
+        future: asyncio.Future[tuple[int, bytes]],
+    ) -> None:
+        self._internet = network._internet
+        self._me = network._process
+        self._method = method
+        self._address = address
+        split = urlsplit(path)
+        self._path = split.path
+        self._packed = packed
+        self._query = dict(parse_qsl(split.query)) | query
+        self._future = future
+
+    def send(self) -> None:
+        internet = self._internet
+        listener = internet.listeners.get(self._address)
+        target = self._address if listener is None else listener.process.name
+        if internet.dice.random() < internet.weather.loss_chance:
+            # The connection broke on the way there.
+            internet.loop.after(internet.delay(), internet.loop.post, self._me, self._give, -1, b"")
+            return
+        internet.carry(self._me.name, target, self._arrive)
+
+    def _give(self, status: int, data: bytes) -> None:
+        if not self._future.done():
+            self._future.set_result((status, data))
+
+    def _reply(self, source: str, status: int, data: bytes) -> None:
+        internet = self._internet
+        internet.carry(
+            source, self._me.name, lambda: internet.loop.post(self._me, self._give, status, data)
+        )
+
+    def _arrive(self) -> None:
+        internet = self._internet
+        listener = internet.listeners.get(self._address)
+        if listener is None:
+            machine = internet.machines.get(self._address)
+            if machine is None or machine.up:
+                self._reply(self._address, 0, b"")
+            return
+        internet.loop.post(listener.process, self._serve, listener)
+
+    def _serve(self, listener: Listener) -> None:
+        self._task = internet_task(self._answer(listener))
+
+    async def _answer(self, listener: Listener) -> None:
+        try:
+            route, params = listener.find(self._method, self._path)
+            body: Any = None
+            if route.body is not None:
+                body = msgspec.json.decode(self._packed, type=route.body)
+            result = await route.handler(body, self._query | params)
+            status, data = 200, encode_json(result)
+        except msgspec.MsgspecError as error:
+            status, data = 400, encode_json(ErrorBody.of(InvalidRequestError(str(error))))
+        except KeylaneError as error:
+            status, data = status_of(error), encode_json(ErrorBody.of(error))
+        except Exception as error:  # noqa: BLE001 - what the real server logs is a find here
+            self._internet.loop.faults.append(error)
+            status, data = 500, encode_json(ErrorBody.of(InternalError()))
+        self._reply(listener.process.name, status, data)
+
+
+def internet_task(work: Awaitable[None]) -> asyncio.Task[None]:
+    """A task of the process that runs now."""
+    return asyncio.ensure_future(work)  # type: ignore[return-value]
