@@ -23,10 +23,10 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.control import Retention
 from ...protocol.routing import PartitionState
-from ..groups.sessions import mark_unsettled
 from ..sql.dialect import insert_new, now_ms
 from ..sql.schema import accepted_folders, brokers, drained, groups, heard, partitions, subjects
 from .subjects import SERVED
+from .unsettled import mark_unsettled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from ...protocol.errors import TokenUnknownError
 from ...protocol.ids import FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy, PartitionState
 from ..cluster.partitions import granted_partitions, select_granted, subject_parents
+from ..cluster.unsettled import mark_unsettled
 from ..sql.dialect import insert_new
 from ..sql.duties import duty_left_ms, rebuilt_duty
 from ..sql.schema import drained, groups, heard, leases, partitions, sessions
@@ -46,7 +47,7 @@ from .locked_group import (
     some_leases,
     store_leases,
 )
-from .sessions import live_session, mark_unsettled, sweep_sessions
+from .sessions import live_session, sweep_sessions
 
 log = logging.getLogger("keylane.metaserver")
 

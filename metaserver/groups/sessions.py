@@ -27,6 +27,7 @@ from ...protocol.errors import (
 from ...protocol.ids import SessionId, check_name
 from ...protocol.limits import GROUPS_PER_SUBJECT_MAX
 from ..cluster.subjects import open_subject_row
+from ..cluster.unsettled import mark_unsettled
 from ..sql.dialect import insert_new, now_ms
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import accepted_folders, groups, leases, sessions
@@ -253,18 +254,6 @@ def end_sessions(connection: Connection, ids: Collection[SessionId]) -> None:
     """End sessions; what they held is free."""
     for statement in (_ended, _freed):
         connection.execute(statement, {"ids": list(ids)})
-
-
-_unsettled = (
-    sa.update(groups)
-    .where(groups.c.group_id == sa.bindparam("of_group"))
-    .values(settled=False, version=groups.c.version + 1)
-)
-
-
-def mark_unsettled(connection: Connection, group_id: int) -> None:
-    """Say that the group's leases have to be looked at; locks the group until the transaction ends."""
-    connection.execute(_unsettled, {"of_group": group_id})
 
 
 def check_session(session: str) -> None:

@@ -14,9 +14,10 @@ from sqlalchemy.engine import Connection
 from ...protocol.ids import SessionId
 from ...protocol.routing import ConsumeStrategy
 from ..cluster.subjects import open_subject_row
+from ..cluster.unsettled import mark_unsettled
 from ..sql.schema import groups, leases, sessions
 from .lease_rows import NOTHING, Changes
-from .sessions import end_sessions, mark_unsettled
+from .sessions import end_sessions
 from .views import find_group
 
 

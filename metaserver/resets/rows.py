@@ -29,8 +29,9 @@ from ...protocol.progress import ResetGroup
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
+from ..cluster.unsettled import mark_unsettled
 from ..groups.leases import count_on, drained_through
-from ..groups.sessions import mark_unsettled, sweep_sessions
+from ..groups.sessions import sweep_sessions
 from ..sql.dialect import insert_new, insert_or_replace
 from ..sql.duties import duty_left_ms, leave_duty, rebuilt_duty, reset_duty, take_duty
 from ..sql.schema import drained, groups, leases, partition_parents, partitions, sessions
