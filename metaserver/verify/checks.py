@@ -7,18 +7,16 @@ seen, because a broker does not answer, is said by V03 and by no other.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ...protocol.control import HostPartition, PartitionStatus
+from ...protocol.control import HostPartition, PartitionStatus, Retention
 from ...protocol.limits import LOGICAL_PARTITIONS
 from ...protocol.operations import OperationState, StepAction
+from ...protocol.queues import is_behind_loss
 from ...protocol.routing import Partition, PartitionState
 from ...protocol.text import counted
 from ...protocol.verification import CheckView, Verification
-from .drained import drained_too_early
-from .heard import missing_at_broker
-from .queues import broken_chain
 from .views import GroupRow, PartitionView, SqlView, SubjectView, Views
 
 OPEN, SEALED, PLANNED = PartitionState.OPEN, PartitionState.SEALED, PartitionState.PLANNED
@@ -410,3 +408,82 @@ CHECKS = (
     Check("V13", "groups-heard", "brokers keep the groups that SQL counts on", _groups_heard),
 )
 """The code of a check never changes its meaning."""
+
+
+def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
+    """
+    Sentences that say where it has: whatever continues such a partition can be read beside what is before it.
+
+    A parent that has expired or was forsaken holds nobody up.  One with a higher token was granted or set again since:
+    an operator may set one partition alone.
+    """
+    for partition_id in sorted(group.drained):
+        one = view.partitions.get(partition_id)
+        token = group.tokens.get(partition_id, 0)
+        for parent_id in () if one is None else one.partition.parents:
+            parent = view.partitions.get(parent_id)
+            if parent is None or parent_id in group.drained:
+                continue
+            if parent.forsaken or parent.partition.state is PartitionState.EXPIRED:
+                continue
+            if not group.tokens.get(parent_id, 0) > token > 0:
+                yield (
+                    f"partition {partition_id}, group {group.name!r}: drained before partition "
+                    f"{parent_id}, which it continues"
+                )
+
+
+def missing_at_broker(
+    subject: SubjectView, one: PartitionView, status: PartitionStatus, groups: list[GroupRow]
+) -> Iterator[str]:
+    """
+    Sentences that say which groups the broker of a partition does not list, and may lose messages of.
+
+    Args:
+        groups: those of the subject, as the database had them before the broker was asked.
+    """
+    if subject.retention is Retention.TIME:
+        return
+    partition_id = one.partition.partition_id
+    listed = {each.group for each in status.groups}
+    served = one.partition.state in {PartitionState.OPEN, PartitionState.SEALED}
+    needing = [group for group in groups if partition_id not in group.drained]
+    for group in needing:
+        if not served or group.name in listed:
+            continue
+        if partition_id in group.heard:
+            yield f"partition {partition_id}: its broker has lost group {group.name!r}"
+        elif group.tokens.get(partition_id, 0):
+            yield (
+                f"partition {partition_id}, group {group.name!r}: granted, and its broker has not "
+                "heard of the group"
+            )
+    if served and needing and not status.groups_told:
+        yield f"partition {partition_id}: its broker was never told all groups, and removes nothing"
+
+
+def broken_chain(known: Mapping[int, PartitionView], one: Partition) -> Iterator[str]:
+    """Sentences that say where it is not; `known` are all partitions by id."""
+    if len(one.parents) > 1:
+        yield f"partition {one.partition_id} continues {len(one.parents)} partitions at once"
+        return
+    start: int | None = 0
+    for parent in (known[key] for key in one.parents if key in known):
+        before = parent.partition
+        place = (before.queue, before.range_start, before.range_end)
+        if place != (one.queue, one.range_start, one.range_end):
+            yield (
+                f"partition {one.partition_id} of queue {one.queue} continues partition "
+                f"{before.partition_id}, which has another queue or range"
+            )
+        gone = parent.forsaken or (
+            before.state is PartitionState.EXPIRED and parent.end_offset is None
+        )
+        if gone and is_behind_loss(one):
+            return
+        start = None if parent.end_offset is None else before.logic_start + parent.end_offset
+    if one.logic_start != start:
+        yield (
+            f"partition {one.partition_id} begins at logic offset {one.logic_start} of queue "
+            f"{one.queue}, and the one before it ends at {start}"
+        )
