@@ -1,11 +1,10 @@
 """The tree says nothing of the machine it was written on, and leaves no note to do something later."""
 
 import re
-import subprocess
 
 import pytest
 
-from tidy.tree import ROOT
+from tidy.tree import ROOT, tracked_files
 
 # Built from parts, so that this file does not find itself.
 BANNED = {
@@ -14,25 +13,6 @@ BANNED = {
     "a mark of a merge": re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE),
 }
 NOT_OURS = {"LICENSE", "requirements.lock"}
-
-
-def tracked_files() -> list[str]:
-    """The files under version control, or, in a plain copy of the tree, all but what was built."""
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if listing.returncode == 0:
-        return [name for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()]
-    return [
-        path.relative_to(ROOT).as_posix()
-        for path in ROOT.rglob("*")
-        if path.is_file()
-        and not {".venv", ".git", "__pycache__", "build", "dist"} & set(path.parts)
-    ]
 
 
 @pytest.mark.parametrize("what", BANNED)

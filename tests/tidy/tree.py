@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,6 +77,25 @@ def imports_of(source: Source) -> Iterator[Import]:
             else:
                 for alias in node.names:
                     yield Import(f"{base}.{alias.name}", node.lineno, relative=True)
+
+
+def tracked_files() -> list[str]:
+    """The files under version control, or, in a plain copy of the tree, all but what was built."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listing.returncode == 0:
+        return [name for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()]
+    return [
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*")
+        if path.is_file()
+        and not {".venv", ".git", "__pycache__", "build", "dist"} & set(path.parts)
+    ]
 
 
 FILES = package_files()

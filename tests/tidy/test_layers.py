@@ -1,0 +1,148 @@
+"""What lies in one folder: no circle, and inside the larger rooms only the arrows of docs/ARCHITECTURE.md.
+
+An arrow between two files of different folders counts where their ways part: `metaserver/groups/views.py` that imports
+`metaserver/catalogue/subjects.py` is an arrow from `groups` to `catalogue`, two things that lie in `metaserver`.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from tidy.tree import FILES, ROOT, Source, imports_of
+
+# folder -> the folders of the same room that it may import
+LAYERS: dict[str, set[str]] = {
+    "metaserver/sql": set(),
+    "metaserver/cluster": {"metaserver/sql"},
+    "metaserver/groups": {"metaserver/cluster", "metaserver/sql"},
+    "metaserver/catalogue": {"metaserver/cluster", "metaserver/groups", "metaserver/sql"},
+    "metaserver/operations": {
+        "metaserver/catalogue",
+        "metaserver/cluster",
+        "metaserver/groups",
+        "metaserver/sql",
+    },
+    "metaserver/resets": {
+        "metaserver/catalogue",
+        "metaserver/cluster",
+        "metaserver/groups",
+        "metaserver/sql",
+    },
+    "metaserver/retention": {"metaserver/catalogue", "metaserver/cluster", "metaserver/sql"},
+    "metaserver/rebuild": {"metaserver/groups", "metaserver/sql"},
+    "metaserver/verify": {"metaserver/cluster", "metaserver/sql"},
+    "broker/partition": set(),
+    "broker/storage": set(),
+    "broker/store": {"broker/partition", "broker/storage"},
+    "broker/retention": {"broker/partition", "broker/storage", "broker/store"},
+    "broker/offline": {"broker/partition", "broker/storage", "broker/store"},
+    "broker/storage/log": {"broker/storage/index"},
+    "broker/storage/index": set(),
+    "consumer/pulling": set(),
+    "consumer/handling": {"consumer/pulling"},
+    "cli/commands": set(),
+    "cli/demo": set(),
+    "cli/commands/broker": set(),
+    "protocol/errors": set(),
+}
+
+# folder -> what it may not import, because it decides or stores and asks nobody over a network
+NO_NETWORK = ("broker/partition/", "broker/storage/", "checker/")
+
+NAMES = {source.name for source in FILES}
+
+
+def file_of(module: str) -> str | None:
+    """The file of a module of ours, from `keylane.a.b` or from `keylane.a.b.name`."""
+    path = "/".join(module.split(".")[1:])
+    for name in (f"{path}.py", f"{path}/__init__.py"):
+        if name.strip("/") in NAMES:
+            return name.strip("/")
+    return None
+
+
+def arrows() -> Iterator[tuple[Source, int, str]]:
+    """(importing file, line, imported file) inside the package."""
+    for source in FILES:
+        for found in imports_of(source):
+            target = file_of(found.target) if found.relative else None
+            if target is not None and target != source.name:
+                yield source, found.line, target
+
+
+ARROWS = list(arrows())
+
+
+def where_ways_part(one: str, other: str) -> tuple[str, str, str]:
+    """The folder that two files have in common, and what of it each lies in."""
+    left, right = one.split("/"), other.split("/")
+    depth = 0
+    while left[depth] == right[depth]:
+        depth += 1
+    return "/".join(left[:depth]), left[depth], right[depth]
+
+
+def graphs() -> dict[str, dict[str, set[str]]]:
+    """Folder -> what lies in it -> what else lies in it and is imported."""
+    drawn: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for source, _, target in ARROWS:
+        folder, start, end = where_ways_part(source.name, target)
+        if "__init__.py" not in {start, end}:
+            drawn[folder][start].add(end)
+    return drawn
+
+
+GRAPHS = graphs()
+
+
+def test_arrows_are_found():
+    """An import written another way would be missed here."""
+    assert len(ARROWS) > 1_000
+    assert set(LAYERS) <= {name.rpartition("/")[0] for name in NAMES}
+
+
+@pytest.mark.parametrize("folder", sorted(GRAPHS), ids=lambda folder: folder or "keylane")
+def test_a_folder_has_no_circle(folder):
+    """Its files and folders can be put in an order in which each imports only those before it."""
+    try:
+        TopologicalSorter(GRAPHS[folder]).prepare()
+    except CycleError as error:
+        pytest.fail(f"{folder}: {' -> '.join(error.args[1])}")
+
+
+def test_folders_import_only_the_layers_below():
+    """The folders of a room, each of which is in the table."""
+    rooms = {folder.rpartition("/")[0] for folder in LAYERS}
+    broken = []
+    for source, line, target in ARROWS:
+        room, start, end = where_ways_part(source.name, target)
+        if room in rooms and not start.endswith(".py") and not end.endswith(".py"):
+            allowed = LAYERS[f"{room}/{start}"]
+            if f"{room}/{end}" not in allowed:
+                broken.append(f"{source.name}:{line} imports {target}: only {sorted(allowed)}")
+    assert not broken, "\n" + "\n".join(broken)
+
+
+def test_what_decides_or_stores_knows_no_network():
+    """Partitions, the disk and the checker."""
+    broken = [
+        f"{source.name}:{line} imports {target}"
+        for source, line, target in ARROWS
+        if source.name.startswith(NO_NETWORK) and target.startswith("rpc/")
+    ]
+    assert not broken, "\n" + "\n".join(broken)
+
+
+def test_the_architecture_names_every_folder():
+    """A folder that nobody wrote a line about is missed here."""
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    assert [folder for folder in LAYERS if f"`{folder}/`" not in text] == []
+
+
+def test_unit_tests_lie_where_what_they_test_lies():
+    """Each folder of tests/unit/ is a folder of the package."""
+    unit = ROOT / "tests" / "unit"
+    folders = {path.parent.relative_to(unit).as_posix() for path in unit.rglob("*.py")}
+    assert folders - {"."} <= {name.rpartition("/")[0] for name in NAMES}
