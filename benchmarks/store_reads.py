@@ -38,8 +38,8 @@ async def reading(
                     size += len(data)
             return size / (time.perf_counter() - started) / 1e6
 
-        dice = random.Random(1)
-        some = [dice.randint(2, partitions + 1) for _ in range(100)]
+        rng = random.Random(1)
+        some = [rng.randint(2, partitions + 1) for _ in range(100)]
         await rate([1]), await rate(some)
         warm = [await rate([1]) for _ in range(rounds)]
         mixed = [await rate(some) for _ in range(rounds)]
@@ -67,11 +67,11 @@ async def lookup(folder: str, index: str, *, units: int, lookups: int) -> dict[s
     queues.close()
     queues = open_index(files, index)
     queues.recover(units * 1000)
-    dice = random.Random(1)
+    rng = random.Random(1)
     took: list[float] = []
     cpu: list[float] = []
     for number in range(lookups + 1000):
-        at_ms, bound = dice.randrange(7 * units), dice.choice(list(TimeBound))
+        at_ms, bound = rng.randrange(7 * units), rng.choice(list(TimeBound))
         began, computed = time.perf_counter(), time.thread_time()
         found = queues.by_time(1, at_ms, bound)
         if number >= 1000:

@@ -57,7 +57,7 @@ async def running_broker(
     *,
     network: Network | None = None,
     clock: Clock | None = None,
-    dice: random.Random | None = None,
+    rng: random.Random | None = None,
 ) -> AsyncIterator[RunningBroker]:
     """
     Recover, listen and report; stop in the other order at the end of the block.
@@ -67,7 +67,7 @@ async def running_broker(
     Raises:
         DataFolderError, CorruptLogError, AddressError: it cannot start.
     """
-    clock, dice = clock or SystemClock(), dice or random.SystemRandom()
+    clock, rng = clock or SystemClock(), rng or random.SystemRandom()
     check_free(settings.host, settings.port)
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))
@@ -78,7 +78,7 @@ async def running_broker(
 
         def open_store() -> tuple[Identity, Store, Opening]:
             files.lock()
-            identity = claim_folder(files, broker_group=settings.group, dice=dice)
+            identity = claim_folder(files, broker_group=settings.group, rng=rng)
             narrow_rights(str(settings.data))
             store = Store.open(
                 files, settings, clock=clock, run_commit=run_commit, run_read=run_read,
@@ -99,7 +99,7 @@ async def running_broker(
         registration = Registration(
             MetaClient(network, settings.meta),
             report,
-            dice=dice,
+            rng=rng,
             clock=clock,
             on_welcome=lambda: run_background(note_heard, files, opening),
             on_missed=lambda: forget_told(store),

@@ -54,7 +54,7 @@ class Registration:
         meta: Metaserver,
         report: Callable[[], BrokerHeartbeat],
         *,
-        dice: random.Random,
+        rng: random.Random,
         clock: Clock | None = None,
         on_welcome: Callable[[], Awaitable[object]] | None = None,
         on_missed: Callable[[], object] | None = None,
@@ -68,7 +68,7 @@ class Registration:
         """
         self._meta = meta
         self._report = report
-        self._dice = dice
+        self._rng = rng
         self._boot_ms = (clock or SystemClock()).boot_ms
         self._on_welcome = on_welcome
         self._on_missed = on_missed
@@ -127,7 +127,7 @@ class Registration:
                     self.set_aside = error.message
                     self._welcome.clear()
                 self._asked.set()
-                wait_ms = WAITS.wait_ms(failures, self._dice)
+                wait_ms = WAITS.wait_ms(failures, self._rng)
             else:
                 if failures:
                     again = " again" if self._welcomed else ""

@@ -54,7 +54,7 @@ class Ranged(NamedTuple):
     range_end: int
 
 
-class Forsaken(NamedTuple):
+class Abandoned(NamedTuple):
     """An operator let what continues a partition go on without it, and was told that this reorders its messages."""
 
     partition_id: int
@@ -208,7 +208,7 @@ Event = (
     | Settled
     | Stored
     | Ranged
-    | Forsaken
+    | Abandoned
     | AcceptedLost
     | Batched
     | Routed

@@ -37,13 +37,13 @@ from typing import Any
 
 from .eras import Range
 from .events import (
+    Abandoned,
     AcceptedLost,
     Batched,
     Dropped,
     Ended,
     Event,
     Expired,
-    Forsaken,
     Granted,
     Holds,
     LetGo,
@@ -82,7 +82,7 @@ def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
         {Sent: log.sent},
         {Settled: log.settled},
         {Ranged: log.ranged},
-        {Forsaken: log.forsaken},
+        {Abandoned: log.abandoned},
         {AcceptedLost: log.lost},
         {Stored: log.stored},
         {Batched: judge.sequences.batched},

@@ -71,7 +71,7 @@ class Log:
         self._before: dict[Place, Place] = {}
         self._elsewhere: dict[Place, Place] = {}
         self._ranges: dict[int, range] = {}
-        self._forsaken: set[int] = set()
+        self._abandoned: set[int] = set()
         self._lost: set[int] = set()
         self._around: dict[Place, Place] = {}
         """Place → the one before it that is in no lost partition, if one that is lies between."""
@@ -80,9 +80,9 @@ class Log:
         """See `events.Ranged`."""
         self._ranges[partition_id] = range(range_start, range_end)
 
-    def forsaken(self, partition_id: int) -> None:
-        """See `events.Forsaken`."""
-        self._forsaken.add(partition_id)
+    def abandoned(self, partition_id: int) -> None:
+        """See `events.Abandoned`."""
+        self._abandoned.add(partition_id)
 
     def lost(self, partition_id: int) -> None:
         """See `events.AcceptedLost`."""
@@ -194,12 +194,12 @@ class Log:
         for (_, _, strict), lane in lanes.items():
             lane.sort()
             for (_, earlier), (_, later) in pairwise(lane):
-                declared = not strict and earlier[0] in self._forsaken
+                declared = not strict and earlier[0] in self._abandoned
                 if earlier[0] != later[0] and not declared:
                     self._elsewhere[later] = earlier
             left = [place for _, place in lane if place[0] not in self._lost]
             for earlier, later in pairwise(left) if len(left) < len(lane) else ():
-                declared = not strict and earlier[0] in self._forsaken
+                declared = not strict and earlier[0] in self._abandoned
                 if earlier[0] != later[0] and not declared:
                     self._around[later] = earlier
 

@@ -94,7 +94,7 @@ class Consumer(Resident):
         strategy: "shared": every consumer of the group takes messages of every partition, in no order, each at
             least once.  The group's first consumer decides; a later one that says otherwise is refused.
         settings: all that can be set; the arguments above go before it.
-        network, clock, dice: for tests, that script what a consumer meets.
+        network, clock, rng: for tests, that script what a consumer meets.
 
     Raises:
         ConfigError, InvalidNameError: an argument that cannot work.
@@ -115,7 +115,7 @@ class Consumer(Resident):
         settings: ConsumerSettings | None = None,
         network: Network | None = None,
         clock: Clock | None = None,
-        dice: random.Random | None = None,
+        rng: random.Random | None = None,
         _identity: DrawBits = from_system,
     ) -> None:
         check_name("subject", subject)
@@ -139,14 +139,14 @@ class Consumer(Resident):
         )
         self._home = self._connections.home
         self._clock = clock or SystemClock()
-        self._given_dice = dice
+        self._given_rng = rng
         self._draw_identity = _identity
         self._ended: asyncio.Future[None] | None = None
         self._clear()
 
     def _clear(self) -> None:
         """The state of a new opening: nothing of an earlier one is in it, and nothing of what a fork has copied."""
-        self._dice = self._given_dice or random.Random(secrets.randbits(64))
+        self._rng = self._given_rng or random.Random(secrets.randbits(64))
         self._reports: set[asyncio.Task[None]] = set()
         self._register = PullRegister()
         self._composite = CompositePullClient(self._make, self._hand_over, self._give_back)
@@ -201,7 +201,7 @@ class Consumer(Resident):
             meta=MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms),
             settings=self._settings,
             clock=self._clock,
-            dice=self._dice,
+            rng=self._rng,
             identity=self._draw_identity,
             on_grants=self._granted,
             on_lost=self._lost,
@@ -223,7 +223,7 @@ class Consumer(Resident):
             handover_ms=self._settings.handover_ms,
             backoff=self._settings.handler_backoff,
             clock=self._clock,
-            dice=self._dice,
+            rng=self._rng,
             on_crash=self._fatal,
             ordered=self._settings.strategy is ConsumeStrategy.EXCLUSIVE,
         )
@@ -416,7 +416,7 @@ class Consumer(Resident):
             deadline_ms=deadline_ms,
             settings=self._settings,
             clock=self._clock,
-            dice=self._dice,
+            rng=self._rng,
             check=self._home.check_thread,
             hand_out=self._dispatch.put,
             on_lost=self._composite.end,
@@ -435,7 +435,7 @@ class Consumer(Resident):
             await asyncio.wait([self._parting])
         if client.fenced:
             # Most often somebody newer has it.  If not, grants go on above the fence; never in a hot loop.
-            await asyncio.sleep(self._settings.backoff.wait_ms(1, self._dice) / 1000)
+            await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
         if client.once or client.fenced:  # else the token is the others' too
             await self._membership.released(
                 client.session, client.partition_id, client.token, fence=client.fence

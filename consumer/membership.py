@@ -50,7 +50,7 @@ class Membership:
         meta: MetaClient,
         settings: ConsumerSettings,
         clock: Clock,
-        dice: random.Random,
+        rng: random.Random,
         identity: DrawBits,
         on_grants: Callable[[Grants, int], None],
         on_lost: Callable[[], None],
@@ -66,7 +66,7 @@ class Membership:
         self._meta = meta
         self._settings = settings
         self._clock = clock
-        self._dice = dice
+        self._rng = rng
         self._draw_identity = identity
         self._on_grants = on_grants
         self._on_lost = on_lost
@@ -198,7 +198,7 @@ class Membership:
         await self._pause(self._falls)
 
     async def _pause(self, attempt: int) -> None:
-        wait_ms = self._settings.backoff.wait_ms(attempt, self._dice)
+        wait_ms = self._settings.backoff.wait_ms(attempt, self._rng)
         await asyncio.sleep(min(wait_ms, self._patience.wait_ms) / 1000)
 
     async def released(

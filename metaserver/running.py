@@ -93,8 +93,8 @@ async def running_metaserver(
         ) as opened:
             database = WatchedDatabase(opened, clock)
             catalogue = Catalogue(database, network, settings)
-            dice = random.SystemRandom()
-            driver = f"{dice.getrandbits(128):032x}"
+            rng = random.SystemRandom()
+            driver = f"{rng.getrandbits(128):032x}"
             announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
             members = Members(database, settings, announce=announcer.announce)
             reshaper = Reshaper(
@@ -104,7 +104,7 @@ async def running_metaserver(
                 catalogue=catalogue,
                 members=members,
                 driver=driver,
-                dice=dice,
+                rng=rng,
                 after_step=after_step,
             )
             resetter = Resetter(database, network, settings, holder=driver, after_step=after_step)

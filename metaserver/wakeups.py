@@ -73,7 +73,7 @@ class Wakeups(Generic[K]):
         return list(self._rings)
 
 
-class Turns(Generic[K, T]):
+class SingleFlight(Generic[K, T]):
     """
     Runs work for a key, one at a time; calls that come during a run share the next one and its result.
 

@@ -80,7 +80,7 @@ class Producer(Resident):
         meta: `host:port` of a metaserver, or several: in a list, or in one text with commas.
         strategy: what the caller expects the subject to have; another one stored there is an error.
         settings: batches, windows, time-outs.
-        network, clock, dice: for tests, that script what a producer meets.
+        network, clock, rng: for tests, that script what a producer meets.
 
     Raises:
         ConfigError: an argument that cannot work.
@@ -94,7 +94,7 @@ class Producer(Resident):
         settings: ProducerSettings | None = None,
         network: Network | None = None,
         clock: Clock | None = None,
-        dice: random.Random | None = None,
+        rng: random.Random | None = None,
         _identity: DrawBits = from_system,
     ) -> None:
         self._addresses = addresses_of(meta)
@@ -111,7 +111,7 @@ class Producer(Resident):
         self._home = self._connections.home
         self._clock = clock or SystemClock()
         self._now_ns = self._clock.wall_ns
-        self._given_dice = dice
+        self._given_rng = rng
         self._draw_identity = _identity
         self._identity: Identity | None = None
         self._senders: dict[str, SubjectSender] = {}
@@ -146,7 +146,7 @@ class Producer(Resident):
         """The state of a new opening: nothing of an earlier one is in it, and nothing of what a fork has copied."""
         self._meta = meta
         self._thread = get_ident()
-        self._dice = self._given_dice or random.Random(secrets.randbits(64))
+        self._rng = self._given_rng or random.Random(secrets.randbits(64))
         self._identity = Identity(self._draw_identity)
         self._senders = {}
         self._account = Account(self._settings.queue_bytes)
@@ -212,7 +212,7 @@ class Producer(Resident):
             place = _hash(key) & 1023
             executor = sender.table[place]
         else:
-            place = self._dice.getrandbits(10)
+            place = self._rng.getrandbits(10)
             executor = sender.keyless[place]
         if executor is None:
             self._home.check()
@@ -254,7 +254,7 @@ class Producer(Resident):
             identity=self._identity,
             settings=self._settings,
             clock=self._clock,
-            dice=self._dice,
+            rng=self._rng,
             account=self._account,
             on_dead=self._forget,
         )

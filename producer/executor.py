@@ -76,7 +76,7 @@ class Executor:
         identity: Identity,
         settings: ProducerSettings,
         clock: Clock,
-        dice: random.Random,
+        rng: random.Random,
         spare: Callable[[Executor], list[Executor]],
         on_leave: Callable[[Executor, list[Parcel], Step], None],
         account: Account,
@@ -108,7 +108,7 @@ class Executor:
         self._producer_id = identity.producer_id
         self._settings = settings
         self._clock = clock
-        self._dice = dice
+        self._rng = rng
         self._spare = spare
         self._on_leave = on_leave
         self._account = account
@@ -204,7 +204,7 @@ class Executor:
                 if self._after_failure(error, gone=await self._gone_for_good(error)):
                     continue
                 self.retries += 1
-                wait_ms = self._settings.backoff.wait_ms(self._attempt, self._dice)
+                wait_ms = self._settings.backoff.wait_ms(self._attempt, self._rng)
                 log.debug(
                     "%s: %s; again in %d ms", self.group.partition_name, error.message, wait_ms
                 )

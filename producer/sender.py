@@ -64,7 +64,7 @@ class SubjectSender:
         identity: Identity,
         settings: ProducerSettings,
         clock: Clock,
-        dice: random.Random,
+        rng: random.Random,
         account: Account,
         on_dead: Callable[[SubjectSender], None],
     ) -> None:
@@ -81,7 +81,7 @@ class SubjectSender:
         self._identity = identity
         self._settings = settings
         self._clock = clock
-        self._dice = dice
+        self._rng = rng
         self._account = account
         self._on_dead = on_dead
         self._loop = asyncio.get_running_loop()
@@ -232,7 +232,7 @@ class SubjectSender:
                 why = error.message
             self._tell_of_hold(why)
             attempt += 1
-            await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._dice) / 1000)
+            await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
 
     def _tell_of_hold(self, why: str) -> None:
         """Tell people now and then what messages wait for that have no partition."""
@@ -379,7 +379,7 @@ class SubjectSender:
             identity=self._identity,
             settings=self._settings,
             clock=self._clock,
-            dice=self._dice,
+            rng=self._rng,
             spare=self._others,
             on_leave=self._leave,
             account=self._account,
@@ -440,7 +440,7 @@ class SubjectSender:
                 # Nothing older of this range waits there.
                 del self._away[partition_id]
                 if spare:
-                    self._away[partition_id] = self._dice.choice(spare)
+                    self._away[partition_id] = self._rng.choice(spare)
 
     def _pass_over(self) -> None:
         """Messages without a key do not wait for a partition that does not answer, unless they were sent there."""
@@ -454,7 +454,7 @@ class SubjectSender:
             taken, rest = parcel.divided(lambda index: not parcel.keys[index])
             self._account.replaced(parcel, taken, rest)
             if taken is not None:
-                self._dice.choice(spare).take_over([taken])
+                self._rng.choice(spare).take_over([taken])
             return rest
 
         for executor in self.executors:
@@ -471,7 +471,7 @@ class SubjectSender:
 
     def _leave(self, executor: Executor, parcels: list[Parcel], step: Step) -> None:
         if step is Step.ELSEWHERE:
-            there = self._dice.choice(self._others(executor))
+            there = self._rng.choice(self._others(executor))
             for partition_id, stand_in in self._away.items():
                 if stand_in is executor:
                     self._away[partition_id] = there
@@ -497,7 +497,7 @@ class SubjectSender:
                 if parcel.expired and parcel.settled(index):
                     continue
                 size = len(parcel.values[index])
-                place = logical_partition(key) if key else self._dice.getrandbits(10)
+                place = logical_partition(key) if key else self._rng.getrandbits(10)
                 executor = (self.table if key else self.keyless)[place]
                 if executor is None:
                     still_held = self._hold_again(still_held, parcel, index)

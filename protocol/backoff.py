@@ -1,4 +1,4 @@
-"""How long to wait before the next try.  Pure; the dice are passed in."""
+"""How long to wait before the next try.  Pure; the random generator is passed in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Backoff:
     max_ms: int = 2_000
     factor: float = 2.0
 
-    def wait_ms(self, attempt: int, dice: random.Random) -> int:
+    def wait_ms(self, attempt: int, rng: random.Random) -> int:
         """Milliseconds before attempt + 1; `attempt` counts from 1.  Between half and all of the step."""
         step = min(float(self.max_ms), self.first_ms * self.factor ** min(attempt - 1, 32))
-        return max(1, int(step * (0.5 + dice.random() / 2)))
+        return max(1, int(step * (0.5 + rng.random() / 2)))

@@ -154,7 +154,7 @@ class PartitionHistory(Struct, frozen=True, kw_only=True):
     partition: Partition
     end_offset: int | None = None
     """Where it ends; None while it is open, or its end is not known."""
-    forsaken: bool = False
+    abandoned: bool = False
     """Its children were opened while its broker was silent."""
     lost: bool = False
     """Its loss was accepted: what may have been stored there is read by nobody any more."""

@@ -32,7 +32,7 @@ Answered = tuple[Batches, memoryview]
 
 
 def read_range(
-    options: ReadOptions, planned: PlannedRange, *, dice: random.Random | None = None
+    options: ReadOptions, planned: PlannedRange, *, rng: random.Random | None = None
 ) -> Iterator[pa.RecordBatch]:
     """
     Yield the rows of the range as Arrow batches.  Blocks; needs a thread without event loop.
@@ -53,7 +53,7 @@ def read_range(
         batch_rows=options.batch_rows,
     )
     with asyncio.Runner() as runner:
-        fetcher = runner.run(_open(options, planned, dice or random.Random()))
+        fetcher = runner.run(_open(options, planned, rng or random.Random()))
         try:
             runner.run(fetcher.begin(planned.start))
             while builder.next_offset < planned.end:
@@ -79,21 +79,21 @@ def _check_progress(builder: RowBuilder, answer: Batches, planned: PlannedRange)
         )
 
 
-async def _open(options: ReadOptions, planned: PlannedRange, dice: random.Random) -> Fetcher:
-    return Fetcher(HttpNetwork(), options, planned, dice)
+async def _open(options: ReadOptions, planned: PlannedRange, rng: random.Random) -> Fetcher:
+    return Fetcher(HttpNetwork(), options, planned, rng)
 
 
 class Fetcher:
     """One read under way at a time, tried again while its broker is away or has moved."""
 
     def __init__(
-        self, network: Network, options: ReadOptions, planned: PlannedRange, dice: random.Random
+        self, network: Network, options: ReadOptions, planned: PlannedRange, rng: random.Random
     ) -> None:
         self._network = network
         self._meta = MetaClient(network, options.meta)
         self._subject = options.subject
         self._planned = planned
-        self._dice = dice
+        self._rng = rng
         self._broker = BrokerClient(network, planned.address)
         self._under_way: asyncio.Task[Answered] | None = None
 
@@ -116,7 +116,7 @@ class Fetcher:
             except KeylaneError as error:
                 if error.retry is Retry.NEVER:
                     raise
-            await asyncio.sleep(_BACKOFF.wait_ms(attempt, self._dice) / 1000)
+            await asyncio.sleep(_BACKOFF.wait_ms(attempt, self._rng) / 1000)
             await self._look_up()
         return await self._read(offset)
 

@@ -32,7 +32,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     broker_group: str
 
 
-def claim_folder(files: Files, *, broker_group: str, dice: random.Random) -> Identity:
+def claim_folder(files: Files, *, broker_group: str, rng: random.Random) -> Identity:
     """
     Read the identity of a locked data folder, or write it if the folder is empty.
 
@@ -48,7 +48,7 @@ def claim_folder(files: Files, *, broker_group: str, dice: random.Random) -> Ide
                 path=files.name(),
             )
         found = Identity(
-            format=FORMAT, broker_id=f"{dice.getrandbits(128):032x}", broker_group=broker_group
+            format=FORMAT, broker_id=f"{rng.getrandbits(128):032x}", broker_group=broker_group
         )
         replace_file(files, PATH, msgspec.json.encode(found) + b"\n")
         return found

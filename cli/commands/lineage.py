@@ -71,9 +71,9 @@ def lineage(partitions: list[PartitionHistory]) -> list[str]:
 def _described(one: PartitionHistory) -> str:
     partition = one.partition
     end = "" if one.end_offset is None else f" at {one.end_offset}"
-    forsaken = ", forsaken" if one.forsaken else ""
+    abandoned = ", abandoned" if one.abandoned else ""
     return (
         f"{partition.name} (id {partition.partition_id}) "
         f"[{partition.range_start}, {partition.range_end}) on {partition.broker_group}: "
-        f"{partition.state}{end}{forsaken}"
+        f"{partition.state}{end}{abandoned}"
     )

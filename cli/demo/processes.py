@@ -33,7 +33,7 @@ class Program:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process; its complaints go to its log."""
+        """Start the process; its log_throttle go to its log."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,

@@ -18,7 +18,7 @@ from ...protocol.clock import Clock
 from ...protocol.message import Message
 from ...protocol.text import counted
 from ..pulling.pull_client import PullClient
-from .complaints import Complaints
+from .log_throttle import LogThrottle
 
 log = logging.getLogger("keylane.consumer")
 
@@ -56,7 +56,7 @@ class Stream:
         self._idle_since_ms: int | None = None
         """Since when messages wait, and nobody has come for a first one."""
         self._iterated = False
-        self._complaints = Complaints(runner="body of the loop", done="is left by the loop")
+        self._log_throttle = LogThrottle(runner="body of the loop", done="is left by the loop")
         self._leaving = asyncio.Event()
 
     def put(self, messages: list[Message]) -> None:
@@ -152,9 +152,9 @@ class Stream:
         """Call it every second or so: tells of a body that runs for long."""
         now_ms = self._boot_ns() // 1_000_000
         if self._in_hand is not None and self._in_hand is self._seen:
-            telling = self._complaints.running(self._seen, self._seen_ms, now_ms)
+            telling = self._log_throttle.running(self._seen, self._seen_ms, now_ms)
         else:
-            telling = None if self._seen is None else self._complaints.stopped(self._seen, now_ms)
+            telling = None if self._seen is None else self._log_throttle.stopped(self._seen, now_ms)
             self._seen, self._seen_ms = self._in_hand, now_ms
         if telling is not None:
             log.warning("%s", telling.text)

@@ -21,9 +21,9 @@ from ...protocol.clock import Clock
 from ...protocol.errors import WorkerCancelledError
 from ...protocol.message import Message
 from ..pulling.pull_client import PullClient
-from .complaints import Complaints, Telling, name_of
 from .handlers import Handler, is_async, settle
 from .lanes import Lanes
+from .log_throttle import LogThrottle, Telling, name_of
 from .retries import Retries
 
 log = logging.getLogger("keylane.consumer")
@@ -69,7 +69,7 @@ class Workers:
         handover_ms: int,
         backoff: Backoff,
         clock: Clock,
-        dice: random.Random,
+        rng: random.Random,
         on_crash: Callable[[BaseException], None],
         ordered: bool = True,
     ) -> None:
@@ -79,9 +79,9 @@ class Workers:
         self._handover_ms = handover_ms
         self._backoff = backoff
         self._boot_ns = clock.boot_ns
-        self._dice = dice
+        self._rng = rng
         self._on_crash = on_crash
-        self._complaints = Complaints()
+        self._log_throttle = LogThrottle()
         self._retries = Retries(concurrency)
         self._timer: asyncio.TimerHandle | None = None
         """Looks for messages whose next try is due."""
@@ -208,7 +208,7 @@ class Workers:
                         return None
                 else:
                     client.done(message.offset)
-                    self._tell(self._complaints.handled(message, self._now_ms()))
+                    self._tell(self._log_throttle.handled(message, self._now_ms()))
         finally:
             self._retries.end(message, self._boot_ns())
             self._start_due()
@@ -239,9 +239,9 @@ class Workers:
         if now_ns >= client.deadline_ns:
             self._give_up(message)
             return False
-        wait_ms = self._backoff.wait_ms(message.attempt, self._dice)
+        wait_ms = self._backoff.wait_ms(message.attempt, self._rng)
         kind = type(error).__qualname__
-        telling = self._complaints.failed(message, kind, now_ns // 1_000_000, wait_ms)
+        telling = self._log_throttle.failed(message, kind, now_ns // 1_000_000, wait_ms)
         self._tell(telling, error)
         due_ns = now_ns + wait_ms * 1_000_000
         self._retries.wait(message, due_ns)
@@ -251,7 +251,7 @@ class Workers:
 
     def _give_up(self, message: Message) -> None:
         message.delivery.forget(1)  # type: ignore[union-attr]
-        self._tell(self._complaints.given_up(message, self._now_ms()))
+        self._tell(self._log_throttle.given_up(message, self._now_ms()))
 
     # ── tries that are due ───────────────────────────────────────────────────────────────────────────
     def _start_due(self) -> bool:
@@ -293,13 +293,13 @@ class Workers:
         for worker in self._workers:
             message, seen = worker.message, worker.seen
             if message is not None and message is seen and message.attempt == worker.seen_attempt:
-                self._tell(self._complaints.running(message, worker.seen_ms, now_ms))
+                self._tell(self._log_throttle.running(message, worker.seen_ms, now_ms))
                 continue
             if seen is not None:
-                self._tell(self._complaints.stopped(seen, now_ms))
+                self._tell(self._log_throttle.stopped(seen, now_ms))
             worker.seen, worker.seen_ms = message, now_ms
             worker.seen_attempt = 0 if message is None else message.attempt
-        self._tell(self._complaints.sum(now_ms))
+        self._tell(self._log_throttle.sum(now_ms))
 
     def _now_ms(self) -> int:
         return self._boot_ns() // 1_000_000
@@ -340,11 +340,11 @@ class Workers:
         waiting = self._lanes.drop(client.partition_id)
         for message in failed:
             self._lanes.release(message)
-            self._tell(self._complaints.given_up(message, now_ms))
+            self._tell(self._log_throttle.given_up(message, now_ms))
         for message in waiting:
             if message.attempt != 1:
                 self._retries.end(message, self._boot_ns())
-                self._tell(self._complaints.given_up(message, now_ms))
+                self._tell(self._log_throttle.given_up(message, now_ms))
         client.forget(len(failed) + len(waiting))
         if self._lanes.arrived:
             self._work.set()
@@ -379,7 +379,7 @@ class Workers:
     async def close(self) -> None:
         """Stop all workers."""
         self._closed = True
-        self._tell(self._complaints.sum(self._now_ms(), last=True))
+        self._tell(self._log_throttle.sum(self._now_ms(), last=True))
         if self._timer is not None:
             self._timer.cancel()
         tasks = [worker.task for worker in self._workers if worker.task is not None]

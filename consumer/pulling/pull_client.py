@@ -66,7 +66,7 @@ class PullClient:
         deadline_ms: int,
         settings: ConsumerSettings,
         clock: Clock,
-        dice: random.Random,
+        rng: random.Random,
         check: Callable[[], None],
         hand_out: Callable[[list[Message]], None],
         on_lost: Callable[[PullClient], None],
@@ -94,7 +94,7 @@ class PullClient:
         self._broker = broker_at(grant.partition.address)
         self._settings = settings
         self._clock = clock
-        self._dice = dice
+        self._rng = rng
         self._check = check
         self._hand_out = hand_out
         self._on_lost = on_lost
@@ -252,7 +252,7 @@ class PullClient:
                 attempt += 1
                 self.waiting_for = error.message
                 log.info("partition %d: %s", self.partition_id, error.message)
-                await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._dice) / 1000)
+                await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
 
     @property
     def _exhausted(self) -> bool:
@@ -349,7 +349,7 @@ class PullClient:
             except KeylaneError as error:
                 attempt += 1
                 log.info("acks of partition %d: %s", self.partition_id, error.message)
-                await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._dice) / 1000)
+                await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
 
     async def _send_acks(self) -> bool:
         """

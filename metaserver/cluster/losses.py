@@ -25,7 +25,7 @@ def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
     if not ids:
         return
     here = partitions.c.partition_id.in_(ids)
-    gone = {"state": PartitionState.EXPIRED, "lost": True, "forsaken": True}
+    gone = {"state": PartitionState.EXPIRED, "lost": True, "abandoned": True}
     connection.execute(sa.update(partitions).where(here).values(gone))
     refuse_folders(connection, ids)
     waits = sa.and_(steps.c.partition_id.in_(ids), steps.c.action == StepAction.SEAL)

@@ -301,7 +301,7 @@ _partition_facts = (
     sa.select(
         partitions.c.partition_id,
         partitions.c.state,
-        partitions.c.forsaken,
+        partitions.c.abandoned,
         partitions.c.end_offset,
         partitions.c.lost,
     )
@@ -324,8 +324,8 @@ def _readable(
             partition_id=PartitionId(row.partition_id),
             state=PartitionState(row.state),
             parents=parents.get(row.partition_id, ()),
-            forsaken=row.forsaken,
-            ended=row.forsaken and row.end_offset is not None and not row.lost,
+            abandoned=row.abandoned,
+            ended=row.abandoned and row.end_offset is not None and not row.lost,
             begun=row.partition_id in begun,
             lost=row.lost,
         )

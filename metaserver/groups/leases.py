@@ -10,7 +10,7 @@ Invariants
     A held or withdrawn lease is granted to nobody else before it is free.
     A withdrawn lease never becomes held again: the same session gets it back only with a higher token.
     Every grant takes a token above all before it.
-    A partition is granted only when the group has drained all its parents; in the place of a forsaken one stand those
+    A partition is granted only when the group has drained all its parents; in the place of a abandoned one stand those
     which that continues.
     A partition is granted only when its broker has heard of the group.
 """
@@ -54,10 +54,10 @@ class Readable:
     partition_id: PartitionId
     state: PartitionState
     parents: tuple[PartitionId, ...] = ()
-    forsaken: bool = False
+    abandoned: bool = False
     """Its broker was left behind, and its children go on although its end is not known; declared by whoever ordered it."""
     ended: bool = False
-    """Of a forsaken one: its broker came back and has sealed it, so that its end is known."""
+    """Of a abandoned one: its broker came back and has sealed it, so that its end is known."""
     begun: bool = False
     """A session of the group has it, or is about to."""
     lost: bool = False
@@ -84,8 +84,8 @@ def readable_partitions(
     The partitions a group may read now: there is data or may come some, the group is not through with it,
     is through with all it continues, and its broker has heard of the group: what goes before that is not the group's.
 
-    A parent blocks its children unless its data has expired, its loss was accepted or it was forsaken; the parents of a
-    lost or forsaken one still block.  Once the end of a forsaken one is known, a group that has not begun with the child
+    A parent blocks its children unless its data has expired, its loss was accepted or it was abandoned; the parents of a
+    lost or abandoned one still block.  Once the end of a abandoned one is known, a group that has not begun with the child
     reads the parent first; a group that has begun with the child is left at it.
     """
     known = {one.partition_id: one for one in partitions}
@@ -98,7 +98,7 @@ def readable_partitions(
 
     def lets_by(parent: PartitionId, begun: bool) -> bool:
         one = known.get(parent)
-        if parent in passed or one is None or not one.forsaken or (one.ended and not begun):
+        if parent in passed or one is None or not one.abandoned or (one.ended and not begun):
             return parent in passed
         return all(lets_by(each, begun) for each in one.parents)
 

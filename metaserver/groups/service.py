@@ -30,7 +30,7 @@ from ...protocol.errors import InvalidRequestError, KeylaneError, SessionUnknown
 from ...protocol.ids import ConsumerGroup, SessionId
 from ..settings import MetaserverSettings
 from ..sql.database import Database
-from ..wakeups import Ring, Turns, Wakeups
+from ..wakeups import Ring, SingleFlight, Wakeups
 from .lease_rows import (
     Changes,
     note_drained,
@@ -86,15 +86,17 @@ class Members:
         self._database = database
         self._settings = settings
         self._wakeups: Wakeups[SessionId] = Wakeups()
-        self._settling: Turns[int, None] = Turns(self._settle_now, rest_ms_max=SETTLE_REST_MS_MAX)
-        self._settling_first: Turns[int, None] = Turns(
+        self._settling: SingleFlight[int, None] = SingleFlight(
+            self._settle_now, rest_ms_max=SETTLE_REST_MS_MAX
+        )
+        self._settling_first: SingleFlight[int, None] = SingleFlight(
             self._settle_first, rest_ms_max=SETTLE_REST_MS_MAX
         )
         """For heartbeats, which have to be answered in time: they do not wait behind joins."""
-        self._renewing: Turns[None, dict[str, SessionRow]] = Turns(self._renew_now)
+        self._renewing: SingleFlight[None, dict[str, SessionRow]] = SingleFlight(self._renew_now)
         self._to_renew: set[SessionId] = set()
-        self._releasing: Turns[SessionId, Mapping[ReleaseGrant, KeylaneError]] = Turns(
-            self._release_now
+        self._releasing: SingleFlight[SessionId, Mapping[ReleaseGrant, KeylaneError]] = (
+            SingleFlight(self._release_now)
         )
         self._to_release: dict[SessionId, list[ReleaseGrant]] = {}
         self._cached: dict[SessionId, Grants] = {}

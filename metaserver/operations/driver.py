@@ -104,7 +104,7 @@ class Reshaper:
         catalogue: Catalogue,
         members: Members,
         driver: str,
-        dice: random.Random,
+        rng: random.Random,
         after_step: Callable[[str], None] = _go_on,
     ) -> None:
         self._database = database
@@ -113,7 +113,7 @@ class Reshaper:
         self._catalogue = catalogue
         self._members = members
         self._driver = driver
-        self._dice = dice
+        self._rng = rng
         self._after_step = after_step
         self._driving: dict[int, asyncio.Task[None]] = {}
         self._room = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
@@ -222,7 +222,7 @@ class Reshaper:
                     await self._let_rest(operation_id)
                     return
                 if attempt:
-                    await asyncio.sleep(WAITS.wait_ms(attempt, self._dice) / 1000)
+                    await asyncio.sleep(WAITS.wait_ms(attempt, self._rng) / 1000)
         except Exception:
             log.exception("operation %d met a fault of ours", operation_id)
             raise

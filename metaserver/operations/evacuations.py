@@ -5,7 +5,7 @@
     (accept_loss)                sealed there; a static subject's queue goes on above all offsets that it can have had
     it is silent, and left       each subject by itself: planned; or what runs there and waits for the group is let
     behind (without_source)      go on without it; or told as busy, with what it waits for.  What is sealed there
-                                 holds whoever has not read it: that is planned to be forsaken as well
+                                 holds whoever has not read it: that is planned to be abandoned as well
 
 Invariants
     Nothing that is open there, or planned to be, is passed over without a word; nor, where the group is left behind,

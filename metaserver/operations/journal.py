@@ -364,15 +364,15 @@ def _open(connection: Connection, operation: Operation) -> OperationState:
     """Change the route; FENCE if a parent's end is not known, else DONE."""
     rows = connection.execute(_steps, {"of_operation": operation.operation_id}).all()
     sealed = [row.partition_id for row in rows if row.action == StepAction.SEAL]
-    forsaken = [row.partition_id for row in rows if row.partition_id in sealed and not row.done]
+    abandoned = [row.partition_id for row in rows if row.partition_id in sealed and not row.done]
     children = [row.partition_id for row in rows if row.action == StepAction.HOST]
     connection.execute(_set_partitions, {"ids": sealed, "state": PartitionState.SEALED})
     # Their ends are not known until their brokers are back and say them, not even if they had said them before.
-    left = {"forsaken": True, "end_offset": None}
-    lost = [row.partition_id for row in rows if row.partition_id in forsaken and row.given_up]
+    left = {"abandoned": True, "end_offset": None}
+    lost = [row.partition_id for row in rows if row.partition_id in abandoned and row.given_up]
     lose_partitions(connection, lost)
-    forsaken = [one for one in forsaken if one not in lost]
-    connection.execute(_set_partitions, {"ids": forsaken, **left})
+    abandoned = [one for one in abandoned if one not in lost]
+    connection.execute(_set_partitions, {"ids": abandoned, **left})
     connection.execute(_set_partitions, {"ids": children, "state": PartitionState.OPEN})
     # Else their brokers could come back and serve them.
     refuse_folders(connection, operation.left_unheard)
@@ -380,7 +380,7 @@ def _open(connection: Connection, operation: Operation) -> OperationState:
         go_on(connection, children)
     connection.execute(_route_raised, {"of_subject": operation.subject_id})
     route_table(read_route(connection, operation.subject))  # each logical partition has one open
-    return OperationState.FENCE if forsaken else OperationState.DONE
+    return OperationState.FENCE if abandoned else OperationState.DONE
 
 
 def let_go(connection: Connection, operation_id: int, *, driver: str, pause_ms: int = 0) -> None:

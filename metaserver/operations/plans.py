@@ -53,7 +53,7 @@ class Plan:
     """What changes; empty if nothing has to."""
 
     sealed: tuple[PartitionId, ...] = ()
-    """Also those that are sealed already and are now forsaken: they have children."""
+    """Also those that are sealed already and are now abandoned: they have children."""
     children: tuple[Child, ...] = ()
 
 

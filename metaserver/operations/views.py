@@ -56,7 +56,7 @@ _done = (
         steps,
         partitions.c.broker_group,
         partitions.c.end_offset,
-        partitions.c.forsaken,
+        partitions.c.abandoned,
         partitions.c.lost,
     )
     .join(partitions, partitions.c.partition_id == steps.c.partition_id)
@@ -92,7 +92,7 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
             for one in done
         ),
         without_source=row.without_source,
-        reordered=tuple(one.partition_id for one in sealed if one.forsaken),
+        reordered=tuple(one.partition_id for one in sealed if one.abandoned),
         problem=row.problem,
         losses=read_losses(connection, [one.partition_id for one in sealed if one.lost]),
         cordoned=cordoned,
@@ -133,7 +133,7 @@ def subject_history(connection: Connection, name: str) -> SubjectHistory:
             sa.select(
                 partitions.c.partition_id,
                 partitions.c.end_offset,
-                partitions.c.forsaken,
+                partitions.c.abandoned,
                 partitions.c.lost,
             ).where(of_subject)
         )
@@ -145,7 +145,7 @@ def subject_history(connection: Connection, name: str) -> SubjectHistory:
             PartitionHistory(
                 partition=one,
                 end_offset=ends[one.partition_id].end_offset,
-                forsaken=ends[one.partition_id].forsaken,
+                abandoned=ends[one.partition_id].abandoned,
                 lost=ends[one.partition_id].lost,
             )
             for one in some_partitions(connection, Choice(of_subject))

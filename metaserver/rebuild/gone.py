@@ -59,7 +59,7 @@ def fill_gone(
         if subject.static:
             gone = msgspec.structs.replace(gone, parents=_before_in_queue(gone, subject))
         subject.gone.append(GonePartition(partition=gone, unread_by=unread))
-        subject.partitions.append(RebuiltPartition(partition=gone, forsaken=True, lost=True))
+        subject.partitions.append(RebuiltPartition(partition=gone, abandoned=True, lost=True))
     subject.partitions_named = max(subject.partitions_named, len(subject.partitions))
 
 

@@ -96,7 +96,7 @@ def operations(
             # The children were opened without the silent parents: these are still to be told.
             for one in parents - sealed:
                 set_state(rows, one, SEALED)
-                rows[one].forsaken = True
+                rows[one].abandoned = True
             fences.append(RebuiltOperation(state=OperationState.FENCE, steps=steps))
         elif sealed:
             for one in parents & rows.keys():

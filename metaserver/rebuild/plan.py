@@ -219,7 +219,7 @@ def _chain(rows: dict[int, RebuiltPartition]) -> None:
     for _, row in sorted(rows.items()):
         for one in row.partition.parents:
             parent = rows.get(one)
-            if parent is None or parent.forsaken:
+            if parent is None or parent.abandoned:
                 start = start_behind_loss(row.partition.name)
             elif parent.end_offset is not None:
                 start = parent.partition.logic_start + parent.end_offset

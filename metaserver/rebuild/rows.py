@@ -37,7 +37,7 @@ class RebuiltPartition:
 
     partition: Partition
     end_offset: int | None = None
-    forsaken: bool = False
+    abandoned: bool = False
     lost: bool = False
 
 
@@ -86,7 +86,7 @@ class RebuiltSubject:
     operation: RebuiltOperation | None = None
     """The one that runs."""
     fences: list[RebuiltOperation] = field(default_factory=list)
-    """Those that have their route, and a forsaken source to be sealed when it is back."""
+    """Those that have their route, and a abandoned source to be sealed when it is back."""
     canceled: RebuiltOperation | None = None
     """All that is never opened, to be sealed where that has not been done."""
     gone: list[GonePartition] = field(default_factory=list)

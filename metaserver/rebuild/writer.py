@@ -116,7 +116,7 @@ def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict
                 "broker_group": one.broker_group,
                 "state": one.state,
                 "end_offset": row.end_offset,
-                "forsaken": row.forsaken,
+                "abandoned": row.abandoned,
                 "lost": row.lost,
                 "logic_start": one.logic_start,
             }

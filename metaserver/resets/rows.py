@@ -94,9 +94,9 @@ def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGrou
     )
 
 
-_forsaken = sa.select(partitions.c.partition_id).where(
+_abandoned = sa.select(partitions.c.partition_id).where(
     partitions.c.subject_id == sa.bindparam("of_subject"),
-    partitions.c.forsaken,
+    partitions.c.abandoned,
     partitions.c.end_offset.is_(None),
 )
 
@@ -105,13 +105,13 @@ def _meant(
     connection: Connection, subject_id: int, ask: ResetGroup
 ) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
     """What is to be set, and what is left out."""
-    forsaken = set(connection.execute(_forsaken, {"of_subject": subject_id}).scalars())
+    abandoned = set(connection.execute(_abandoned, {"of_subject": subject_id}).scalars())
     meant: list[Partition] = []
     left_out: list[Partition] = []
     for one in subject_partitions(connection, subject_id, SERVED):
         if ask.queue not in {None, one.queue} or ask.partition_id not in {None, one.partition_id}:
             continue
-        away = one.partition_id in forsaken and one.address is None
+        away = one.partition_id in abandoned and one.address is None
         (left_out if away and ask.partition_id is None else meant).append(one)
     return tuple(meant), tuple(left_out)
 

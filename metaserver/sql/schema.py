@@ -169,7 +169,7 @@ partitions = Table(
     Column("broker_group", ForeignKey(brokers.c.broker_group), nullable=False, index=True),
     Column("state", String(16), nullable=False),
     Column("end_offset", BigInteger, comment="none: open, or its end is not known"),
-    Column("forsaken", Boolean, nullable=False, server_default=false()),
+    Column("abandoned", Boolean, nullable=False, server_default=false()),
     Column(
         "logic_start",
         BigInteger,

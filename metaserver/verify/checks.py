@@ -222,7 +222,7 @@ def _seals_agree(index: Index) -> Iterator[str]:
     for one in index.before.partitions.values():
         status = index.status(one)
         partition_id = one.partition.partition_id
-        if one.partition.state is not SEALED or (one.forsaken and one.end_offset is None):
+        if one.partition.state is not SEALED or (one.abandoned and one.end_offset is None):
             continue
         if one.end_offset is None:
             yield f"partition {partition_id} is sealed and its end is not known"
@@ -414,7 +414,7 @@ def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
     """
     Sentences that say where it has: whatever continues such a partition can be read beside what is before it.
 
-    A parent that has expired or was forsaken holds nobody up.  One with a higher token was granted or set again since:
+    A parent that has expired or was abandoned holds nobody up.  One with a higher token was granted or set again since:
     an operator may set one partition alone.
     """
     for partition_id in sorted(group.drained):
@@ -424,7 +424,7 @@ def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
             parent = view.partitions.get(parent_id)
             if parent is None or parent_id in group.drained:
                 continue
-            if parent.forsaken or parent.partition.state is PartitionState.EXPIRED:
+            if parent.abandoned or parent.partition.state is PartitionState.EXPIRED:
                 continue
             if not group.tokens.get(parent_id, 0) > token > 0:
                 yield (
@@ -476,7 +476,7 @@ def broken_chain(known: Mapping[int, PartitionView], one: Partition) -> Iterator
                 f"partition {one.partition_id} of queue {one.queue} continues partition "
                 f"{before.partition_id}, which has another queue or range"
             )
-        gone = parent.forsaken or (
+        gone = parent.abandoned or (
             before.state is PartitionState.EXPIRED and parent.end_offset is None
         )
         if gone and is_behind_loss(one):

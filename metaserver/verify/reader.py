@@ -71,7 +71,7 @@ def _partitions(connection: Connection) -> dict[int, PartitionView]:
             subject_id=rows[one.partition_id].subject_id,
             partition=one,
             end_offset=rows[one.partition_id].end_offset,
-            forsaken=rows[one.partition_id].forsaken,
+            abandoned=rows[one.partition_id].abandoned,
         )
         for one in some_partitions(connection, Choice(sa.true()))
     }

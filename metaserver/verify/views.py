@@ -33,7 +33,7 @@ class PartitionView:
     subject_id: int
     partition: Partition
     end_offset: int | None = None
-    forsaken: bool = False
+    abandoned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

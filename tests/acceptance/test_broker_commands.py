@@ -39,7 +39,7 @@ def folder(tmp_path) -> Path:
     """A data folder with two partitions, a consumer group and 40 batches, stopped cleanly."""
     files = RealFiles(tmp_path / "data")
     files.lock()
-    claim_folder(files, broker_group="g1", dice=random.Random(1))
+    claim_folder(files, broker_group="g1", rng=random.Random(1))
 
     async def fill() -> None:
         clock = ManualClock()
@@ -119,7 +119,7 @@ def test_dump_of_properties(tmp_path):
     """Properties are shown beside key and value; bytes that are none do not stop the dump."""
     files = RealFiles(tmp_path / "data")
     files.lock()
-    claim_folder(files, broker_group="g1", dice=random.Random(1))
+    claim_folder(files, broker_group="g1", rng=random.Random(1))
 
     async def fill() -> None:
         desk = Desk(open_store(files, clock=ManualClock()), ManualClock())

@@ -86,7 +86,7 @@ async def read_all(client: BrokerClient, partition_id: int) -> list[tuple[int, i
 
 async def test_kill_under_load(process):
     """SIGKILL at any moment: every answered batch is at the offset that was answered, every message there once."""
-    dice = random.Random(3)
+    rng = random.Random(3)
     network = HttpNetwork()
     port = 0
     senders = [Sender(producer_id) for producer_id in range(1, PRODUCERS + 1)]
@@ -104,7 +104,7 @@ async def test_kill_under_load(process):
         goal = kill * PRODUCERS * BATCHES // (KILLS + 1)
         while sum(len(sender.offsets) for sender in senders) < goal:
             await asyncio.sleep(0.002)
-        await asyncio.sleep(dice.random() * 0.01)
+        await asyncio.sleep(rng.random() * 0.01)
         await asyncio.to_thread(process.kill)
         await asyncio.to_thread(process.start)
     await asyncio.gather(*tasks)

@@ -22,7 +22,7 @@ LENGTH = 32
 def queue_files() -> dict[str, bytes]:
     """Path → content: a partition of a static subject, whose group was set back."""
     disk, clock = SimDisk(), ManualClock()
-    claim_folder(disk, broker_group="g1", dice=random.Random(1))
+    claim_folder(disk, broker_group="g1", rng=random.Random(1))
 
     async def fill() -> None:
         store = open_store(disk, clock=clock)

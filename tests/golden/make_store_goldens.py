@@ -22,7 +22,7 @@ LENGTH = 32
 def store_files() -> dict[str, bytes]:
     """Path → content, after a little of everything."""
     disk, clock = SimDisk(), ManualClock()
-    claim_folder(disk, broker_group="g1", dice=random.Random(1))
+    claim_folder(disk, broker_group="g1", rng=random.Random(1))
     rng = random.Random(2)
     for _ in range(FIRST_MAX):
         note_heard(disk, begin_opening(disk, rng=rng))

@@ -17,7 +17,7 @@ from sim.machines.store import Desk, batch, facts, open_store
 def test_identity():
     """The identity is one line of JSON: format, broker id, broker group."""
     disk = SimDisk()
-    claim_folder(disk, broker_group="g1", dice=random.Random(1))
+    claim_folder(disk, broker_group="g1", rng=random.Random(1))
     assert disk.pread("identity.json", 0, 1000) == (
         b'{"format":1,"broker_id":"cd613e30d8f16adf91b7584a2265b1f5","broker_group":"g1"}\n'
     )

@@ -80,7 +80,7 @@ class _Looks(SystemClock):
 async def main() -> None:
     meta, subject, group, ttl_ms, handler_ms, path = sys.argv[1:]
     record = Recorder(Path(path))
-    dice = random.Random(path)
+    rng = random.Random(path)
     stop = asyncio.Event()
     freeze = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -97,7 +97,7 @@ async def main() -> None:
         look = started(message, group=group, clock_ns=look_ns, ours=True)
         record(look, at_ns=first_line_ns)
         try:
-            await asyncio.sleep(2 * dice.random() * float(handler_ms) / 1000)
+            await asyncio.sleep(2 * rng.random() * float(handler_ms) / 1000)
         except asyncio.CancelledError:
             record(dropped(message))
             raise

@@ -16,10 +16,10 @@ PAUSES_MAX = 8
 async def run_without_fence(folder: Path) -> Findings:
     """Brokers that let every token through, and consumers that are stopped until others have their partitions."""
     bugs = {"broker": "no_token_check"}
-    dice = random.Random(1)
+    rng = random.Random(1)
     async with Stage(folder, keys=100, per_second=300, ttl_ms=TTL_MS, bugs=bugs) as stage:
         for _ in range(PAUSES_MAX):
-            await stage.pause_in_handler(2.5 * TTL_MS / 1000, busy=set(), dice=dice)
+            await stage.pause_in_handler(2.5 * TTL_MS / 1000, busy=set(), rng=rng)
             await asyncio.sleep(0.5)
             found, _ = await stage.look()
             if found.counts["stale effect"]:

@@ -182,13 +182,13 @@ class Stage:
         await self.networks.aclose()
 
     # ── what happens to them ─────────────────────────────────────────────────────────────────────────
-    async def pause_in_handler(self, seconds: float, busy: set[str], dice: random.Random) -> None:
+    async def pause_in_handler(self, seconds: float, busy: set[str], rng: random.Random) -> None:
         """
         Stop a consumer that is inside a handler, as a frozen machine does, and let it go on.
 
         `busy` are those that something else happens to; the one stopped is among them meanwhile.
         """
-        for name in itertools.cycle(dice.sample(self.consumers, len(self.consumers))):
+        for name in itertools.cycle(rng.sample(self.consumers, len(self.consumers))):
             if name not in busy and await self._stopped_in_handler(self.actors[name]):
                 break
             await asyncio.sleep(0.02)

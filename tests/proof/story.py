@@ -31,12 +31,12 @@ class Told:
 
 
 class Story:
-    """Brings faults upon a stage, every kind as often as the others, in an order drawn by `dice`."""
+    """Brings faults upon a stage, every kind as often as the others, in an order drawn by `rng`."""
 
-    def __init__(self, stage: Stage, dice: random.Random, *, pause_ttls_max: float) -> None:
+    def __init__(self, stage: Stage, rng: random.Random, *, pause_ttls_max: float) -> None:
         self.faults: Counter[str] = Counter()
         self._stage = stage
-        self._dice = dice
+        self._rng = rng
         self._pause_ttls_max = pause_ttls_max
         self._under_way: list[asyncio.Task[None]] = []
         self._busy: set[str] = set()
@@ -54,7 +54,7 @@ class Story:
             "metaserver-broker cut": lambda: self._cut(["m"], stage.brokers),
             "calendar moved": lambda: self._move_calendar(list(stage.actors)),
             "calendar of one program moved": lambda: self._move_calendar(
-                [self._dice.choice(list(stage.actors))]
+                [self._rng.choice(list(stage.actors))]
             ),
         }
 
@@ -68,7 +68,7 @@ class Story:
         for count in resizes:
             resize = asyncio.create_task(self._stage.resize(count))
             for _ in range(faults_each):
-                await asyncio.sleep(gap_s * 2 * self._dice.random())
+                await asyncio.sleep(gap_s * 2 * self._rng.random())
                 self.strike()
             await resize
             self.faults["resize"] += 1
@@ -78,7 +78,7 @@ class Story:
         """The next fault of the deck, in a task of its own."""
         if not self._deck:
             self._deck = list(self._kinds)
-            self._dice.shuffle(self._deck)
+            self._rng.shuffle(self._deck)
         name = self._deck.pop()
         self._under_way.append(asyncio.create_task(self._suffer(name)))
 
@@ -98,29 +98,29 @@ class Story:
         while True:
             free = [name for name in names if name not in self._busy]
             if free:
-                name = self._dice.choice(free)
+                name = self._rng.choice(free)
                 self._busy.add(name)
                 return name
             await asyncio.sleep(0.05)
 
     async def _pause(self) -> None:
-        ttls = self._dice.uniform(1.0, self._pause_ttls_max)
-        await self._stage.pause_in_handler(ttls * self._stage.ttl_s, self._busy, self._dice)
+        ttls = self._rng.uniform(1.0, self._pause_ttls_max)
+        await self._stage.pause_in_handler(ttls * self._stage.ttl_s, self._busy, self._rng)
 
     async def _crash(self, names: Sequence[str]) -> None:
         name = await self._free(names)
-        await self._stage.crash(name, down_s=self._dice.choice((0.0, 0.5)) * self._dice.random())
+        await self._stage.crash(name, down_s=self._rng.choice((0.0, 0.5)) * self._rng.random())
         self._busy.discard(name)
 
     async def _cut(self, sources: Sequence[str], targets: Sequence[str]) -> None:
         ways = [f"{source}>{target}" for source in sources for target in targets]
         way = await self._free(ways)
         source, target = way.split(">")
-        up, down = self._dice.choice(((True, True), (True, False), (False, True)))
-        seconds = self._stage.ttl_s * self._dice.uniform(0.3, 3.0)
-        reset = self._dice.random() < 0.5
+        up, down = self._rng.choice(((True, True), (True, False), (False, True)))
+        seconds = self._stage.ttl_s * self._rng.uniform(0.3, 3.0)
+        reset = self._rng.random() < 0.5
         await self._stage.cut(source, target, seconds, up=up, down=down, reset=reset)
         self._busy.discard(way)
 
     async def _move_calendar(self, names: Sequence[str]) -> None:
-        self._stage.set_calendar(self._dice.choice((-HOUR_S, HOUR_S)), names)
+        self._stage.set_calendar(self._rng.choice((-HOUR_S, HOUR_S)), names)

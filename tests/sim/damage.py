@@ -92,7 +92,7 @@ def image(files: Files) -> Found:
     return {path: files.pread(path, 0, files.size(path) or 0) for path in paths}
 
 
-async def fill(files: Files, dice: random.Random, *, index: str = "file", count: int = 1) -> Whole:
+async def fill(files: Files, rng: random.Random, *, index: str = "file", count: int = 1) -> Whole:
     """Batches of up to `count` messages over three partitions, with fences and acks between them."""
     whole = Whole()
     clock = ManualClock()
@@ -103,10 +103,10 @@ async def fill(files: Files, dice: random.Random, *, index: str = "file", count:
     await desk.acquire(1)
     for step in range(COMMITS):
         calls = []
-        for number in dice.choices(PARTITIONS, WEIGHTS, k=COMMIT_BATCHES):
+        for number in rng.choices(PARTITIONS, WEIGHTS, k=COMMIT_BATCHES):
             values = whole.values[number]
-            first, size = len(values), dice.randint(1, count)
-            value = dice.choice((b"x", b"yy"))
+            first, size = len(values), rng.randint(1, count)
+            value = rng.choice((b"x", b"yy"))
             values += [b"%s %d" % (value, first + one) for one in range(size)]
             data = batch(partition_id=number, sequence=first, count=size, value=value)
             calls.append(desk.append(data, number))

@@ -36,8 +36,8 @@ class Faults(NetworkFaults):
         if self._kinds:
             self.done += 1
             some = [name for name in STORIES if name in self._kinds]
-            often = bool(some) and self._dice.random() < 0.3
-            name = self._dice.choice(some if often else list(self._kinds))
+            often = bool(some) and self._rng.random() < 0.3
+            name = self._rng.choice(some if often else list(self._kinds))
             self._world.trace(f"fault {name}")
             self._kinds[name]()
 
@@ -66,8 +66,8 @@ class Faults(NetworkFaults):
     def _crash(self, hosts: list[Host], *, down_s: float = 3.0) -> None:
         host = self._some(hosts)
         if host is not None:
-            host.end(machine_down=self._dice.random() < 0.3)
-            self._later(down_s * self._dice.random(), self.restart, host)
+            host.end(machine_down=self._rng.random() < 0.3)
+            self._later(down_s * self._rng.random(), self.restart, host)
 
     def _pause(self, hosts: list[Host], longest_s: float) -> None:
         """Frozen for a while; a machine that was often finds its calendar set anew."""
@@ -75,9 +75,9 @@ class Faults(NetworkFaults):
         if host is not None and not host.process.paused:
             process = host.process
             process.paused = True
-            if "wall_jump" in self._world.swarm.faults and self._dice.random() < 0.5:
+            if "wall_jump" in self._world.swarm.faults and self._rng.random() < 0.5:
                 self._jump(host)
-            self._later(longest_s * self._dice.random() ** 2, self._loop.resume, process)
+            self._later(longest_s * self._rng.random() ** 2, self._loop.resume, process)
 
     def _consumer_crash(self) -> None:
         self._crash(list(self._world.consumers))
@@ -90,7 +90,7 @@ class Faults(NetworkFaults):
         host = self._some(list(self._world.producers))
         if isinstance(host, ProducerHost):
             host.close()
-            self._later(2 + self._dice.random(), self.restart, host)
+            self._later(2 + self._rng.random(), self.restart, host)
 
     def _consumer_pause(self) -> None:
         self._pause(list(self._world.consumers), self._world.swarm.ttl_ms / 100)
@@ -108,12 +108,12 @@ class Faults(NetworkFaults):
         host = self._some(list(self._world.consumers))
         if host is not None:
             host.leave()  # type: ignore[attr-defined]
-            self._later(1 + 3 * self._dice.random(), self.restart, host)
+            self._later(1 + 3 * self._rng.random(), self.restart, host)
 
     def _consumer_suspend(self) -> None:
         host = self._some(list(self._world.consumers))
         if host is not None:
-            host.suspend(4 * self._dice.random())  # type: ignore[attr-defined]
+            host.suspend(4 * self._rng.random())  # type: ignore[attr-defined]
 
     def _consumer_join(self) -> None:
         if len(self._world.consumers) < 8:
@@ -127,16 +127,16 @@ class Faults(NetworkFaults):
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
             host.lose_power()
-            self._later(0.2 + 2 * self._dice.random(), self.restart, host)
+            self._later(0.2 + 2 * self._rng.random(), self.restart, host)
 
     def _broker_torn(self) -> None:
         """The power goes in the middle of one of the next operations of the disk."""
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
-            if self._dice.random() < 0.5:
+            if self._rng.random() < 0.5:
                 host.disk.tear_next = True
             else:
-                host.disk.crash_at = host.disk.steps + self._dice.randint(1, 8)
+                host.disk.crash_at = host.disk.steps + self._rng.randint(1, 8)
             self._later(2.0, self.restart, host)
             self._later(4.0, self.restart, host)
 
@@ -144,33 +144,33 @@ class Faults(NetworkFaults):
         """It dies right after one of the next syncs, before anybody is told; most of what waits comes again."""
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
-            host.crash_after_commits = self._dice.randint(1, 4)
-            self._later(1.0 + self._dice.random(), self.restart, host)
+            host.crash_after_commits = self._rng.randint(1, 4)
+            self._later(1.0 + self._rng.random(), self.restart, host)
             self._later(3.0, self.restart, host)
 
     def _broker_stall(self) -> None:
         """Its disk does not answer for a while; sometimes that is how its end begins."""
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
-            seconds = 0.5 + 2 * self._dice.random()
+            seconds = 0.5 + 2 * self._rng.random()
             host.stalled_until = self._loop.now + seconds
-            if self._dice.random() < 0.5:
-                self._later(seconds * self._dice.random(), self._cut_power, host, host.starts)
+            if self._rng.random() < 0.5:
+                self._later(seconds * self._rng.random(), self._cut_power, host, host.starts)
 
     def _cut_power(self, host: BrokerHost, starts: int) -> None:
         """What follows on another fault; after the healing nothing new begins."""
         if host.running and host.starts == starts and not self.healed:
             host.lose_power()
-            self._later(0.1 + 0.5 * self._dice.random(), self.restart, host)
+            self._later(0.1 + 0.5 * self._rng.random(), self.restart, host)
 
     def _broker_flush(self) -> None:
         """A write or a flush fails; an operator starts the broker again."""
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
-            host.disk.fail = self._dice.choice(("fdatasync", "write"))
-            if self._dice.random() < 0.5:  # once only, and nobody looks for a while
-                self._later(0.2 * self._dice.random(), setattr, host.disk, "fail", "")
-            self._later(0.5 + self._dice.random(), self._change_disk, host)
+            host.disk.fail = self._rng.choice(("fdatasync", "write"))
+            if self._rng.random() < 0.5:  # once only, and nobody looks for a while
+                self._later(0.2 * self._rng.random(), setattr, host.disk, "fail", "")
+            self._later(0.5 + self._rng.random(), self._change_disk, host)
 
     def _change_disk(self, host: BrokerHost) -> None:
         host.disk.fail = ""
@@ -182,7 +182,7 @@ class Faults(NetworkFaults):
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
             disk = host.disk
-            disk.room = self._dice.randint(0, 2_000)
+            disk.room = self._rng.randint(0, 2_000)
             self._later(2.0, setattr, disk, "room", None)
 
     def _broker_moves(self) -> None:
@@ -191,7 +191,7 @@ class Faults(NetworkFaults):
         if isinstance(host, BrokerHost):
             host.end(machine_down=False)
             host.port += 10
-            self._later(self._dice.random(), self.restart, host)
+            self._later(self._rng.random(), self.restart, host)
 
     # ── metaservers ───────────────────────────────────────────────────────────────────────────────────
     def _meta_crash(self) -> None:
@@ -201,7 +201,7 @@ class Faults(NetworkFaults):
         """It dies right after a commit, before anybody is told."""
         host = self._some(list(self._world.metas))
         if isinstance(host, MetaHost):
-            host.crash_after_commits = self._dice.randint(1, 6)
+            host.crash_after_commits = self._rng.randint(1, 6)
             self._later(3.0, self.restart, host)
 
     def _meta_power(self) -> None:
@@ -210,40 +210,40 @@ class Faults(NetworkFaults):
         for host in world.metas:
             if host.running:
                 host.end(machine_down=True)
-        if self._dice.random() < 0.7:
+        if self._rng.random() < 0.7:
             world.shelf.lose_power()
-        world.metas[0].machine.reboot(self._dice.choice((1.0, 100.0, 1e6)))
+        world.metas[0].machine.reboot(self._rng.choice((1.0, 100.0, 1e6)))
         for host in world.metas:
-            self._later(0.2 + 2 * self._dice.random(), self.restart, host)
+            self._later(0.2 + 2 * self._rng.random(), self.restart, host)
 
     def _meta_step(self) -> None:
         """It dies right after a step of an operation on partitions."""
         host = self._some(list(self._world.metas))
         if isinstance(host, MetaHost):
-            host.crash_after_steps = self._dice.randint(1, 4)
+            host.crash_after_steps = self._rng.randint(1, 4)
             self._later(3.0, self.restart, host)
 
     def _meta_told(self) -> None:
         """It dies at a step between hosting what is to be opened and whatever would be told afterwards, and stays away."""
         host = self._some(list(self._world.metas))
         if isinstance(host, MetaHost):
-            host.crash_at_step = self._dice.choice(
+            host.crash_at_step = self._rng.choice(
                 ("hosted", "sealed", "telling", "opened", "opened")
             )
-            self._later(3.0 + 3 * self._dice.random(), self.restart, host)
+            self._later(3.0 + 3 * self._rng.random(), self.restart, host)
             self._move()
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
     def _dead_group(self) -> None:
         """A consumer of a new group is granted partitions and dies before it has asked a broker for any; at times while
         brokers cannot hear of the group."""
-        if self._dice.random() < 0.5:
+        if self._rng.random() < 0.5:
             self._broker_crash()
         self._world.add_dead_group()
 
     # ── partitions ────────────────────────────────────────────────────────────────────────────────────
     def _resize(self) -> None:
-        count = self._dice.randint(1, 6)
+        count = self._rng.randint(1, 6)
         self._world.operate(Reshape(kind=OperationKind.RESIZE, subject=SUBJECT, partitions=count))
 
     def _split(self) -> None:
@@ -253,14 +253,14 @@ class Faults(NetworkFaults):
         self._world.operate_on(2, OperationKind.MERGE)
 
     def _move(self) -> None:
-        self._world.operate_on(1, OperationKind.MOVE, self._dice.choice(("g0", "g1")))
+        self._world.operate_on(1, OperationKind.MOVE, self._rng.choice(("g0", "g1")))
 
     def _evacuate(self) -> None:
-        group = self._dice.choice(("g0", "g1"))
+        group = self._rng.choice(("g0", "g1"))
         self._world.operate(Reshape(kind=OperationKind.EVACUATE, broker_group=group))
 
     def _cordon(self) -> None:
-        self._world.cordon(self._dice.choice(("g0", "g1")), 2 * self._dice.random())
+        self._world.cordon(self._rng.choice(("g0", "g1")), 2 * self._rng.random())
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────
     def heal(self) -> None:

@@ -18,7 +18,7 @@ class NetworkFaults:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._dice: random.Random = world.dice
+        self._rng: random.Random = world.rng
         self._loop = world.loop
         self.healed = False
         weather = world.internet.weather
@@ -28,18 +28,18 @@ class NetworkFaults:
 
     def _some(self, hosts: list[Host]) -> Host | None:
         running = [host for host in hosts if host.running]
-        return self._dice.choice(running) if running else None
+        return self._rng.choice(running) if running else None
 
     def _later(self, seconds: float, action: Callable[..., None], *args: object) -> None:
         self._loop.after(seconds, action, *args)
 
     def _cut(self, left: list[Host], right: list[Host]) -> None:
         net = self._world.internet
-        one, other = self._dice.choice(left).name, self._dice.choice(right).name
+        one, other = self._rng.choice(left).name, self._rng.choice(right).name
         links = [(one, other), (other, one)]
-        if "one_way" in self._world.swarm.faults and self._dice.random() < 0.5:
-            links = [self._dice.choice(links)]
-        seconds = self._dice.choice((0.5, 2.0, 6.0)) * self._dice.random()
+        if "one_way" in self._world.swarm.faults and self._rng.random() < 0.5:
+            links = [self._rng.choice(links)]
+        seconds = self._rng.choice((0.5, 2.0, 6.0)) * self._rng.random()
         for link in links:
             net.cut_link(*link)
             self._later(seconds, net.heal_link, *link)
@@ -52,7 +52,7 @@ class NetworkFaults:
         A consumer falls silent in the middle of its work, to the metaservers alone or altogether, until others have
         what it held; or until its time is over by its own reckoning, and by the database's not quite.
         """
-        world, dice = self._world, self._dice
+        world, rng = self._world, self._rng
         host = self._some(list(world.consumers))
         if host is None or host.process.paused:
             return
@@ -60,32 +60,32 @@ class NetworkFaults:
         for producer in world.producers:
             for share in (0.0, 0.0, 0.9, 1.1):
                 self._later(ttl_s * share, self._burst, producer)
-        silent_s = ttl_s * (1.2 + 2 * dice.random())
-        if dice.random() < 0.4:
-            silent_s = ttl_s * (0.45 + 0.55 * dice.random())
+        silent_s = ttl_s * (1.2 + 2 * rng.random())
+        if rng.random() < 0.4:
+            silent_s = ttl_s * (0.45 + 0.55 * rng.random())
         elif "broker_power" in world.swarm.faults:
             # The brokers' machines stop while the new owners come, and the old one wakes up when they are back.
-            down_s = ttl_s * (0.9 + 0.7 * dice.random())
-            silent_s = down_s + 0.8 * dice.random()
+            down_s = ttl_s * (0.9 + 0.7 * rng.random())
+            silent_s = down_s + 0.8 * rng.random()
             for broker in world.brokers:
                 if "broker_stall" in world.swarm.faults:
                     broker.stalled_until = self._loop.now + down_s
                 self._later(down_s, self._cut_power, broker, broker.starts)
         if "wall_jump" in world.swarm.faults:
-            self._later(ttl_s * dice.random(), self._jump, host)
-        self._later(0.1 * dice.random(), self._fall_silent, host, silent_s)
+            self._later(ttl_s * rng.random(), self._jump, host)
+        self._later(0.1 * rng.random(), self._fall_silent, host, silent_s)
 
     def _fall_silent(self, host: Host, silent_s: float) -> None:
-        world, dice = self._world, self._dice
-        if "consumer_pause" in world.swarm.faults and dice.random() < 0.5:
+        world, rng = self._world, self._rng
+        if "consumer_pause" in world.swarm.faults and rng.random() < 0.5:
             host.process.paused = True
             self._later(silent_s, self._loop.resume, host.process)
             return
-        only_there = "one_way" in world.swarm.faults and dice.random() < 0.5
+        only_there = "one_way" in world.swarm.faults and rng.random() < 0.5
         deaf_to: list[tuple[Host, float]] = [(meta, silent_s) for meta in world.metas]
-        if "cut_consumer_broker" in world.swarm.faults and dice.random() < 0.7:
+        if "cut_consumer_broker" in world.swarm.faults and rng.random() < 0.7:
             # And to the brokers for longer: what it hands over late it cannot flush.
-            deaf_to += [(broker, silent_s + 1.5 * dice.random()) for broker in world.brokers]
+            deaf_to += [(broker, silent_s + 1.5 * rng.random()) for broker in world.brokers]
         for other, seconds in deaf_to:
             links = ((host.name, other.name), (other.name, host.name))
             for link in links[: 1 if only_there else 2]:
@@ -109,38 +109,38 @@ class NetworkFaults:
         net = self._world.internet
         alive = [one for one in net.connections if not one.broken]
         if alive:
-            self._dice.choice(alive).break_off()
+            self._rng.choice(alive).break_off()
 
     def _wall_jump(self) -> None:
-        hosts = [*self._world.metas, *self._world.consumers, self._dice.choice(self._world.hosts)]
-        self._jump(self._dice.choice(hosts))
+        hosts = [*self._world.metas, *self._world.consumers, self._rng.choice(self._world.hosts)]
+        self._jump(self._rng.choice(hosts))
 
     def _jump(self, host: Host) -> None:
-        jump_ms = self._dice.choice((-3_600_000, -5_000, 5_000, 3_600_000))
+        jump_ms = self._rng.choice((-3_600_000, -5_000, 5_000, 3_600_000))
         host.machine.wall_jump_ms += jump_ms
 
     def _loss(self) -> None:
-        self._for_a_while("loss_chance", 0.3 * self._dice.random())
+        self._for_a_while("loss_chance", 0.3 * self._rng.random())
 
     def _late(self) -> None:
-        self._for_a_while("late_chance", 0.3 * self._dice.random())
+        self._for_a_while("late_chance", 0.3 * self._rng.random())
 
     def _twice(self) -> None:
-        self._for_a_while("twice_chance", 0.5 * self._dice.random())
+        self._for_a_while("twice_chance", 0.5 * self._rng.random())
 
     def _ghosts(self) -> None:
         """
         What a producer sends to a broker is stuck until its connection breaks; on the next one it goes on, and what was
         stuck comes late, to nobody's knowledge.
         """
-        world, dice = self._world, self._dice
-        producer = dice.choice(world.producers)
+        world, rng = self._world, self._rng
+        producer = rng.choice(world.producers)
         alive = [one for one in world.internet.connections if not one.broken]
         brokers = {one.server.process.name for one in alive if one.client is producer.process}
         if not brokers:
             return
-        link = (producer.name, dice.choice(sorted(brokers)))
-        stuck_s = 0.3 + 1.7 * dice.random()
+        link = (producer.name, rng.choice(sorted(brokers)))
+        stuck_s = 0.3 + 1.7 * rng.random()
         world.internet.cut_link(*link)
         self._later(stuck_s, world.internet.break_link, *link)
         for after_s in (0.0, stuck_s, stuck_s + 0.2, stuck_s + 0.5):
@@ -149,7 +149,7 @@ class NetworkFaults:
     def _for_a_while(self, name: str, value: float) -> None:
         weather = self._world.internet.weather
         setattr(weather, name, value)
-        self._later(3 * self._dice.random(), self._calm, name)
+        self._later(3 * self._rng.random(), self._calm, name)
 
     def _calm(self, name: str) -> None:
         """The weather is again what it mostly is in this seed."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.store.store import Store
-from keylane.checker.events import Event, Forsaken, Ranged, Stored
+from keylane.checker.events import Abandoned, Event, Ranged, Stored
 from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
 from keylane.protocol.control import CreateSubject
@@ -78,8 +78,8 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.dice = random.Random(seed)
-        self.swarm: Swarm = draw(self.dice)
+        self.rng = random.Random(seed)
+        self.swarm: Swarm = draw(self.rng)
         if is_operated(seed):
             self.swarm = for_operators(seed, self.swarm)
         elif is_retaining(seed):
@@ -94,8 +94,8 @@ class World:
         """Keys whose handlers fail."""
         if "poison" in self.swarm.habits:
             self.poison |= {b"k%d" % number for number in range((self.swarm.keys + 1) // 2)}
-        self.loop = SimLoop(random.Random(self.dice.getrandbits(64)))
-        self.internet = Internet(self.loop, self._new_dice())
+        self.loop = SimLoop(random.Random(self.rng.getrandbits(64)))
+        self.internet = Internet(self.loop, self._new_rng())
         self.internet.weather.delay_s = self.swarm.delay_s
         self.internet.weather.ghost_chance = 0.5 if "ghosts" in self.swarm.faults else 0.0
         self.internet.weather.twice_chance = 0.2 if "twice" in self.swarm.faults else 0.0
@@ -135,8 +135,8 @@ class World:
         """Nothing that an operator began is under way."""
         return self.operator.idle and self.loser.idle and self.creator.idle
 
-    def _new_dice(self) -> random.Random:
-        return random.Random(self.dice.getrandbits(64))
+    def _new_rng(self) -> random.Random:
+        return random.Random(self.rng.getrandbits(64))
 
     def record(self, event: Event) -> None:
         self.history.append(event)
@@ -147,11 +147,11 @@ class World:
 
     # ── building ──────────────────────────────────────────────────────────────────────────────────────
     def _machine(self, name: str) -> Machine:
-        drift = 0.05 * (2 * self.dice.random() - 1) if "drift" in self.swarm.faults else 0.0
-        boot_s = self.dice.choice((10.0, 1_000.0, 1e6))
+        drift = 0.05 * (2 * self.rng.random() - 1) if "drift" in self.swarm.faults else 0.0
+        boot_s = self.rng.choice((10.0, 1_000.0, 1e6))
         machine = Machine(self.loop, name, rate=1.0 + drift, boot_s=boot_s)
         if "wall_jump" in self.swarm.faults:
-            machine.wall_jump_ms = self.dice.choice((0, 0, -3_600_000, 3_600_000))
+            machine.wall_jump_ms = self.rng.choice((0, 0, -3_600_000, 3_600_000))
         self.machines.append(machine)
         return machine
 
@@ -167,10 +167,10 @@ class World:
                     self.internet,
                     machine,
                     f"m{index}",
-                    self._new_dice(),
+                    self._new_rng(),
                     shelf=self.shelf,
                     address=address,
-                    slow_s=self.dice.choice((0.0, 0.005, 0.1)),
+                    slow_s=self.rng.choice((0.0, 0.005, 0.1)),
                     expires="retention_bytes" in swarm.broker,
                 )
             )
@@ -181,7 +181,7 @@ class World:
                     self.internet,
                     self._machine(f"b{index}"),
                     f"b{index}",
-                    self._new_dice(),
+                    self._new_rng(),
                     group=f"g{index}",
                     meta=addresses,
                     port=8000 + index,
@@ -200,7 +200,7 @@ class World:
                     self.internet,
                     self._machine(f"p{index}"),
                     f"p{index}",
-                    self._new_dice(),
+                    self._new_rng(),
                     record=self.record,
                     meta=addresses,
                     keys=shared,
@@ -237,7 +237,7 @@ class World:
             self.internet,
             self._machine(f"c{index}"),
             f"c{index}",
-            self._new_dice(),
+            self._new_rng(),
             record=self.record,
             meta=self._meta,
             group=group or f"group{index % self.swarm.groups}",
@@ -300,7 +300,7 @@ class World:
             found = (await self._operator_meta.route(SUBJECT)).open_partitions()
         except KeylaneError:
             return
-        start = self.dice.randrange(max(1, len(found) - count + 1))
+        start = self.rng.randrange(max(1, len(found) - count + 1))
         ids = tuple(one.partition_id for one in found[start : start + count])
         await self._reshape(Reshape(kind=kind, partition_ids=ids, broker_group=broker_group))
 
@@ -312,8 +312,8 @@ class World:
                     await self._operator_meta.cordon(group, Cordon(cordoned=False))
             answer = await self._operator_meta.reshape(ask)
             self.trace(f"begun {answer!r}")
-            if "cancel" in self.swarm.faults and self.dice.random() < 0.5:
-                await asyncio.sleep(0.1 * self.dice.random() ** 2)
+            if "cancel" in self.swarm.faults and self.rng.random() < 0.5:
+                await asyncio.sleep(0.1 * self.rng.random() ** 2)
                 for one in answer.operations:
                     await self._operator_meta.cancel_operation(one.operation_id)
         except KeylaneError as error:
@@ -341,11 +341,11 @@ class World:
         ended = {OperationState.DONE, OperationState.CANCELED}
         return all(one.state in ended for one in running)
 
-    async def _tell_forsaken(self) -> None:
+    async def _tell_abandoned(self) -> None:
         """Of which partitions operators were told that what was left in them is reordered."""
         for one in (await self._operator_meta.operations(SUBJECT)).operations:
             for partition_id in one.reordered:
-                self.record(Forsaken(partition_id))
+                self.record(Abandoned(partition_id))
 
     async def live(self) -> float:
         """The whole story; how much virtual time draining took, or -1 if it did not end."""
@@ -374,7 +374,7 @@ class World:
             self._operator_does(self.users.work())
         until = self.loop.now + swarm.fault_s
         while self.loop.now < until:
-            await self._look_for(swarm.gap_s * 2 * self.dice.random())
+            await self._look_for(swarm.gap_s * 2 * self.rng.random())
             self.faults.strike()
         await asyncio.sleep(1.0)
         self.faults.heal()
@@ -402,9 +402,9 @@ class World:
                 if verified:
                     self.loop.faults += found
         drained_s = self.loop.now - healed_at
-        await self._in_operator(self._tell_forsaken())
+        await self._in_operator(self._tell_abandoned())
         for broker in self.brokers:
-            if self.dice.random() < 0.5:
+            if self.rng.random() < 0.5:
                 work = broker.close_store()
                 await self.loop.create_task(work, context=broker.process.context.copy())
         return drained_s

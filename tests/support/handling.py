@@ -79,7 +79,7 @@ def workers_of(
         handover_ms=handover_ms,
         backoff=Backoff(first_ms=first_ms, max_ms=max_ms),
         clock=clock or SystemClock(),
-        dice=random.Random(1),
+        rng=random.Random(1),
         on_crash=(crashed if crashed is not None else []).append,
         ordered=ordered,
     )

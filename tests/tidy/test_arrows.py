@@ -74,7 +74,7 @@ PROTOCOL_MAY_IMPORT = {
     *("__future__", "abc", "array", "base64", "bisect", "collections", "dataclasses", "enum"),
     *("functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "struct"),
     *("types", "typing", "unicodedata"),
-    "random",  # for the type of the dice that are passed in
+    "random",  # for the type of the generator that is passed in
     "zlib",  # a checksum and a codec, no file
     "ipaddress",  # reads addresses, and asks nobody about them
     *("msgspec", "xxhash", "crc32c"),

@@ -35,7 +35,7 @@ from rocksdict import (
 from ....protocol.errors import CorruptIndexError, DataFolderError, DiskFullError, StorageError
 from ..fail_points import pass_by
 from .interface import Unit
-from .shared_lock import Turns
+from .shared_lock import SharedLock
 
 log = logging.getLogger("keylane.broker")
 
@@ -125,7 +125,7 @@ class RocksTables:
         self._path = path
         self._reach = reach
         self._read_only = read_only
-        self.turns = Turns()
+        self.turns = SharedLock()
         """Who reads shares; to be opened again it has to be alone."""
         self.stuck = False
         """A write failed: nothing can be written until it is opened again."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Turns:
+class SharedLock:
     """Not to be entered twice by one thread."""
 
     def __init__(self) -> None:

@@ -105,10 +105,10 @@ def test_few_descriptors_many_readers(tmp_path, monkeypatch):
     wrong: list[int] = []
 
     def read(seed: int) -> None:
-        dice = random.Random(seed)
+        rng = random.Random(seed)
         for _ in range(500):
-            number = dice.randrange(20)
-            if disk.pread(str(number), 4 * dice.randrange(900), 4) != b"%04d" % number:
+            number = rng.randrange(20)
+            if disk.pread(str(number), 4 * rng.randrange(900), 4) != b"%04d" % number:
                 wrong.append(number)
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
@@ -127,7 +127,7 @@ def claimed(root: Path, group: str = "g1") -> str:
     disk = RealFiles(root)
     disk.lock()
     try:
-        return claim_folder(disk, broker_group=group, dice=random.Random(4)).broker_id
+        return claim_folder(disk, broker_group=group, rng=random.Random(4)).broker_id
     finally:
         disk.close()
 

@@ -52,14 +52,14 @@ def created(cluster: Cluster, subject: str, *, partitions: int = 2) -> None:
     asyncio.run(cluster.create(subject, partitions=partitions))
 
 
-@pytest.mark.parametrize("dice", [None, random.Random(7)], ids=["system", "seeded"])
+@pytest.mark.parametrize("rng", [None, random.Random(7)], ids=["system", "seeded"])
 def test_a_producer_made_before_a_fork_stores_what_each_process_sends(
-    shared_cluster: Cluster, dice: random.Random | None
+    shared_cluster: Cluster, rng: random.Random | None
 ):
     """As under gunicorn --preload: the object is copied into every worker, and each of them opens it."""
-    subject = f"preloaded-{'seeded' if dice else 'system'}"
+    subject = f"preloaded-{'seeded' if rng else 'system'}"
     created(shared_cluster, subject, partitions=1)
-    producer = Producer(shared_cluster.meta, dice=dice)
+    producer = Producer(shared_cluster.meta, rng=rng)
     workers = [
         Child(lambda name=name: run_send(producer, subject, name)) for name in ("one", "two")
     ]
@@ -91,7 +91,7 @@ async def test_producers_with_equal_generators_store_everything(shared_cluster: 
     """A generator that is seeded says where messages without a key go, and not who sends them."""
     await shared_cluster.create("seeded", partitions=2)
     producers = {
-        name: Producer(shared_cluster.meta, dice=random.Random(7)) for name in ("one", "two")
+        name: Producer(shared_cluster.meta, rng=random.Random(7)) for name in ("one", "two")
     }
     found = await asyncio.gather(*(send(one, "seeded", name) for name, one in producers.items()))
     assert found == [0, 0]
@@ -207,7 +207,7 @@ def test_a_consumer_made_before_a_fork_has_a_session_in_each_process(
         group="g",
         handler=handle,
         settings=QUICK,
-        dice=random.Random(7),
+        rng=random.Random(7),
     )
 
     async def consume() -> int:

@@ -191,9 +191,9 @@ async def test_renewals_and_changes_wait_in_one_order(
             )
             assert len(settle_group(connection, group_id).versions) == len(ids)
 
-        async def renew(dice: random.Random) -> None:
+        async def renew(rng: random.Random) -> None:
             for _ in range(30):
-                asked = dice.sample(ids, len(ids))
+                asked = rng.sample(ids, len(ids))
                 assert len(await one.renew(renew_sessions, asked)) == len(ids)
 
         async def change() -> None:

@@ -68,9 +68,9 @@ class Ledger:
 class Consumer:
     """A client that holds what it is granted and asks any of the metaservers, changing between calls."""
 
-    def __init__(self, metas: list[MetaClient], dice: random.Random, ledger: Ledger) -> None:
+    def __init__(self, metas: list[MetaClient], rng: random.Random, ledger: Ledger) -> None:
         self._metas = metas
-        self._dice = dice
+        self._rng = rng
         self._ledger = ledger
         self.session = ""
         self.held: Held = {}
@@ -79,10 +79,10 @@ class Consumer:
 
     @property
     def _meta(self) -> MetaClient:
-        return self._dice.choice(self._metas)
+        return self._rng.choice(self._metas)
 
     async def join(self) -> None:
-        self.session = f"{self._dice.getrandbits(128):032x}"
+        self.session = f"{self._rng.getrandbits(128):032x}"
         self.held, self._version = {}, -1
         self._heard = time.monotonic()
         await self._meta.join(Join(subject="s", group="g", session=self.session, ttl_ms=TTL_MS))
@@ -106,7 +106,7 @@ class Consumer:
             if now.get(partition_id) != token:
                 del self.held[partition_id]
                 self._ledger.ended(partition_id, token, time.monotonic())
-                if self._dice.random() < 0.8:  # else the heartbeat's `holding` says it
+                if self._rng.random() < 0.8:  # else the heartbeat's `holding` says it
                     await self._meta.release(
                         ReleaseGrant(session=self.session, partition_id=partition_id, token=token)
                     )
@@ -133,12 +133,12 @@ class Consumer:
         await self.join()
         while time.monotonic() < until:
             try:
-                await self.look(self._dice.choice([0, 20, 100]))
+                await self.look(self._rng.choice([0, 20, 100]))
             except SessionUnknownError:
                 self.fall_silent()
                 await self.join()
                 continue
-            chance = self._dice.random()
+            chance = self._rng.random()
             if chance < 0.10:
                 await self.leave()
                 await self.join()
@@ -214,9 +214,9 @@ async def test_grants_are_never_given_twice(metas: list[MetaClient]) -> None:
     """Under joins, hand-overs, leaves and crashes: a token has one owner, a partition one holder at a time."""
     await metas[0].create_subject(CreateSubject(subject="s", partitions=PARTITIONS))
     ledger = Ledger()
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     consumers = [
-        Consumer(metas, random.Random(dice.getrandbits(64)), ledger) for _ in range(CONSUMERS)
+        Consumer(metas, random.Random(rng.getrandbits(64)), ledger) for _ in range(CONSUMERS)
     ]
     until = time.monotonic() + SECONDS
     async with asyncio.TaskGroup() as group:
@@ -331,11 +331,11 @@ async def test_operations_exclude_each_other(race: Race) -> None:
 
     for broker in race.brokers:
         broker.refuse_after = None
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     for _ in range(4):
-        begun = await at_once(race, names, dice.sample(range(1, 12), 3))
+        begun = await at_once(race, names, rng.sample(range(1, 12), 3))
         cancels = [
-            dice.choice(metas).cancel_operation(one.operation_id)
+            rng.choice(metas).cancel_operation(one.operation_id)
             for one in begun
             if one.operation_id
         ]

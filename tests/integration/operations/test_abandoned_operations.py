@@ -102,7 +102,7 @@ async def abandoned(
             catalogue, members = Catalogue(database, network, settings), Members(database, settings)
             reshaper = Reshaper(
                 database, network, settings,
-                catalogue=catalogue, members=members, driver="next", dice=random.Random(1),
+                catalogue=catalogue, members=members, driver="next", rng=random.Random(1),
             )  # fmt: skip
             found = Abandoned(database, clock, reshaper)
             await found.begin(strategy, without_source=without_source)

@@ -61,28 +61,28 @@ class World:
     """What survives the lives of the broker: the disk, and what its clients were told."""
 
     def __init__(self, seed: int, *, flush: str = "sync") -> None:
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.disk = SimDisk()
         self.senders = [Sender(number + 1) for number in range(PRODUCERS)]
         self.fence = 0
         self.cursor = 0
         self.faults = FAULTS
         self.settings = {
-            "segment_bytes": self.dice.choice((4096, 8192, 1 << 20)),
-            "snapshot_bytes": self.dice.choice((4096, 20_000)),
+            "segment_bytes": self.rng.choice((4096, 8192, 1 << 20)),
+            "snapshot_bytes": self.rng.choice((4096, 20_000)),
             "flush": flush,
             "flush_ms": 1,
         }
 
     def choose_fault(self) -> str:
-        disk, dice = self.disk, self.dice
+        disk, rng = self.disk, self.rng
         disk.fail, disk.room, disk.crash_at = "", None, None
-        fault = dice.choice(self.faults)
-        after = disk.steps + dice.randrange(1, 120)
+        fault = rng.choice(self.faults)
+        after = disk.steps + rng.randrange(1, 120)
         if fault in {"crash", "kill"}:
             disk.crash_at = after
         elif fault == "full":
-            disk.room = dice.randrange(200, 12_000)
+            disk.room = rng.randrange(200, 12_000)
         elif fault != "stop":
 
             def fail(_name: str) -> None:
@@ -100,7 +100,7 @@ class World:
         for _ in range(12):
             with contextlib.suppress(KeylaneError):
                 await self.step(desk)
-            if self.disk.room is not None and self.dice.random() < 0.3:
+            if self.disk.room is not None and self.rng.random() < 0.3:
                 self.disk.room = None
             clock.advance(1500)
             await asyncio.sleep(0)
@@ -112,12 +112,12 @@ class World:
             first = 2 * len(sender.acked)
             calls += [sender.send(desk, first + 2 * index) for index in range(3)]
         await asyncio.gather(*calls, return_exceptions=True)
-        if self.dice.random() < 0.3:
+        if self.rng.random() < 0.3:
             await desk.acquire(self.fence + 1)
             self.fence += 1
-        if self.fence and self.dice.random() < 0.5:
+        if self.fence and self.rng.random() < 0.5:
             end = desk.store.state.partition(1).readable_offset
-            answer = await desk.ack(self.fence, (0, self.dice.randrange(1, end + 1)))
+            answer = await desk.ack(self.fence, (0, self.rng.randrange(1, end + 1)))
             self.cursor = max(self.cursor, answer.cursor)
 
     def run_life(self) -> str:
@@ -128,7 +128,7 @@ class World:
             loop.run_until_complete(self.live())
         except Crashed:
             if fault == "crash":
-                self.disk = self.disk.after_crash(self.dice)
+                self.disk = self.disk.after_crash(self.rng)
         except KeylaneError:
             pass  # it could not even start, or stop
         finally:
@@ -182,7 +182,7 @@ def test_lives_of_a_broker(part):
     faults = set()
     for seed in range(part * SEEDS // 4, (part + 1) * SEEDS // 4):
         world = World(seed)
-        for _ in range(world.dice.randrange(2, 6)):
+        for _ in range(world.rng.randrange(2, 6)):
             faults.add(world.run_life())
             asyncio.run(world.check())
     assert faults == {"crash", "kill", "write", "fdatasync", "full", "stop"}

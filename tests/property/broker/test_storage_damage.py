@@ -85,21 +85,21 @@ def flipped(files: Found, path: str, bit: int) -> Found:
     return files | {path: bytes(data)}
 
 
-def spread(whole: Whole, kind: str, dice: random.Random) -> Found:
+def spread(whole: Whole, kind: str, rng: random.Random) -> Found:
     """One or two 4 KiB blocks of the log are not what they were."""
     places = [
         (segment_path(base), at)
         for base in whole.bases
         for at in range(0, len(whole.files[segment_path(base)]), BLOCK)
     ]
-    one, two = dice.sample(places, 2)
+    one, two = rng.sample(places, 2)
     first, second = (whole.files[path][at : at + BLOCK] for path, at in (one, two))
     found = dict(whole.files)
     match kind:
         case "zeros":
             put(found, one, bytes(len(first)))
         case "noise":
-            put(found, one, dice.randbytes(len(first)))
+            put(found, one, rng.randbytes(len(first)))
         case "twice":
             put(found, one, second)
         case "swapped":
@@ -115,20 +115,20 @@ def put(files: Found, place: tuple[str, int], block: bytes) -> None:
     files[path] = data[:at] + block[:size] + data[at + size :]
 
 
-def spoiled(files: Found, dice: random.Random) -> Found:
+def spoiled(files: Found, rng: random.Random) -> Found:
     """One of the things that happen to files, in any of them."""
-    path = dice.choice(sorted(files))
+    path = rng.choice(sorted(files))
     data = bytearray(files[path])
     if not data:
         return files
-    at, other = dice.randrange(len(data)), dice.randrange(len(data))
-    match dice.randrange(6):
+    at, other = rng.randrange(len(data)), rng.randrange(len(data))
+    match rng.randrange(6):
         case 0:
-            data[at] ^= 1 << dice.randrange(8)
+            data[at] ^= 1 << rng.randrange(8)
         case 1:
             data[at : at + 512] = bytes(len(data[at : at + 512]))
         case 2:
-            data[at : at + 64] = dice.randbytes(len(data[at : at + 64]))
+            data[at : at + 64] = rng.randbytes(len(data[at : at + 64]))
         case 3:
             del data[at:]
         case 4:
@@ -185,9 +185,9 @@ async def test_every_flipped_bit_of_one_record(part):
 async def test_blocks_of_the_log(kind):
     """Zeroed, doubled, swapped and overwritten blocks: what is in no such block is served, trail or not."""
     whole = await whole_store(count=4)
-    dice = random.Random(kind)
+    rng = random.Random(kind)
     for _ in range(40):
-        files = spread(whole, kind, dice)
+        files = spread(whole, kind, rng)
         await check_twice(Owed(whole, files))
         await check_twice(Owed(whole, without(files, ".trail")))
 
@@ -197,10 +197,10 @@ async def test_blocks_of_the_log(kind):
 async def test_stale_and_deleted_parts(index, snapshot):
     """An older or no snapshot, with an older or no index, with damage to the log or none: nothing more is lost by it."""
     whole = await whole_store(count=4)
-    dice = random.Random(index + snapshot)
+    rng = random.Random(index + snapshot)
     damages = [whole.files]
-    damages += [truncated(whole, dice.randrange(whole.end)) for _ in range(6)]
-    damages += [spread(whole, kind, dice) for kind in ("zeros", "twice", "swapped", "noise")]
+    damages += [truncated(whole, rng.randrange(whole.end)) for _ in range(6)]
+    damages += [spread(whole, kind, rng) for kind in ("zeros", "twice", "swapped", "noise")]
     damages += [flipped(whole.files, segment_path(base), 999) for base in whole.bases]
     damages += [beginning(whole, base) for base in whole.bases[1:]]
     for files in damages:
@@ -213,11 +213,11 @@ async def test_stale_and_deleted_parts(index, snapshot):
 async def test_damage_of_any_kind_anywhere(seed):
     """Up to three damages to any files of a store, the snapshots, trails and index among them."""
     whole = await whole_store(count=4)
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(60):
         files = whole.files
-        for _ in range(dice.randint(1, 3)):
-            files = spoiled(files, dice)
+        for _ in range(rng.randint(1, 3)):
+            files = spoiled(files, rng)
         await check_twice(Owed(whole, files))
 
 
@@ -228,20 +228,20 @@ async def test_with_rocksdb_on_a_real_folder(tmp_path):
     real.lock()
     whole = await fill(real, random.Random(7), index="rocksdb", count=4)
     real.close()
-    dice = random.Random(8)
+    rng = random.Random(8)
     for number in range(60):
         match number % 4:
             case 0:
-                files = truncated(whole, dice.randrange(whole.end))
+                files = truncated(whole, rng.randrange(whole.end))
             case 1:
-                base = dice.choice(whole.bases)
+                base = rng.choice(whole.bases)
                 path = segment_path(base)
-                files = flipped(whole.files, path, dice.randrange(8 * len(whole.files[path])))
+                files = flipped(whole.files, path, rng.randrange(8 * len(whole.files[path])))
             case 2:
-                files = spread(whole, "zeros", dice)
+                files = spread(whole, "zeros", rng)
             case 3:
-                files = spread(whole, "swapped", dice)
-        files = snapshots_of(files, dice.choice(["whole", "stale", "deleted"]))
+                files = spread(whole, "swapped", rng)
+        files = snapshots_of(files, rng.choice(["whole", "stale", "deleted"]))
         await check_in_a_folder(Owed(whole, files), root, tmp_path / str(number))
 
 

@@ -150,10 +150,10 @@ def test_damage_before_durable_records_is_never_cut(trail):
     disk, sent = written(4)
     data = bytes(disk.contents[PATH].data)
     start = len(data) - sum(map(len, sent[1:]))
-    dice = random.Random(1)
+    rng = random.Random(1)
     for _ in range(200):
         hurt = bytearray(data)
-        hurt[start + dice.randrange(len(sent[1]))] ^= 1 << dice.randrange(8)
+        hurt[start + rng.randrange(len(sent[1]))] ^= 1 << rng.randrange(8)
         broken = copy_of(disk, PATH, bytes(hurt))
         broken = broken if trail else untold(broken)
         assert stopped(broken) == (bodies(sent[:1]), start)

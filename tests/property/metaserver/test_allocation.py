@@ -12,7 +12,7 @@ from keylane.metaserver.groups.allocation import allocate
 from keylane.protocol.ids import PartitionId, SessionId
 
 counts = st.integers(min_value=1, max_value=64)
-dice = st.randoms(use_true_random=False)
+rng = st.randoms(use_true_random=False)
 
 
 def names(count: int) -> list[SessionId]:
@@ -24,13 +24,13 @@ def ids(count: int) -> list[PartitionId]:
 
 
 def some_owners(
-    dice: random.Random, sessions: list[SessionId], partitions: list[PartitionId]
+    rng: random.Random, sessions: list[SessionId], partitions: list[PartitionId]
 ) -> dict[PartitionId, SessionId]:
     """Any state a group may be in: some owners dead, some partitions free, in any order of age."""
     known = [*sessions, SessionId("dead-1"), SessionId("dead-2")]
-    owned = [one for one in partitions if dice.random() < 0.8]
-    dice.shuffle(owned)
-    return {one: dice.choice(known) for one in owned}
+    owned = [one for one in partitions if rng.random() < 0.8]
+    rng.shuffle(owned)
+    return {one: rng.choice(known) for one in owned}
 
 
 def fewest_moves(
@@ -42,12 +42,12 @@ def fewest_moves(
     return sum(max(0, count - share - (index < larger)) for index, count in enumerate(held))
 
 
-@given(counts, counts, dice)
-def test_complete_and_balanced(sessions: int, partitions: int, dice: random.Random) -> None:
+@given(counts, counts, rng)
+def test_complete_and_balanced(sessions: int, partitions: int, rng: random.Random) -> None:
     """Every partition has one live session, and shares differ by at most one."""
     live, all_ids = names(sessions), ids(partitions)
-    heirs = some_owners(dice, live, all_ids)
-    owners = some_owners(dice, live, all_ids)
+    heirs = some_owners(rng, live, all_ids)
+    owners = some_owners(rng, live, all_ids)
     dealt = allocate(live, all_ids, current=owners, preferred=heirs)
     assert dealt.keys() == set(all_ids)
     shares = Counter(dealt.values())
@@ -56,42 +56,42 @@ def test_complete_and_balanced(sessions: int, partitions: int, dice: random.Rand
     assert max(loads) - min(loads) <= 1
 
 
-@given(counts, counts, dice)
-def test_least_movement(sessions: int, partitions: int, dice: random.Random) -> None:
+@given(counts, counts, rng)
+def test_least_movement(sessions: int, partitions: int, rng: random.Random) -> None:
     """No more partitions leave a live owner than the shares demand."""
     live, all_ids = names(sessions), ids(partitions)
-    owners = some_owners(dice, live, all_ids)
+    owners = some_owners(rng, live, all_ids)
     dealt = allocate(live, all_ids, current=owners, preferred={})
     moved = [one for one, owner in owners.items() if owner in live and dealt[one] != owner]
     assert len(moved) == fewest_moves(owners, live, partitions)
 
 
-@given(counts, counts, dice)
-def test_settled_stays_settled(sessions: int, partitions: int, dice: random.Random) -> None:
+@given(counts, counts, rng)
+def test_settled_stays_settled(sessions: int, partitions: int, rng: random.Random) -> None:
     """Dealing out again what was dealt out changes nothing, whoever is asked first."""
     live, all_ids = names(sessions), ids(partitions)
     dealt = allocate(live, all_ids, current={}, preferred={})
-    dice.shuffle(live)
-    shuffled = dict(sorted(dealt.items(), key=lambda _: dice.random()))
+    rng.shuffle(live)
+    shuffled = dict(sorted(dealt.items(), key=lambda _: rng.random()))
     assert allocate(live, all_ids, current=shuffled, preferred={}) == dealt
 
 
-@given(st.integers(2, 32), counts, dice)
-def test_one_leaves(sessions: int, partitions: int, dice: random.Random) -> None:
+@given(st.integers(2, 32), counts, rng)
+def test_one_leaves(sessions: int, partitions: int, rng: random.Random) -> None:
     """When a session leaves, only its own partitions change hands."""
     live, all_ids = names(sessions), ids(partitions)
     before = allocate(live, all_ids, current={}, preferred={})
-    gone = dice.choice(live)
+    gone = rng.choice(live)
     rest = [one for one in live if one != gone]
     after = allocate(rest, all_ids, current=before, preferred={})
     assert all(after[one] == owner for one, owner in before.items() if owner != gone)
 
 
-@given(counts, counts, dice)
-def test_heirs_come_first(sessions: int, partitions: int, dice: random.Random) -> None:
+@given(counts, counts, rng)
+def test_heirs_come_first(sessions: int, partitions: int, rng: random.Random) -> None:
     """A free partition goes to its parent's owner whenever that owner's share leaves room for it."""
     live, all_ids = names(sessions), ids(partitions)
-    heirs = {one: dice.choice(live) for one in all_ids}
+    heirs = {one: rng.choice(live) for one in all_ids}
     dealt = allocate(live, all_ids, current={}, preferred=heirs)
     share = -(-partitions // sessions)
     for session in live:

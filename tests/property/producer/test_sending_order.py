@@ -73,7 +73,7 @@ async def run(loop: SimLoop, plan, strategy: OrderStrategy, seed: int):
         "meta",
         network=network,
         clock=clock,
-        dice=random.Random(seed),
+        rng=random.Random(seed),
         settings=ProducerSettings(
             leave_after_ms=LEAVE_MS,
             batch_count=3,

@@ -27,8 +27,8 @@ def test_a_wait_is_between_half_a_step_and_the_whole(first_ms, max_ms, factor, a
     assert int(step / 2) <= wait <= max(1, step)
 
 
-def test_the_same_dice_give_the_same_waits():
-    """Nothing but the dice passed in decides: a simulation can replay it."""
+def test_the_same_rng_give_the_same_waits():
+    """Nothing but the generator passed in decides: a simulation can replay it."""
     first, again = random.Random(7), random.Random(7)
     waits = [Backoff().wait_ms(attempt, first) for attempt in range(1, 50)]
     assert waits == [Backoff().wait_ms(attempt, again) for attempt in range(1, 50)]

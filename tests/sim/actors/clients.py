@@ -68,7 +68,7 @@ class ProducerHost(Host):
         self._brokers = brokers
         self._habits = habits
         self._preloaded = preloaded
-        self._rng = random.Random(f"{self.name} {self.dice.getstate()[1][:2]}")
+        self._rng = random.Random(f"{self.name} {self.rng.getstate()[1][:2]}")
         """For what users do, so that the rest is as it is without them."""
         self._ids = random.Random(self._rng.getrandbits(64))
         self.waiting: dict[bytes, None] = {}
@@ -92,11 +92,11 @@ class ProducerHost(Host):
         self._long_wait = math.inf
         """When the first message was sent that waited so long."""
         self._last: Ticket | None = None
-        self._abroad = random.Random(f"elsewhere {self.name} {self.dice.getstate()[1][:2]}")
+        self._abroad = random.Random(f"elsewhere {self.name} {self.rng.getstate()[1][:2]}")
         """For what another thread asks of the producer."""
         self.on_lost: Callable[[AcceptedAsLostError, Process, float], None] | None = None
         """Told when a message was sent that may be lost, if a disk may be."""
-        self._limits = copy.copy(self.dice)
+        self._limits = copy.copy(self.rng)
         """How long messages may take."""
         self._limited = 0.05 if self._limits.random() < 0.3 else 0.0
 
@@ -148,17 +148,17 @@ class ProducerHost(Host):
 
     # ── opening ───────────────────────────────────────────────────────────────────────────────────────
     def _make(self, network: SimNetwork, clock: Any, identities: Identities) -> Producer:
-        dice = self.dice
+        rng = self.rng
         if "seeded" in self._habits:
-            dice = random.Random(7)
+            rng = random.Random(7)
         elif "forked" in self._habits:
-            dice = random.Random(self._rng.getrandbits(64))
+            rng = random.Random(self._rng.getrandbits(64))
         return Producer(
             self._meta,
             settings=ProducerSettings(**self._settings),
             network=network,
             clock=clock,
-            dice=dice,
+            rng=rng,
             _identity=identities,
         )
 
@@ -216,11 +216,11 @@ class ProducerHost(Host):
         self.busy = False
 
     async def _send_all(self, producer: Producer, count: int) -> None:
-        dice = self.dice
+        rng = self.rng
         while self._number < count and not (self._closing and self._producer is not None):
             left = count - self._number
-            await self._send(producer, min(left, dice.choice((1, 1, 2, 5, 20))))
-            pause_s = dice.choice((0, 0.01, 0.1, 0.5, 1.0)) * dice.random()
+            await self._send(producer, min(left, rng.choice((1, 1, 2, 5, 20))))
+            pause_s = rng.choice((0, 0.01, 0.1, 0.5, 1.0)) * rng.random()
             await asyncio.sleep(self._pace * pause_s)
             if self._habits and not self._closing:
                 await self._follow_habits(producer)
@@ -299,14 +299,14 @@ class ProducerHost(Host):
             await self._flush_until_told(producer)
 
     async def _send(self, producer: Producer, count: int) -> None:
-        name, dice = f"{self.name}.{self.starts}", self.dice
+        name, rng = f"{self.name}.{self.starts}", self.rng
         if self._openings > 1:
             name += f".{self._openings}"
         opening = self._openings
         for _ in range(count):
-            key = dice.choice(self._keys) if dice.random() < 0.97 else b""
+            key = rng.choice(self._keys) if rng.random() < 0.97 else b""
             value = b"%s:%d" % (name.encode(), self._number)
-            value += b"." * int(self._padding_bytes * dice.random() ** 3)
+            value += b"." * int(self._padding_bytes * rng.random() ** 3)
             if self._closing or self._openings != opening:
                 return
             try:

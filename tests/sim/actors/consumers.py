@@ -48,7 +48,7 @@ class ConsumerHost(Host):
         self._preloaded = preloaded
         self._poison = poison
         """Keys whose handlers fail."""
-        self._rng = random.Random(f"{self.name} {self.dice.getstate()[1][:2]}")
+        self._rng = random.Random(f"{self.name} {self.rng.getstate()[1][:2]}")
         """For what users do, so that the rest is as it is without them."""
         self._identities = Identities(random.Random(self._rng.getrandbits(64)))
         self._left_ms = left_ms
@@ -70,9 +70,9 @@ class ConsumerHost(Host):
         self.calm = False
         """True once handlers are quick and never fail."""
         self.consumer: Consumer | None = None
-        self._bodies = copy.copy(self.dice)
+        self._bodies = copy.copy(self.rng)
         """How long the bodies of an iteration take."""
-        self._bad_keys = copy.copy(self.dice).random() < manners["bad_keys"]
+        self._bad_keys = copy.copy(self.rng).random() < manners["bad_keys"]
         """Every second key fails, in handlers that wait, until all is calm."""
         self.inside = 0
         """Handlers that run."""
@@ -159,8 +159,8 @@ class ConsumerHost(Host):
         self.consumer = self._in_hand = None
 
     async def _run(self) -> None:
-        by_hand = self._manners["by_hand"] > self.dice.random()
-        quick = not by_hand and self._manners["quick"] > self.dice.random()
+        by_hand = self._manners["by_hand"] > self.rng.random()
+        quick = not by_hand and self._manners["quick"] > self.rng.random()
         self._by_hand = by_hand
         handler: Any = None if by_hand else self._handle_at_once if quick else self._any_handler()
         if handler is not None and "wrap" in self._habits:
@@ -180,11 +180,11 @@ class ConsumerHost(Host):
     def _make(
         self, handler: Any, network: SimNetwork, clock: Any, identities: Identities, _me: Any
     ) -> Consumer:
-        dice = self.dice
+        rng = self.rng
         if "seeded" in self._habits:
-            dice = random.Random(7)
+            rng = random.Random(7)
         elif "forked" in self._habits:
-            dice = random.Random(self._rng.getrandbits(64))
+            rng = random.Random(self._rng.getrandbits(64))
         return Consumer(
             self._meta,
             subject=SUBJECT,
@@ -194,7 +194,7 @@ class ConsumerHost(Host):
             settings=self._settings,
             network=network,
             clock=clock,
-            dice=dice,
+            rng=rng,
             _identity=identities,
         )
 
@@ -268,7 +268,7 @@ class ConsumerHost(Host):
         self._record(ended(message, group=self.group))
 
     def _stumble(self) -> None:
-        if not self.calm and self.dice.random() < self._manners["fails"]:
+        if not self.calm and self.rng.random() < self._manners["fails"]:
             raise RuntimeError("the handler failed, as handlers do")
         if not self.calm and "odd" in self._habits and self._rng.random() < 0.03:
             raise failure(self._rng)
@@ -285,16 +285,16 @@ class ConsumerHost(Host):
 
     async def _handle(self, message: Message) -> None:
         self._started(message, ours=True)
-        dice = self.dice
+        rng = self.rng
         self.inside += 1
         try:
             if self._bad_keys and not self.calm and sum(message.order_key) % 2:
                 await asyncio.sleep(0.001)
                 raise RuntimeError("this key fails")
-            if not self.calm and dice.random() < self._manners["slow"]:
-                await asyncio.sleep(2 * dice.random() * self._settings.ttl_ms / 1000)
-            elif dice.random() < 0.5:
-                await asyncio.sleep(0.02 * dice.random())
+            if not self.calm and rng.random() < self._manners["slow"]:
+                await asyncio.sleep(2 * rng.random() * self._settings.ttl_ms / 1000)
+            elif rng.random() < 0.5:
+                await asyncio.sleep(0.02 * rng.random())
             self._check_poison(message)
             self._stumble()
         except asyncio.CancelledError:
@@ -337,8 +337,8 @@ class ConsumerHost(Host):
             self._started(message, ours=not self._stopped)
             if not self.calm and self._bodies.random() < self._manners["slow"]:
                 await asyncio.sleep(2 * self._bodies.random() * self._settings.ttl_ms / 1000)
-            elif self.dice.random() < 0.3:
-                await asyncio.sleep(0.01 * self.dice.random())
+            elif self.rng.random() < 0.3:
+                await asyncio.sleep(0.01 * self.rng.random())
             self._ended(message)
             self._in_hand = None
             try:

@@ -65,14 +65,12 @@ class Host:
     leaving = False
     """True while the program closes in good manners."""
 
-    def __init__(
-        self, internet: Internet, machine: Machine, name: str, dice: random.Random
-    ) -> None:
+    def __init__(self, internet: Internet, machine: Machine, name: str, rng: random.Random) -> None:
         self.internet = internet
         self.loop: SimLoop = internet.loop
         self.machine = machine
         self.name = name
-        self.dice = dice
+        self.rng = rng
         self.process = Process(name, machine.rate)
         self.process.alive = False
         self.starts = 0
@@ -128,7 +126,7 @@ class MetaHost(Host):
 
     def _start(self) -> None:
         database = SimDatabase(
-            self._shelf, self.dice, after_commit=self._committed, slow_s=self._slow_s
+            self._shelf, self.rng, after_commit=self._committed, slow_s=self._slow_s
         )
         self._shelf.run(
             adopt_boot,
@@ -154,7 +152,7 @@ class MetaHost(Host):
             catalogue=catalogue,
             members=members,
             driver=f"{self.name}.{self.starts}",
-            dice=self.dice,
+            rng=self.rng,
             after_step=self._stepped,
         )
 
@@ -271,7 +269,7 @@ class BrokerHost(Host):
     def _start(self) -> None:
         disk, machine = self.disk, self.machine
         disk.lock()
-        identity = claim_folder(disk, broker_group=self.group, dice=self.dice)
+        identity = claim_folder(disk, broker_group=self.group, rng=self.rng)
         store = self.store = self._open_store()
         # From a generator of its own: what else a seed draws does not depend on it.
         opening = begin_opening(disk, rng=random.Random(f"{self.name} opening {self.starts}"))
@@ -298,7 +296,7 @@ class BrokerHost(Host):
         registration = self._registration = Registration(
             MetaClient(network, self._meta),
             report,
-            dice=self.dice,
+            rng=self.rng,
             clock=machine,
             on_welcome=heard,
             on_missed=lambda: forget_told(store),
@@ -430,8 +428,8 @@ class BrokerHost(Host):
 
     async def _blocking(self, function: Callable[..., Any], /, *args: Any) -> Any:
         """As a thread would: some time before, the work at one moment, some time after."""
-        dice = self.dice
-        await asyncio.sleep(self._disk_s * dice.random())
+        rng = self.rng
+        await asyncio.sleep(self._disk_s * rng.random())
         while self.loop.now < self.stalled_until:
             # By a clock that drifts: never less than what lets time pass.
             await asyncio.sleep(max(0.001, self.stalled_until - self.loop.now))
@@ -441,8 +439,8 @@ class BrokerHost(Host):
             self.lose_power()
             raise
         self._committed(function)
-        if dice.random() < 0.3:
-            await asyncio.sleep(self._disk_s / 2 * dice.random())
+        if rng.random() < 0.3:
+            await asyncio.sleep(self._disk_s / 2 * rng.random())
         return result
 
     def _committed(self, function: Callable[..., Any]) -> None:
@@ -465,7 +463,7 @@ class BrokerHost(Host):
         """The machine stops: what was not synced may be gone."""
         self.stalled_until = 0.0
         self.end(machine_down=True)
-        self.disk = self.disk.after_crash(self.dice)
+        self.disk = self.disk.after_crash(self.rng)
 
 
 def _sealed(store: Store) -> set[int]:

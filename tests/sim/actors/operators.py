@@ -1,6 +1,6 @@
 """What operators do beside reshaping, in some seeds: a broker group given up, a group's progress set anew, a short retention.
 
-They draw from dice of their own, so that every other seed is the run it was before there were any.  An operator who
+They draw from rng of their own, so that every other seed is the run it was before there were any.  An operator who
 hears that something is half done does it again until it is whole, after the healing too.
 """
 
@@ -25,7 +25,7 @@ from sim.swarm import Swarm
 if TYPE_CHECKING:
     from sim.world import World
 
-ACTIONS = ("forsake", "reset")
+ACTIONS = ("abandon", "reset")
 SILENT_S = 8.0
 """A broker that is to be given up is away for as long at most: more than its ttl."""
 PATIENCE_S = 6.0
@@ -39,11 +39,11 @@ def is_operated(seed: int) -> bool:
 
 def for_operators(seed: int, swarm: Swarm) -> Swarm:
     """The plan of such a seed: longer; half of them let messages be reordered, half have old segments removed."""
-    dice = random.Random(f"plan {seed}")
-    plan = replace(swarm, strict=dice.random() < 0.5, fault_s=max(12.0, swarm.fault_s))
-    if dice.random() < 0.5:
+    rng = random.Random(f"plan {seed}")
+    plan = replace(swarm, strict=rng.random() < 0.5, fault_s=max(12.0, swarm.fault_s))
+    if rng.random() < 0.5:
         return plan
-    few = {"segment_bytes": 4_096, "retention_bytes": dice.choice((1, 8_192))}
+    few = {"segment_bytes": 4_096, "retention_bytes": rng.choice((1, 8_192))}
     return replace(plan, broker=plan.broker | few)
 
 
@@ -53,9 +53,9 @@ class Operator:
     def __init__(self, world: World, meta: MetaClient) -> None:
         self._world = world
         self._meta = meta
-        self._dice = dice = random.Random(f"operator {world.seed}")
-        self._actions = sorted(name for name in ACTIONS if dice.random() < 0.6) or list(ACTIONS)
-        self._gap_s = dice.choice((1.0, 3.0))
+        self._rng = rng = random.Random(f"operator {world.seed}")
+        self._actions = sorted(name for name in ACTIONS if rng.random() < 0.6) or list(ACTIONS)
+        self._gap_s = rng.choice((1.0, 3.0))
         self.idle = True
         """Nothing of what it began is under way."""
 
@@ -66,10 +66,10 @@ class Operator:
             name: getattr(self, f"_{name}") for name in self._actions
         }
         while True:
-            await asyncio.sleep(2 * self._gap_s * self._dice.random())
+            await asyncio.sleep(2 * self._gap_s * self._rng.random())
             if self._world.faults.healed:
                 break
-            name = self._dice.choice(self._actions)
+            name = self._rng.choice(self._actions)
             self._world.faults.done += 1
             self._world.trace(f"operator {name}")
             await actions[name]()
@@ -78,8 +78,8 @@ class Operator:
     # ── a broker group given up ───────────────────────────────────────────────────────────────────────
     async def _forsake(self) -> None:
         """A broker is dead, or only nobody at the metaservers hears of it: its group is left without its help."""
-        world, dice = self._world, self._dice
-        broker = dice.choice(world.brokers)
+        world, rng = self._world, self._rng
+        broker = rng.choice(world.brokers)
         back = self._take_away(broker)
         until = world.loop.now + SILENT_S
         ask = Reshape(kind=OperationKind.EVACUATE, broker_group=broker.group, without_source=True)
@@ -96,18 +96,18 @@ class Operator:
                 await asyncio.sleep(0.4)
             else:
                 world.trace(f"given up: {answer!r}")
-                await asyncio.sleep(3 * dice.random())
+                await asyncio.sleep(3 * rng.random())
                 break
         back()
-        await asyncio.sleep(2 * dice.random())
+        await asyncio.sleep(2 * rng.random())
         await self._uncordon(broker.group)
 
     def _take_away(self, broker: BrokerHost) -> Callable[[], None]:
         """How it comes back."""
-        world, dice = self._world, self._dice
-        if dice.random() < 0.5:
+        world, rng = self._world, self._rng
+        if rng.random() < 0.5:
             if broker.running:
-                broker.lose_power() if dice.random() < 0.5 else broker.end(machine_down=False)
+                broker.lose_power() if rng.random() < 0.5 else broker.end(machine_down=False)
             return lambda: world.faults.restart(broker)
         links = [
             link
@@ -135,7 +135,7 @@ class Operator:
     async def _reset(self) -> None:
         """A group stops, is set to another place, and goes on from there."""
         world = self._world
-        group = f"group{self._dice.randrange(world.swarm.groups)}"
+        group = f"group{self._rng.randrange(world.swarm.groups)}"
         ask = self._draw_reset()
         until = world.loop.now + PATIENCE_S
         begun = False
@@ -152,7 +152,7 @@ class Operator:
                 elif error.retry is Retry.NEVER:
                     break
                 begun = begun or error.fate is not Fate.NOT_DONE
-                await asyncio.sleep(0.1 + 0.4 * self._dice.random())
+                await asyncio.sleep(0.1 + 0.4 * self._rng.random())
             else:
                 self._check_told(group, answer)
                 break
@@ -170,11 +170,11 @@ class Operator:
 
         A partition set by itself leaves the order between partitions to the operator: only where none is promised.
         """
-        world, dice = self._world, self._dice
-        to = dice.choice((ResetTo.EARLIEST, ResetTo.EARLIEST, ResetTo.LATEST, *ResetTo))
+        world, rng = self._world, self._rng
+        to = rng.choice((ResetTo.EARLIEST, ResetTo.EARLIEST, ResetTo.LATEST, *ResetTo))
         if to is ResetTo.TIME:
-            wall_ms = dice.choice(world.brokers).machine.wall_ms()
-            ago_ms = int(1_000 * dice.random() * world.loop.now)
+            wall_ms = rng.choice(world.brokers).machine.wall_ms()
+            ago_ms = int(1_000 * rng.random() * world.loop.now)
             return ResetGroup(to=to, at_ms=max(0, wall_ms - ago_ms))
         if to is not ResetTo.OFFSET or (world.swarm.strict and not world.swarm.static):
             return ResetGroup(to=to if to is not ResetTo.OFFSET else ResetTo.EARLIEST)
@@ -182,9 +182,9 @@ class Operator:
         some = [one for partitions in hosted for one in partitions.values()]
         if not some:
             return ResetGroup(to=ResetTo.EARLIEST)
-        partition = dice.choice(some)
+        partition = rng.choice(some)
         facts = partition.facts.partition
-        offset = dice.randint(0, partition.readable_offset)
+        offset = rng.randint(0, partition.readable_offset)
         if world.swarm.static:
             return ResetGroup(to=to, queue=facts.queue, offset=facts.logic_start + offset)
         return ResetGroup(to=to, partition_id=facts.partition_id, offset=offset)

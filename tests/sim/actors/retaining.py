@@ -30,10 +30,10 @@ def is_retaining(seed: int) -> bool:
 
 def for_retention(seed: int, swarm: Swarm) -> Swarm:
     """The plan of such a seed: longer, with short segments, moves, and few other faults."""
-    dice = random.Random(f"retention {seed}")
-    faults = {name for name in swarm.faults if dice.random() < 0.5}
+    rng = random.Random(f"retention {seed}")
+    faults = {name for name in swarm.faults if rng.random() < 0.5}
     some = {"move", "resize", "dead_group", "meta_told"}
-    few = {"segment_bytes": 4_096, "retention_bytes": dice.choice((1, 1, 8_192))}
+    few = {"segment_bytes": 4_096, "retention_bytes": rng.choice((1, 1, 8_192))}
     return replace(
         swarm,
         faults=frozenset(faults | some),
@@ -56,7 +56,7 @@ class DeadGroupHost(ConsumerHost):
             await super()._run()
             return
         meta = MetaClient(SimNetwork(self.internet, self.process), self._meta)
-        session = f"{self.dice.getrandbits(128):032x}"
+        session = f"{self.rng.getrandbits(128):032x}"
         version = -1
         while not await self._granted(meta, session, version):
             await asyncio.sleep(0.2)

@@ -1,6 +1,6 @@
 """What users do beside sending and handling: which of it a seed's users do, and how often.
 
-They draw from dice of their own.  An object that is opened, closed, cancelled, copied or shared has to keep what it
+They draw from rng of their own.  An object that is opened, closed, cancelled, copied or shared has to keep what it
 promises, or to refuse with a typed error.
 
     seeded     producers and consumers get generators that repeat each other

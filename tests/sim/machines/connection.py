@@ -107,7 +107,7 @@ class Connection:
         self.broken = True
         internet = self._internet
         chance = internet.weather.ghost_chance
-        if self._up.frames and chance and internet.dice.random() < chance:
+        if self._up.frames and chance and internet.rng.random() < chance:
             later_s = internet.delay_of_a_double()
             for frame in self._up.frames:
                 internet.loop.after(later_s, self._haunt, frame)

@@ -141,18 +141,18 @@ class SimDatabase:
     def __init__(
         self,
         shelf: Shelf,
-        dice: random.Random,
+        rng: random.Random,
         *,
         after_commit: Callable[[], None],
         slow_s: float,
     ) -> None:
         self._shelf = shelf
-        self._dice = dice
+        self._rng = rng
         self._after_commit = after_commit
         self._slow_s = slow_s
 
     async def _wait(self) -> None:
-        await asyncio.sleep(self._slow_s * self._dice.random() if self._dice.random() < 0.3 else 0)
+        await asyncio.sleep(self._slow_s * self._rng.random() if self._rng.random() < 0.3 else 0)
 
     async def write(self, work: Any, *args: Any, **kwargs: Any) -> Any:
         await self._wait()

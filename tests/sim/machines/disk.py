@@ -45,15 +45,15 @@ class _Content:
         self.synced = bytes(platter[: len(self.data)])
         self.written.clear()
 
-    def crashed(self, dice: random.Random, block_bytes: int) -> bytes:
+    def crashed(self, rng: random.Random, block_bytes: int) -> bytes:
         """The synced bytes and some of the blocks of what was written since."""
-        keep = 1.0 if self.torn else dice.choice((0.0, 0.5, 0.9, 1.0))
+        keep = 1.0 if self.torn else rng.choice((0.0, 0.5, 0.9, 1.0))
         found = bytearray(self.synced)
-        lost = dice.randrange(len(self.written[-1][1])) // block_bytes if self.torn else -1
+        lost = rng.randrange(len(self.written[-1][1])) // block_bytes if self.torn else -1
         for start, data in self.written:
             whole = start != self.written[-1][0]
             for at in range(0, len(data), block_bytes):
-                if dice.random() < keep and (whole or at // block_bytes != lost):
+                if rng.random() < keep and (whole or at // block_bytes != lost):
                     block = data[at : at + block_bytes]
                     end = start + at + len(block)
                     found.extend(bytes(max(0, end - len(found))))
@@ -144,7 +144,7 @@ class SimDisk:
         if self.crash_at is not None and self.steps >= self.crash_at:
             raise Crashed(name)
 
-    def after_crash(self, dice: random.Random) -> SimDisk:
+    def after_crash(self, rng: random.Random) -> SimDisk:
         """The disk as it is when the machine comes up again."""
         found = SimDisk(self.block_bytes)
         found.folders = set(self.folders)
@@ -153,13 +153,13 @@ class SimDisk:
             now = {path: one for path, one in self.contents.items() if _folder(path) == folder}
             changed = [path for path in {*names, *now} if names.get(path) is not now.get(path)]
             for path in sorted(changed):
-                if dice.random() < 0.5:
+                if rng.random() < 0.5:
                     if path in now:
                         names[path] = now[path]
                     else:
                         del names[path]
             kept = {
-                path: _Content(one.crashed(dice, self.block_bytes)) for path, one in names.items()
+                path: _Content(one.crashed(rng, self.block_bytes)) for path, one in names.items()
             }
             found.contents |= kept
             found._named[folder] = dict(kept)

@@ -1,7 +1,7 @@
 """An event loop in virtual time that runs many simulated processes, each in order, interleaved by a seed.
 
 A process is a context variable: whatever a process creates (tasks, timers, callbacks) belongs to it.  Within a process
-callbacks run first in, first out, as asyncio promises; between processes the dice choose.  Time stands still while
+callbacks run first in, first out, as asyncio promises; between processes the random generator chooses.  Time stands still while
 anything can run and jumps to the next timer when nothing can.  A process's timers go at the rate of its clock; a
 paused process keeps what is due until it goes on; a dead one never runs again.
 """
@@ -65,7 +65,7 @@ class Process:
 class SimLoop(asyncio.BaseEventLoop):
     """See the module."""
 
-    def __init__(self, dice: random.Random) -> None:
+    def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self.now = 0.0
         """Seconds, true time."""
@@ -77,7 +77,7 @@ class SimLoop(asyncio.BaseEventLoop):
         """The event loops of processes' other threads."""
         self.world = Process("world")
         self.world.context.run(PROCESS.set, self.world)
-        self._dice = dice
+        self._rng = rng
         self._current = self.world
         self._can_run: list[Process] = []
         self._timers: list[tuple[float, int, events.Handle, Process]] = []
@@ -166,7 +166,7 @@ class SimLoop(asyncio.BaseEventLoop):
         if not can_run:
             self._jump()
             return
-        index = int(self._dice.random() * len(can_run)) if len(can_run) > 1 else 0
+        index = int(self._rng.random() * len(can_run)) if len(can_run) > 1 else 0
         process = can_run[index]
         can_run[index] = can_run[-1]
         can_run.pop()

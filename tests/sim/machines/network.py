@@ -80,9 +80,9 @@ class Listener:
 class Internet:
     """All links: who is cut off from whom, and who listens where."""
 
-    def __init__(self, loop: SimLoop, dice: random.Random) -> None:
+    def __init__(self, loop: SimLoop, rng: random.Random) -> None:
         self.loop = loop
-        self.dice = dice
+        self.rng = rng
         self.weather = Weather()
         self.listeners: dict[str, Listener] = {}
         self.machines: dict[str, Machine] = {}
@@ -114,18 +114,18 @@ class Internet:
 
     def delay(self) -> float:
         weather = self.weather
-        wait = weather.delay_s * (0.2 + 1.6 * self.dice.random())
-        if weather.late_chance and self.dice.random() < weather.late_chance:
-            wait += weather.late_s * self.dice.random()
+        wait = weather.delay_s * (0.2 + 1.6 * self.rng.random())
+        if weather.late_chance and self.rng.random() < weather.late_chance:
+            wait += weather.late_s * self.rng.random()
         return wait
 
     def delay_of_a_double(self) -> float:
         """How much later the second of two may come."""
-        return self.weather.late_s * self.dice.random()
+        return self.weather.late_s * self.rng.random()
 
     def lost(self) -> bool:
         chance = self.weather.loss_chance
-        return bool(chance) and self.dice.random() < chance
+        return bool(chance) and self.rng.random() < chance
 
     def is_cut(self, source: str, target: str) -> bool:
         return (source, target) in self.cut
@@ -137,7 +137,7 @@ class Internet:
         def arrived() -> None:
             if not self.is_cut(source, target):
                 arrive()
-            elif self.dice.random() < self.weather.held_chance:
+            elif self.rng.random() < self.weather.held_chance:
                 self._held.append((source, target, arrive))
 
         if not self.lost():
@@ -150,7 +150,7 @@ class Internet:
         self.cut.discard((source, target))
         for connection in list(self.connections):
             if {connection.client.name, connection.server.process.name} == {source, target}:
-                if self.dice.random() < self.weather.held_chance:
+                if self.rng.random() < self.weather.held_chance:
                     connection.flush()
                 else:
                     connection.break_off()
@@ -239,10 +239,10 @@ class SimNetwork:
         packed = b"" if body is None else encode_json(body)
         future: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
         call = _ControlCall(self, method, address, path, packed, dict(query or {}), future)
-        times = 2 if self._internet.dice.random() < self._internet.weather.twice_chance else 1
+        times = 2 if self._internet.rng.random() < self._internet.weather.twice_chance else 1
         call.send()
         if times == 2:
-            late = self._internet.dice.random() < 0.5
+            late = self._internet.rng.random() < 0.5
             self._loop.after(self._internet.delay_of_a_double() if late else 0.0, call.send)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -288,7 +288,7 @@ class _ControlCall:
         internet = self._internet
         listener = internet.listeners.get(self._address)
         target = self._address if listener is None else listener.process.name
-        if internet.dice.random() < internet.weather.loss_chance:
+        if internet.rng.random() < internet.weather.loss_chance:
             # The connection broke on the way there.
             internet.loop.after(internet.delay(), internet.loop.post, self._me, self._give, -1, b"")
             return

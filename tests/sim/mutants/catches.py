@@ -58,7 +58,7 @@ CATCHES: dict[str, int] = {
     "lease_by_the_calendar": 55,
     "line_waits_for_a_commit": 777_000_152,
     "loss_takes_what_is_elsewhere": 108,
-    "lost_counts_as_forsaken": 28,
+    "lost_counts_as_abandoned": 28,
     "lost_is_not_asked": 60,
     "lost_messages_are_sent_again": 60,
     "lost_session_goes_on": 4,

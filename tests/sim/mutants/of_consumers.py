@@ -238,7 +238,7 @@ def retries_hold_their_workers(patches: Patches) -> None:
                     await result
             except RuntimeError:
                 await asyncio.sleep(
-                    kwargs["backoff"].wait_ms(message.attempt, kwargs["dice"]) / 1000
+                    kwargs["backoff"].wait_ms(message.attempt, kwargs["rng"]) / 1000
                 )
                 raise
 

@@ -110,7 +110,7 @@ def parents_of_a_lost_partition_are_passed_over(patches: Patches) -> None:
     real = patches.set(lease_rows, "readable_partitions", readable)
 
 
-def lost_counts_as_forsaken(patches: Patches) -> None:
+def lost_counts_as_abandoned(patches: Patches) -> None:
     """A lost partition is waited for."""
     patches.set(operations_journal, "lose_partitions", lambda connection, ids: None)
 
@@ -122,7 +122,7 @@ def loss_takes_what_is_elsewhere(patches: Patches) -> None:
         real(connection, ids)
         if ids:
             elsewhere = partitions.c.state == PartitionState.SEALED
-            gone = {"state": PartitionState.EXPIRED, "lost": True, "forsaken": True}
+            gone = {"state": PartitionState.EXPIRED, "lost": True, "abandoned": True}
             connection.execute(sa.update(partitions).where(elsewhere).values(gone))
 
     real = patches.set(operations_journal, "lose_partitions", lose)
@@ -138,6 +138,6 @@ BREAKS: tuple[Breaks, ...] = (
     lost_messages_are_sent_again,
     all_that_waits_counts_as_lost,
     parents_of_a_lost_partition_are_passed_over,
-    lost_counts_as_forsaken,
+    lost_counts_as_abandoned,
     loss_takes_what_is_elsewhere,
 )

@@ -36,7 +36,7 @@ def ids_of_the_users_generator(patches: Patches) -> None:
 
     def begin(self: Any, meta: Any) -> None:
         real(self, meta)
-        self._identity.producer_id = self._dice.getrandbits(63) | 1
+        self._identity.producer_id = self._rng.getrandbits(63) | 1
 
     real = patches.set(Producer, "_begin", begin)
 
@@ -62,7 +62,7 @@ def sessions_of_the_users_generator(patches: Patches) -> None:
 
     def init(self: Any, **kwargs: Any) -> None:
         real(self, **kwargs)
-        self._draw_identity = self._dice.getrandbits
+        self._draw_identity = self._rng.getrandbits
 
     real = patches.set(Membership, "__init__", init)
 

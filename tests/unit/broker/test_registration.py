@@ -52,7 +52,7 @@ async def test_it_reports_until_it_is_welcome_and_then_goes_on(monkeypatch):
         number = next(count)
         return BrokerHeartbeat(broker_group="g1", broker_id="x", address=f"127.0.0.1:{number}")
 
-    loop = Registration(desk, report, dice=random.Random(1))
+    loop = Registration(desk, report, rng=random.Random(1))
     assert loop.problem
     task = asyncio.create_task(loop.run())
     await asyncio.wait_for(desk.welcomed.wait(), 5)
@@ -72,7 +72,7 @@ async def test_its_problem_can_be_read(monkeypatch):
     loop = Registration(
         desk,
         lambda: BrokerHeartbeat(broker_group="g1", broker_id="x", address="127.0.0.1:1"),
-        dice=random.Random(1),
+        rng=random.Random(1),
     )
     task = asyncio.create_task(loop.run())
     while not desk.reports:
@@ -102,7 +102,7 @@ async def told_of(caplog, monkeypatch, errors, *, take_ms=0, more=()):
         clock.now_ms += take_ms
         return BrokerHeartbeat(broker_group="g1", broker_id="x", address="127.0.0.1:1")
 
-    task = asyncio.create_task(Registration(desk, report, dice=random.Random(1), clock=clock).run())
+    task = asyncio.create_task(Registration(desk, report, rng=random.Random(1), clock=clock).run())
     for wave in ((), more):
         desk.errors += wave
         desk.welcomed.clear()
@@ -163,7 +163,7 @@ def test_a_broker_is_heard_within_its_ttl_while_all_metaservers_but_one_hang():
         network = ThreeMetaservers()
         meta = MetaClient(network, ["a", "b", "c"])
         report = BrokerHeartbeat(broker_group="g1", broker_id="x", address="127.0.0.1:1")
-        task = asyncio.create_task(Registration(meta, lambda: report, dice=random.Random(1)).run())
+        task = asyncio.create_task(Registration(meta, lambda: report, rng=random.Random(1)).run())
         await asyncio.sleep(60)
         task.cancel()
         return network.heard_at
@@ -192,7 +192,7 @@ async def test_a_fence_is_raised_before_anybody_is_served(monkeypatch):
     loop = Registration(
         desk,
         lambda: BrokerHeartbeat(broker_group="g1", broker_id="x", address="127.0.0.1:1"),
-        dice=random.Random(1),
+        rng=random.Random(1),
         on_fence=on_fence,
     )
     task = asyncio.create_task(loop.run())

@@ -5,11 +5,11 @@ import time
 import pytest
 
 from keylane.checker.events import (
+    Abandoned,
     AcceptedLost,
     Batched,
     Dropped,
     Ended,
-    Forsaken,
     Granted,
     Holds,
     LetGo,
@@ -248,9 +248,9 @@ def test_a_release_that_is_sent_again_lets_go_of_nothing_newer():
     }
 
 
-def test_what_was_forsaken_is_waited_for_by_nobody():
-    """What continues a forsaken partition goes on without it, where that was declared: under best_tried alone."""
-    declared = [Ranged(1, 0, 1024), Forsaken(1)]
+def test_what_was_abandoned_is_waited_for_by_nobody():
+    """What continues a abandoned partition goes on without it, where that was declared: under best_tried alone."""
+    declared = [Ranged(1, 0, 1024), Abandoned(1)]
     assert not _kinds([*declared, *_child_first(strict=False)])
     assert _kinds([*declared, *_child_first(strict=True)]) == {"skip"}
 

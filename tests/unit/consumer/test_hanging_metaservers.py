@@ -89,7 +89,7 @@ class Session:
             meta=MetaClient(network, addresses),
             settings=ConsumerSettings(ttl_ms=network.ttl_ms),
             clock=network.clock,
-            dice=random.Random(1),
+            rng=random.Random(1),
             identity=random.Random(2).getrandbits,
             on_grants=self._granted,
             on_lost=lambda: None,

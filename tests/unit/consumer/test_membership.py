@@ -48,7 +48,7 @@ async def granted(meta: Meta, clock: ManualClock) -> list[tuple[int, int]]:
         meta=meta,
         settings=ConsumerSettings(ttl_ms=1_000),
         clock=clock,
-        dice=random.Random(1),
+        rng=random.Random(1),
         identity=random.Random(2).getrandbits,
         on_grants=lambda grants, deadline_ms: found.append((grants.version, deadline_ms)),
         on_lost=lambda: None,

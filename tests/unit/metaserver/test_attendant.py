@@ -40,7 +40,7 @@ async def attending(
             catalogue=catalogue,
             members=members,
             driver="d",
-            dice=random.Random(1),
+            rng=random.Random(1),
         )
         attendant = Attendant(database, members, catalogue, settings, reshaper, duties)
         task = asyncio.create_task(attendant.run())

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from keylane.metaserver.wakeups import Turns, Wakeups
+from keylane.metaserver.wakeups import SingleFlight, Wakeups
 
 
 async def test_ring_wakes_only_its_key() -> None:
@@ -53,7 +53,7 @@ async def test_turns_share_the_next_run() -> None:
             await gate.wait()
         return len(runs)
 
-    turns: Turns[str, int] = Turns(work)
+    turns: SingleFlight[str, int] = SingleFlight(work)
     first = asyncio.create_task(turns.run("slow"))
     await asyncio.sleep(0.01)
     others = [asyncio.create_task(turns.run("slow")) for _ in range(50)]
@@ -77,7 +77,7 @@ async def test_failed_turn_fails_its_callers_only() -> None:
             raise answer
         return answer
 
-    turns: Turns[None, str] = Turns(work)
+    turns: SingleFlight[None, str] = SingleFlight(work)
     failed = await asyncio.gather(turns.run(None), turns.run(None), return_exceptions=True)
     assert [type(one) for one in failed] == [ValueError, ValueError]
     assert await turns.run(None) == "second"
@@ -91,7 +91,7 @@ async def test_cancelled_caller_leaves_the_run_alone() -> None:
         await gate.wait()
         return "done"
 
-    turns: Turns[None, str] = Turns(work)
+    turns: SingleFlight[None, str] = SingleFlight(work)
     leaving = asyncio.create_task(turns.run(None))
     staying = asyncio.create_task(turns.run(None))
     await asyncio.sleep(0)

@@ -33,8 +33,8 @@ async def test_an_id_comes_of_no_generator_of_the_user():
     """Two producers with equal generators store what each of them sends."""
     network = ScriptedNetwork()
     for value in (b"0", b"1"):
-        dice = random.Random(7)
-        async with Producer("meta", network=network, settings=QUICK, dice=dice) as producer:
+        rng = random.Random(7)
+        async with Producer("meta", network=network, settings=QUICK, rng=rng) as producer:
             await send_some(producer, value)
     assert network.stored == {1: [b"0", b"1"]}
     assert len(ids_at(network)) == 2

@@ -28,7 +28,7 @@ async def folder(request, tmp_path):
     """The folder of a broker that was stopped, and its index's kind."""
     files = RealFiles(tmp_path)
     files.lock()
-    claim_folder(files, broker_group="g1", dice=random.Random(1))
+    claim_folder(files, broker_group="g1", rng=random.Random(1))
     await fill(files, request.param, 0)
     yield files, request.param
     files.close()

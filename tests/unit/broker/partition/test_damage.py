@@ -32,13 +32,13 @@ def test_losses_side_by_side_are_one():
 
 def test_the_ranges_are_what_was_lost():
     """In any order, overlapping or not, the ranges cover the lost offsets and no other."""
-    dice = random.Random(5)
+    rng = random.Random(5)
     for _ in range(200):
         partition = HostedPartition(facts(1))
         lost: set[int] = set()
-        for _ in range(dice.randrange(1, 30)):
-            start = dice.randrange(100)
-            end = start + dice.randrange(1, 9)
+        for _ in range(rng.randrange(1, 30)):
+            start = rng.randrange(100)
+            end = start + rng.randrange(1, 9)
             partition.lose(start, end, position=1)
             lost |= set(range(start, end))
         assert {n for one in partition.lost for n in range(one.start, one.end)} == lost

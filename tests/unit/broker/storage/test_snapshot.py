@@ -78,18 +78,18 @@ def test_a_whole_one_is_due_after_many_changes():
 @pytest.mark.parametrize("what", ["flip", "cut", "zero", "empty", "longer"])
 def test_damage_of_the_newest(what):
     """Any damage to the newest one leaves the ones before it, wherever it is."""
-    dice = random.Random(what)
+    rng = random.Random(what)
     for _ in range(150):
         disk = SimDisk()
         snapshots = Snapshots(disk)
         put(snapshots, 10, {1: b"one", 2: b"two"})
         put(snapshots, 20, {1: b"ONE"})
-        put(snapshots, 30, {2: b"TWO", 3: bytes(50)}, whole=dice.random() < 0.5)
+        put(snapshots, 30, {2: b"TWO", 3: bytes(50)}, whole=rng.random() < 0.5)
         data = disk.contents["snapshot/0000000003.snap"].data
-        at = dice.randrange(len(data))
+        at = rng.randrange(len(data))
         match what:
             case "flip":
-                data[at] ^= 1 << dice.randrange(8)
+                data[at] ^= 1 << rng.randrange(8)
             case "cut":
                 del data[at:]
             case "zero":

@@ -42,14 +42,14 @@ async def filled(disk: SimDisk, *, segment_bytes: int = SEGMENT) -> Desk:
 
 def crowd(partition: HostedPartition, *, base: int = 5_000_000_000) -> None:
     """As many producers as a partition remembers, each with as many batches."""
-    dice = random.Random(1)
+    rng = random.Random(1)
     for number in range(PRODUCERS_PER_PARTITION_MAX - len(partition.producers)):
         first = base + number
         latest = tuple(
-            StoredBatch(first + 300 * one, 300, first + 300 * one, dice.getrandbits(32))
+            StoredBatch(first + 300 * one, 300, first + 300 * one, rng.getrandbits(32))
             for one in range(REMEMBERED_BATCHES)
         )
-        partition.producers[dice.getrandbits(63)] = ProducerState(3, first + 2400, latest)
+        partition.producers[rng.getrandbits(63)] = ProducerState(3, first + 2400, latest)
 
 
 def image(store: Store, partition_id: int = 1) -> bytes:

@@ -28,7 +28,7 @@ def test_parents_stand_above_their_children():
     found = lineage(
         [
             one(1, 512, 1024, end_offset=7),
-            one(2, 0, 512, end_offset=5, forsaken=True),
+            one(2, 0, 512, end_offset=5, abandoned=True),
             one(3, 0, 256, 2),
             one(4, 256, 768, 1, 2, end_offset=3),
             one(5, 768, 1024, 1),
@@ -36,7 +36,7 @@ def test_parents_stand_above_their_children():
         ]
     )
     assert found == [
-        "s.p1 (id 2) [0, 512) on g1: sealed at 5, forsaken",
+        "s.p1 (id 2) [0, 512) on g1: sealed at 5, abandoned",
         "├─ s.p2 (id 3) [0, 256) on g1: open",
         "└─ s.p3, drawn once, elsewhere",
         "s.p0 (id 1) [512, 1024) on g1: sealed at 7",

@@ -100,7 +100,7 @@ def part(number: int, *parents: int, state: PartitionState, lost: bool = False) 
         partition_id=PartitionId(number),
         state=state,
         parents=tuple(PartitionId(one) for one in parents),
-        forsaken=lost,
+        abandoned=lost,
         lost=lost,
     )
 

@@ -195,13 +195,13 @@ def test_parents_drain_first() -> None:
     ("ended", "begun", "expected"),
     [(False, False, [1, 2]), (True, False, [1]), (True, True, [1, 2])],
 )
-def test_a_forsaken_parent_is_let_by_until_its_end_is_known(
+def test_a_abandoned_parent_is_let_by_until_its_end_is_known(
     ended: bool, begun: bool, expected: list[int]
 ) -> None:
     """From then on the child waits for it as for any other, unless the group has the child already."""
     partitions = [
         Readable(
-            partition_id=PartitionId(1), state=PartitionState.SEALED, forsaken=True, ended=ended
+            partition_id=PartitionId(1), state=PartitionState.SEALED, abandoned=True, ended=ended
         ),
         Readable(
             partition_id=PartitionId(2),

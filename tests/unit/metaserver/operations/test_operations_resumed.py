@@ -356,10 +356,10 @@ def test_without_its_source_a_best_tried_subject_goes_on_and_says_so(rows: Rows)
     assert rows.drive(tried, driver="first") is OperationState.FENCE
     (view,) = rows.run(operation_views, [tried])
     assert view.reordered == view.sealed
-    forsaken = sa.select(partitions.c.state, partitions.c.end_offset).where(
+    abandoned = sa.select(partitions.c.state, partitions.c.end_offset).where(
         partitions.c.partition_id == view.sealed[0]
     )
-    assert rows.run(lambda connection: connection.execute(forsaken).one()) == (
+    assert rows.run(lambda connection: connection.execute(abandoned).one()) == (
         PartitionState.SEALED,
         None,
     )
@@ -370,5 +370,5 @@ def test_without_its_source_a_best_tried_subject_goes_on_and_says_so(rows: Rows)
     rows.report("g1")
     assert tried in rows.run(idle_operations)
     assert rows.drive(tried, driver="first") is OperationState.DONE
-    end = rows.run(lambda connection: connection.execute(forsaken).one()).end_offset
+    end = rows.run(lambda connection: connection.execute(abandoned).one()).end_offset
     assert end == 100 + view.sealed[0]

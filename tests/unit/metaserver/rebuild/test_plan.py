@@ -158,7 +158,7 @@ def test_source_that_was_given_up_is_still_fenced() -> None:
     """A parent that is open while its child has messages was evacuated without its help; it is still to seal."""
     subject = rebuilt(status(1, 0, 1024), status(2, 0, 1024, parents=(1,)))
     assert states(subject) == {1: SEALED, 2: OPEN}
-    assert subject.partitions[0].forsaken
+    assert subject.partitions[0].abandoned
     assert subject.operation is None
     (fence,) = subject.fences
     assert fence.state is OperationState.FENCE

@@ -83,7 +83,7 @@ def test_what_is_continued_was_opened() -> None:
 
 
 def test_of_a_given_up_source_only_what_runs_is_planned() -> None:
-    """The merge's child is planned and its parents are open; the source stays sealed and forsaken."""
+    """The merge's child is planned and its parents are open; the source stays sealed and abandoned."""
     subject = rebuilt(*MOVED_AND_MERGED)
     assert states(subject) == {1: SEALED, 2: OPEN, 3: SEALED, 5: OPEN, 6: PLANNED}
     assert subject.operation is not None

@@ -114,7 +114,7 @@ def test_a_chain_behind_a_loss_is_checked():
         partition=msgspec.structs.replace(
             row(2, 1, start=40).partition, state=PartitionState.EXPIRED
         ),
-        forsaken=True,
+        abandoned=True,
     )
     first, span = row(1, start=0, end=40), PARTITION_MESSAGES_MAX
     assert (

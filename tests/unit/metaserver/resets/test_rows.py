@@ -248,7 +248,7 @@ def test_an_empty_partition_behind_a_loss_waits_for_what_the_lost_one_continued(
             "broker_group": "g1",
             "state": state,
             "end_offset": end,
-            "forsaken": end is None,
+            "abandoned": end is None,
             "lost": end is None,
         }
         rows.say(sa.insert(partitions).values(values))

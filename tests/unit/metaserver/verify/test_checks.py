@@ -120,7 +120,7 @@ class World:
     def row(self, number: int, **changes) -> None:
         """Change a partition's row: its own fields, or those of what clients see."""
         one = self.rows[number]
-        mine = {key: changes.pop(key) for key in ("end_offset", "forsaken") if key in changes}
+        mine = {key: changes.pop(key) for key in ("end_offset", "abandoned") if key in changes}
         partition = msgspec.structs.replace(one.partition, **changes)
         self.rows[number] = replace(one, partition=partition, **mine)
 
@@ -387,22 +387,22 @@ def test_a_reset_meanwhile_is_no_fault() -> None:
         assert verify(views).ok
 
 
-def test_forsaken_parent_is_no_fault() -> None:
+def test_abandoned_parent_is_no_fault() -> None:
     """A source that was given up by the operator may be open and its end unknown until it is back."""
     world = World()
-    world.row(1, end_offset=None, forsaken=True)
+    world.row(1, end_offset=None, abandoned=True)
     world.status(1, state=OPEN)
     world.group = replace(world.group, drained=())
     assert broken(world) == {}
 
 
 def test_a_parent_that_holds_nobody_up_is_no_fault() -> None:
-    """Drained before a parent that was forsaken, has expired, or was set back alone by an operator since."""
-    for how in ("forsaken", "expired", "set"):
+    """Drained before a parent that was abandoned, has expired, or was set back alone by an operator since."""
+    for how in ("abandoned", "expired", "set"):
         world = World()
         drained_before_its_parent(world)
-        if how == "forsaken":
-            world.row(1, forsaken=True)
+        if how == "abandoned":
+            world.row(1, abandoned=True)
         elif how == "expired":
             world.row(1, state=PartitionState.EXPIRED)
         else:

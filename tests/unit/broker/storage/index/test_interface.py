@@ -36,15 +36,15 @@ def queues(reopen):
 
 
 def fill(queues, model, *, batches, partitions=3, seed=1, at_ms=1000):
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     units = []
     for _ in range(batches):
-        partition_id = dice.randint(1, partitions)
-        at_ms += dice.choice((0, 0, 1, 5))
+        partition_id = rng.randint(1, partitions)
+        at_ms += rng.choice((0, 0, 1, 5))
         units.append(
             (
                 partition_id,
-                model.add(partition_id, dice.randint(1, 5), dice.randint(96, 300), at_ms),
+                model.add(partition_id, rng.randint(1, 5), rng.randint(96, 300), at_ms),
             )
         )
     for start in range(0, len(units), 50):
@@ -98,12 +98,12 @@ def test_every_offset_and_budget(queues):
     """Reads begin at the batch that holds the offset and end at the budget of bytes, at the end, or both."""
     model = ListIndex()
     fill(queues, model, batches=900)
-    dice = random.Random(2)
+    rng = random.Random(2)
     for _ in range(300):
-        partition_id = dice.randint(1, 3)
-        offset = dice.randint(0, model.next[partition_id] + 1)
-        end = dice.randint(offset, offset + 300)
-        bytes_max = dice.choice((1, 1000, 20_000, ALL))
+        partition_id = rng.randint(1, 3)
+        offset = rng.randint(0, model.next[partition_id] + 1)
+        end = rng.randint(offset, offset + 300)
+        bytes_max = rng.choice((1, 1000, 20_000, ALL))
         wanted = model.find(partition_id, offset, end=end, bytes_max=bytes_max)
         assert queues.find(partition_id, offset, end=end, bytes_max=bytes_max) == wanted
 

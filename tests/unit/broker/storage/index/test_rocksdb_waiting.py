@@ -145,7 +145,7 @@ def free(folder: Path) -> int:
 
 async def test_a_small_disk_that_others_fill(no_room, tmp_path):
     """On a real disk that fills the broker refuses, and takes messages again once there is room; nothing acked is lost."""
-    clock, dice = ManualClock(), random.Random(1)
+    clock, rng = ManualClock(), random.Random(1)
     with small_disk(tmp_path / "disk") as disk:
         folder = disk or tmp_path
         files = RealFiles(folder / "data")
@@ -160,9 +160,7 @@ async def test_a_small_disk_that_others_fill(no_room, tmp_path):
             if not disk and acked == 100:
                 no_room(True)
             try:
-                await desk.append(
-                    batch(sequence=2 * acked, value=dice.randbytes(10).hex().encode())
-                )
+                await desk.append(batch(sequence=2 * acked, value=rng.randbytes(10).hex().encode()))
                 acked += 1
             except (StorageError, BrokerReadOnlyError):
                 refused += 1

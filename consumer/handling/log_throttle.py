@@ -71,7 +71,7 @@ class _Allowance:
         return True
 
 
-class Complaints:
+class LogThrottle:
     """
     The failing and hanging messages of one consumer; every time is milliseconds of the boot clock.
 

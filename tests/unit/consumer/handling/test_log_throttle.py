@@ -7,11 +7,11 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.consumer.handling.complaints import (
+from keylane.consumer.handling.log_throttle import (
     HANGS_MS,
     TOLD_PER_MINUTE,
     TRACEBACK_EVERY_MS,
-    Complaints,
+    LogThrottle,
     Telling,
 )
 from keylane.protocol.message import Message
@@ -30,76 +30,76 @@ def text_of(telling: Telling | None) -> str:
 
 def test_a_failing_message_is_told_with_all_that_an_operator_needs():
     """Subject, partition, offset, a digest of the key and not the key, attempt, seconds, error and the next try."""
-    complaints = Complaints()
+    log_throttle = LogThrottle()
     failing = message(7, b"alice@example.org")
-    telling = complaints.failed(failing, "ValueError", NOW_MS, 150)
+    telling = log_throttle.failed(failing, "ValueError", NOW_MS, 150)
     assert telling == Telling(
         "handler failed with ValueError on orders partition 3 offset 7, key digest 7bf0f7b81adae8b4: "
         "attempt 1, 0.0 s since the first; it is tried again in 0.1 s, later messages of its key wait",
         traceback=True,
     )
     assert "alice" not in text_of(telling)
-    assert "no key" in text_of(complaints.failed(message(8, b""), "ValueError", NOW_MS, 150))
+    assert "no key" in text_of(log_throttle.failed(message(8, b""), "ValueError", NOW_MS, 150))
 
 
 def test_a_failing_message_is_told_again_ever_more_seldom_and_when_it_is_over():
     """In an hour of a try a second it is told ten times, each wait twice the one before."""
-    complaints = Complaints()
+    log_throttle = LogThrottle()
     failing = message(7)
     told_s = []
     for second in range(3_600):
         failing.attempt = second + 1
         now_ms = NOW_MS + 1_000 * second
-        if complaints.failed(failing, "ValueError", now_ms, 1_000) is not None:
+        if log_throttle.failed(failing, "ValueError", now_ms, 1_000) is not None:
             told_s.append(second)
     assert told_s == [0, 10, 30, 70, 150, 310, 630, 1270, 2550]
     failing.attempt = 3_601
-    text = text_of(complaints.handled(failing, NOW_MS + 3_600_000))
+    text = text_of(log_throttle.handled(failing, NOW_MS + 3_600_000))
     assert text.endswith("is handled: after 3601 attempts and 3600 s")
-    assert complaints.handled(failing, NOW_MS + 3_600_000) is None
-    assert complaints.sum(NOW_MS + 3_700_000, last=True) is None
+    assert log_throttle.handled(failing, NOW_MS + 3_600_000) is None
+    assert log_throttle.sum(NOW_MS + 3_700_000, last=True) is None
 
 
 def test_a_failing_message_that_is_given_up_is_told_so():
     """Its next owner begins anew."""
-    complaints = Complaints()
+    log_throttle = LogThrottle()
     failing = message(7, attempt=2)
-    complaints.failed(failing, "ValueError", NOW_MS, 100)
-    text = text_of(complaints.given_up(failing, NOW_MS + 4_500))
+    log_throttle.failed(failing, "ValueError", NOW_MS, 100)
+    text = text_of(log_throttle.given_up(failing, NOW_MS + 4_500))
     assert "is given up here" in text
     assert text.endswith("after 2 attempts and 4.5 s")
-    assert complaints.given_up(message(8), NOW_MS) is None, "it neither failed nor hung"
+    assert log_throttle.given_up(message(8), NOW_MS) is None, "it neither failed nor hung"
 
 
 def test_a_hanging_handler_is_told_while_it_runs_and_when_it_is_over():
     """From ten seconds on, at twice the time before, and once at its end."""
-    complaints = Complaints()
+    log_throttle = LogThrottle()
     hanging = message(7)
     told_s = [
         second
         for second in range(200)
-        if complaints.running(hanging, NOW_MS, NOW_MS + 1_000 * second) is not None
+        if log_throttle.running(hanging, NOW_MS, NOW_MS + 1_000 * second) is not None
     ]
     assert told_s == [HANGS_MS // 1000, 20, 40, 80, 160]
-    text = text_of(complaints.stopped(hanging, NOW_MS + 200_000))
+    text = text_of(log_throttle.stopped(hanging, NOW_MS + 200_000))
     assert text.endswith("is handled: after 1 attempt and 200 s")
 
 
 def test_a_hanging_handler_that_fails_in_the_end_stays_one_story():
     """The failure goes on where the hanging was told, and the end is told once."""
-    complaints = Complaints()
+    log_throttle = LogThrottle()
     hanging = message(7)
-    text = text_of(complaints.running(hanging, NOW_MS, NOW_MS + 12_000))
+    text = text_of(log_throttle.running(hanging, NOW_MS, NOW_MS + 12_000))
     assert "has been running for 12 s" in text
-    complaints.failed(hanging, "TimeoutError", NOW_MS + 13_000, 100)
-    assert complaints.stopped(hanging, NOW_MS + 14_000) is None, "it waits for its next try"
+    log_throttle.failed(hanging, "TimeoutError", NOW_MS + 13_000, 100)
+    assert log_throttle.stopped(hanging, NOW_MS + 14_000) is None, "it waits for its next try"
     hanging.attempt = 2
-    assert "2 attempts and 15 s" in text_of(complaints.handled(hanging, NOW_MS + 15_000))
+    assert "2 attempts and 15 s" in text_of(log_throttle.handled(hanging, NOW_MS + 15_000))
 
 
 def test_a_thousand_failing_messages_flood_no_log():
     """Some are told apart, the others in a sum with their errors and the oldest of them; all of them are over once."""
-    complaints = Complaints()
+    log_throttle = LogThrottle()
     failing = [message(offset, b"%d" % offset) for offset in range(1_000)]
     tellings: list[Telling] = []
     for second in range(60):
@@ -107,8 +107,8 @@ def test_a_thousand_failing_messages_flood_no_log():
         for one in failing:
             one.attempt = second + 1
             kind = "TimeoutError" if one.offset % 3 else "ValueError"
-            tellings.append(complaints.failed(one, kind, now_ms, 1_000))
-        tellings.append(complaints.sum(now_ms))
+            tellings.append(log_throttle.failed(one, kind, now_ms, 1_000))
+        tellings.append(log_throttle.sum(now_ms))
     told = [one.text for one in tellings if one is not None]
     assert len(told) <= 2 * TOLD_PER_MINUTE + 2 + 3
     assert sum(one.traceback for one in tellings if one is not None) == 2
@@ -121,24 +121,24 @@ def test_a_thousand_failing_messages_flood_no_log():
     assert counted is not None
     assert int(counted[1]) + int(counted[2]) == count
     assert "the oldest is orders partition 3 offset" in first
-    ends = [complaints.handled(one, NOW_MS + 60_000) for one in failing]
+    ends = [log_throttle.handled(one, NOW_MS + 60_000) for one in failing]
     assert sum(one is not None for one in ends) == 1_000 - int(sums[-1].split()[0])
-    last = text_of(complaints.sum(NOW_MS + 60_000, last=True))
+    last = text_of(log_throttle.sum(NOW_MS + 60_000, last=True))
     assert last.startswith("0 more messages fail or hang in handlers; ")
     assert f"{int(sums[-1].split()[0])} were handled since, 0 given up here" in last
-    assert complaints.sum(NOW_MS + 900_000) is None
+    assert log_throttle.sum(NOW_MS + 900_000) is None
 
 
 def test_tracebacks_come_once_a_minute_for_each_kind_of_error():
     """Each kind has its own; ever new kinds are no way around the limit."""
-    complaints = Complaints()
-    first = complaints.failed(message(1), "A", NOW_MS, 1)
-    again = complaints.failed(message(2), "A", NOW_MS, 1)
-    other = complaints.failed(message(3), "B", NOW_MS, 1)
-    later = complaints.failed(message(4), "A", NOW_MS + TRACEBACK_EVERY_MS, 1)
+    log_throttle = LogThrottle()
+    first = log_throttle.failed(message(1), "A", NOW_MS, 1)
+    again = log_throttle.failed(message(2), "A", NOW_MS, 1)
+    other = log_throttle.failed(message(3), "B", NOW_MS, 1)
+    later = log_throttle.failed(message(4), "A", NOW_MS + TRACEBACK_EVERY_MS, 1)
     told = [one is not None and one.traceback for one in (first, again, other, later)]
     assert told == [True, False, True, True]
-    many = Complaints()
+    many = LogThrottle()
     kinds = [many.failed(message(n), f"E{n}", NOW_MS, 1) for n in range(1_000)]
     assert sum(one is not None for one in kinds) == 2 * TOLD_PER_MINUTE
 
@@ -155,27 +155,27 @@ def test_tracebacks_come_once_a_minute_for_each_kind_of_error():
 )
 def test_every_story_that_was_begun_ends_once(steps: list[tuple[str, int, int]]):
     """Whatever happens in whatever order: no end without a beginning, and nothing is kept of what is over."""
-    complaints = Complaints()
+    log_throttle = LogThrottle()
     now_ms = NOW_MS
     told: set[int] = set()
     for call, offset, wait_ms in steps:
         now_ms += wait_ms
         one = message(offset)
         if call == "failed":
-            if complaints.failed(one, "E", now_ms, 5):
+            if log_throttle.failed(one, "E", now_ms, 5):
                 told.add(offset)
         elif call == "running":
-            if complaints.running(one, now_ms - HANGS_MS, now_ms):
+            if log_throttle.running(one, now_ms - HANGS_MS, now_ms):
                 told.add(offset)
         elif call == "sum":
-            complaints.sum(now_ms)
+            log_throttle.sum(now_ms)
         else:
-            ended = getattr(complaints, call)(one, now_ms)
+            ended = getattr(log_throttle, call)(one, now_ms)
             if ended is not None:
                 assert offset in told
             if call != "stopped" or ended is not None:
                 told.discard(offset)
     for offset in range(31):
-        complaints.handled(message(offset), now_ms)
-    complaints.sum(now_ms, last=True)
-    assert complaints.sum(now_ms + 10_000_000, last=True) is None
+        log_throttle.handled(message(offset), now_ms)
+    log_throttle.sum(now_ms, last=True)
+    assert log_throttle.sum(now_ms + 10_000_000, last=True) is None

@@ -82,7 +82,7 @@ def test_a_lagging_group_is_let_past_and_that_is_declared(rows: Rows):
     assert told.cordoned == "g1"
     assert granted(rows, "early") == [parent, child]
     assert granted(rows, "new") == [parent, child]
-    assert rows.begin(WITHOUT_G1) == [], "nothing is left to be forsaken"
+    assert rows.begin(WITHOUT_G1) == [], "nothing is left to be abandoned"
 
     rows.report("g1")
     rows.now_ms += 1_000  # its driver has died
@@ -93,7 +93,7 @@ def test_a_lagging_group_is_let_past_and_that_is_declared(rows: Rows):
         for one in rows.run(subject_history, "s").partitions
         if one.partition.partition_id == parent
     )
-    assert (kept.forsaken, kept.end_offset) == (True, 100)
+    assert (kept.abandoned, kept.end_offset) == (True, 100)
     assert granted(rows, "early") == [parent, child]
     assert granted(rows, "late") == [parent]
     assert granted(rows, "last", parent) == [child]
@@ -105,7 +105,7 @@ def test_a_lagging_group_is_let_past_and_that_is_declared(rows: Rows):
 
 
 def test_what_is_open_there_leaves_by_the_same_operation(rows: Rows):
-    """One operation for each subject: what is open goes on elsewhere, and what was sealed is forsaken beside it."""
+    """One operation for each subject: what is open goes on elsewhere, and what was sealed is abandoned beside it."""
     rows.create("s", 3, order_strategy=BEST_TRIED)
     rows.resize("s", 2)
     there = [one for one in rows.run(read_route, "s").partitions if one.broker_group == "g1"]
@@ -122,7 +122,7 @@ def test_what_is_open_there_leaves_by_the_same_operation(rows: Rows):
     assert open_now <= set(granted(rows, "g", *sorted(sealed)))
 
 
-def test_what_a_forsaken_partition_continues_is_read_first_all_the_same(rows: Rows):
+def test_what_a_abandoned_partition_continues_is_read_first_all_the_same(rows: Rows):
     """Its own parent is on a broker that lives: neither it nor what continues it is read before that one is."""
     created(rows)
     first, second = move(rows, "s", "g2")
@@ -180,7 +180,7 @@ def test_a_subject_on_which_something_runs_is_named(rows: Rows):
     assert view(rows, operation_id).reordered == (parent,)
 
 
-def test_with_its_help_nothing_that_is_sealed_is_forsaken(rows: Rows):
+def test_with_its_help_nothing_that_is_sealed_is_abandoned(rows: Rows):
     """A broker group that answers keeps what is sealed there, for whoever has not read it."""
     created(rows)
     move(rows, "s", "g2")
