@@ -76,7 +76,7 @@ class Traffic:
     async def handle(self, message: Message) -> None:
         now = time.monotonic()
         sent_at = float(message.value)
-        self.latencies.append((message.order_key, sent_at, now - sent_at))
+        self.latencies.append((message.key, sent_at, now - sent_at))
         spans = self.owners.setdefault(message.partition_id, [])
         if spans and spans[-1][0] == message.fencing_token:
             spans[-1] = (message.fencing_token, spans[-1][1], now)

@@ -43,7 +43,7 @@ def message_json(message: Message) -> str:
         "subject": message.subject,
         "partition_id": message.partition_id,
         "offset": message.offset,
-        **_bytes("key", message.order_key),
+        **_bytes("key", message.key),
         **_bytes("value", message.value),
         "fencing_token": message.fencing_token,
         "attempt": message.attempt,

@@ -47,7 +47,7 @@ class Message(msgspec.Struct, gc=False):
     """
 
     subject: str
-    order_key: bytes
+    key: bytes
     """b"" when it was sent without one."""
     value: bytes
     offset: int
@@ -63,7 +63,7 @@ class Message(msgspec.Struct, gc=False):
         """Where it is, and the first bytes of its key and value: short, however large the message is."""
         return (
             f"<Message of {self.subject} partition {self.partition_id} offset {self.offset}, "
-            f"key {_beginning(self.order_key)}, value {_beginning(self.value)}, attempt {self.attempt}>"
+            f"key {_beginning(self.key)}, value {_beginning(self.value)}, attempt {self.attempt}>"
         )
 
     async def ack(self) -> None:

@@ -68,7 +68,7 @@ def message_facts(message: Message) -> dict[str, object]:
         "subject": message.subject,
         "partition": message.partition_id,
         "offset": message.offset,
-        "key": message.order_key.decode(errors="backslashreplace"),
+        "key": message.key.decode(errors="backslashreplace"),
         "value": message.value.decode(errors="backslashreplace"),
         "token": message.fencing_token,
         "attempt": message.attempt,

@@ -29,7 +29,7 @@ async def consume(options: argparse.Namespace) -> None:
 
         def handle(message: Message) -> None:
             record = Record(
-                message.order_key,
+                message.key,
                 int(message.properties[ROW_PROPERTY]),
                 message.partition_id,
                 message.offset,

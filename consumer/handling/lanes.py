@@ -44,7 +44,7 @@ class Lanes:
         lanes = self._lanes
         while arrived:
             message = arrived.popleft()
-            key = message.order_key
+            key = message.key
             if not key or not self._ordered:
                 return message
             if key in lanes:
@@ -72,7 +72,7 @@ class Lanes:
 
     def release(self, message: Message) -> None:
         """A message that failed is not tried again: what waits behind it need not wait any more."""
-        lane = self._lanes.pop(message.order_key, None) if self._ordered else None
+        lane = self._lanes.pop(message.key, None) if self._ordered else None
         if lane:
             self.arrived.extendleft(reversed(lane))
 

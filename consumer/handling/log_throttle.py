@@ -218,7 +218,7 @@ class LogThrottle:
 def name_of(message: Message) -> str:
     """Where the message is, and a digest of its key."""
     where = f"{message.subject} partition {message.partition_id} offset {message.offset}"
-    return f"{where}, {key_digest(message.order_key)}"
+    return f"{where}, {key_digest(message.key)}"
 
 
 def _place(message: Message) -> tuple[int, int]:

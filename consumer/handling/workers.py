@@ -139,7 +139,7 @@ class Workers:
         assert message is not None
         if self._tried_again_later(message, error):
             return None
-        return self._lanes.finish(message.order_key)
+        return self._lanes.finish(message.key)
 
     @staticmethod
     def _forget_running(worker: _Worker) -> None:
@@ -180,7 +180,7 @@ class Workers:
                         client.done(message.offset)
                 else:
                     client.forget(1)
-                message = finish(message.order_key)
+                message = finish(message.key)
             worker.message = None
             self._forget_cancel(worker)
             if message is None and not self._lanes.arrived and not self._start_due():
@@ -212,7 +212,7 @@ class Workers:
         finally:
             self._retries.end(message, self._boot_ns())
             self._start_due()
-        return self._lanes.finish(message.order_key)
+        return self._lanes.finish(message.key)
 
     def _failed(self, worker: _Worker, message: Message, error: BaseException) -> bool:
         """

@@ -297,7 +297,7 @@ class Stage:
                 messages = await read_partition(client, SUBJECT, one.partition_id)
                 self.stamps_ns += [message.sent_at_ns for message in messages]
                 found += [
-                    Stored(one.partition_id, message.offset, message.order_key, message.value)
+                    Stored(one.partition_id, message.offset, message.key, message.value)
                     for message in messages
                 ]
             await client.close()

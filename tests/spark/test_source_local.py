@@ -125,7 +125,7 @@ def test_rows_are_the_log_in_its_order(load, filled):
         assert row["offset"] == stored.offset
         assert (row["subject"], bytes(row["key"]), bytes(row["value"])) == (
             SUBJECT,
-            stored.order_key,
+            stored.key,
             stored.value,
         )
         offsets[row["partition"]] += 1

@@ -292,7 +292,7 @@ def assert_order_per_key(messages: list[Message], sent: dict[bytes, list[bytes]]
     """The values of each key are those sent, in that order, each once."""
     stored: dict[bytes, list[bytes]] = {}
     for message in messages:
-        stored.setdefault(message.order_key, []).append(message.value)
+        stored.setdefault(message.key, []).append(message.value)
     assert stored == sent
 
 

@@ -129,7 +129,7 @@ class Load:
         for group, seen in self.handled.items():
             found: dict[bytes, list[bytes]] = {}
             for message in seen:
-                found.setdefault(message.order_key, []).append(message.value)
+                found.setdefault(message.key, []).append(message.value)
             for key, values in self.sent.items():
                 assert found.get(key) == values, f"group {group}, key {key.decode()}"
 

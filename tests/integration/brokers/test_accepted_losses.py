@@ -107,7 +107,7 @@ async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
                 await eventually(lambda: len(handled) >= total, seconds=40)
             got: dict[bytes, list[bytes]] = {}
             for message in handled:
-                got.setdefault(message.order_key, []).append(message.value)
+                got.setdefault(message.key, []).append(message.value)
             assert got == values
             history = {
                 one.partition.partition_id: one for one in (await meta.history("s")).partitions

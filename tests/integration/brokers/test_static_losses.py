@@ -79,7 +79,7 @@ async def verified(meta: MetaClient) -> None:
 def by_key(messages: list[Message]) -> dict[bytes, list[bytes]]:
     found: dict[bytes, list[bytes]] = {}
     for message in messages:
-        found.setdefault(message.order_key, []).append(message.value)
+        found.setdefault(message.key, []).append(message.value)
     return found
 
 

@@ -45,7 +45,7 @@ async def fill(cluster: Cluster, subject: str, count: int, *, keys: int = 50, pa
 def by_key(messages: list[Message]) -> dict[bytes, list[bytes]]:
     found: dict[bytes, list[bytes]] = {}
     for message in messages:
-        found.setdefault(message.order_key, []).append(message.value)
+        found.setdefault(message.key, []).append(message.value)
     return found
 
 
@@ -135,7 +135,7 @@ async def test_a_failing_message_is_tried_again_in_place(shared_cluster: Cluster
     tries: list[tuple[int, int]] = []
 
     async def handle(message: Message) -> None:
-        if message.order_key == b"k3" and message.value == sent[b"k3"][0]:
+        if message.key == b"k3" and message.value == sent[b"k3"][0]:
             tries.append((message.attempt, len(handled)))
             if message.attempt < 4:
                 raise RuntimeError("not yet")
@@ -297,7 +297,7 @@ async def test_a_stopped_consumer_moves_nothing_when_it_wakes(
             await eventually(lambda: len(consumer.assignment) == 4)
             resume(zombie.pid)
             before = len(events(path))
-            await eventually(lambda: {m.order_key for m in survivor} >= set(sent))
+            await eventually(lambda: {m.key for m in survivor} >= set(sent))
             await eventually(lambda: by_key(survivor)[b"k0"][-1] == sent[b"k0"][-1])
             await asyncio.sleep(0.5)
     late = [

@@ -67,7 +67,7 @@ class Handler:
         self.slow: list[int] = []
 
     async def __call__(self, message: Message) -> None:
-        if message.order_key == b"slow":
+        if message.key == b"slow":
             await self.open.wait()
             self.slow.append(message.offset)
         else:

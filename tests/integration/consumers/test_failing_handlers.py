@@ -63,7 +63,7 @@ async def test_failing_keys_stop_no_other(shared_cluster: Cluster, strategy: str
     if strategy == "exclusive":
         assert len(handled) == 2_000 + 2 * failing
         for number in range(failing):
-            values = [one.value for one in handled if one.order_key == b"bad%d" % number]
+            values = [one.value for one in handled if one.key == b"bad%d" % number]
             assert values == [b"bad", b"later"]
 
 

@@ -32,7 +32,7 @@ async def main() -> None:
                 "partition": message.partition_id,
                 "offset": message.offset,
                 "token": message.fencing_token,
-                "key": message.order_key.decode(),
+                "key": message.key.decode(),
                 "boot_ms": boot_ms(),
                 "deadline_ms": message.delivery.holder._lease_until_ms,
             }

@@ -80,5 +80,5 @@ def handled(load: Load) -> dict[bytes, list[bytes]]:
     """By key, in the order of the first handling: what was not acked when the broker died may come again."""
     found: dict[bytes, dict[bytes, None]] = {}
     for message in load.handled["audit"]:
-        found.setdefault(message.order_key, {})[message.value] = None
+        found.setdefault(message.key, {})[message.value] = None
     return {key: list(values) for key, values in found.items()}

@@ -120,7 +120,7 @@ def assert_order(handled: list[Message], sent: dict[bytes, list[bytes]]) -> None
     """Per key everything came, in the order of sending; what was not acked may have come again."""
     seen: dict[bytes, list[bytes]] = {}
     for message in handled:
-        values = seen.setdefault(message.order_key, [])
+        values = seen.setdefault(message.key, [])
         if message.value not in values:
             values.append(message.value)
     assert seen == sent

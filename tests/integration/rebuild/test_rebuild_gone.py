@@ -86,7 +86,7 @@ async def test_a_cluster_goes_on_without_the_broker_that_was_taken_away(
         await eventually(lambda: len(handled) >= 120, seconds=60)
     by_key: dict[bytes, list[int]] = {}
     for message in handled:
-        by_key.setdefault(message.order_key, []).append(int(message.value))
+        by_key.setdefault(message.key, []).append(int(message.value))
     assert by_key == {b"%d" % key: list(range(key, 120, 8)) for key in range(8)}
     assert [check for check in (await meta.verify()).checks if check.violations] == []
     await network.close()

@@ -148,7 +148,7 @@ async def test_a_subject_without_queues(shared_cluster: Cluster):
     for _ in range(2):
         found: dict[bytes, list[bytes]] = {}
         for one in await all_of(60):
-            found.setdefault(one.order_key, []).append(one.value)
+            found.setdefault(one.key, []).append(one.value)
         assert found == sent
         await reset(shared_cluster, "plain", ResetTo.EARLIEST)
     await reset(shared_cluster, "plain", ResetTo.LATEST)

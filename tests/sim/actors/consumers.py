@@ -274,7 +274,7 @@ class ConsumerHost(Host):
             raise failure(self._rng)
 
     def _check_poison(self, message: Message) -> None:
-        if message.order_key in self._poison:
+        if message.key in self._poison:
             raise ValueError("the handler fails for this key")
 
     def _handle_at_once(self, message: Message) -> None:
@@ -288,7 +288,7 @@ class ConsumerHost(Host):
         rng = self.rng
         self.inside += 1
         try:
-            if self._bad_keys and not self.calm and sum(message.order_key) % 2:
+            if self._bad_keys and not self.calm and sum(message.key) % 2:
                 await asyncio.sleep(0.001)
                 raise RuntimeError("this key fails")
             if not self.calm and rng.random() < self._manners["slow"]:

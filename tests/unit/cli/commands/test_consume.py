@@ -11,7 +11,7 @@ from keylane.protocol.message import Message, pack_properties
 
 MESSAGE = Message(
     subject="s",
-    order_key=b"k",
+    key=b"k",
     value=b"v\xff",
     offset=5,
     partition_id=2,
@@ -50,7 +50,7 @@ def test_a_line_has_no_control_character_of_the_message():
     evil = "\x1b[2J\r\n\t\x9b31m\u202e"
     message = Message(
         subject="s",
-        order_key=evil.encode(),
+        key=evil.encode(),
         value=evil.encode(),
         offset=5,
         partition_id=2,

@@ -230,7 +230,7 @@ async def test_a_handler_that_ends_the_program_ends_the_consumer_first(kind: typ
     client = Client()
 
     async def handle(message: Message) -> None:
-        if message.order_key == b"last":
+        if message.key == b"last":
             raise kind
 
     workers = workers_of(handle, crashed=crashed, concurrency=2)

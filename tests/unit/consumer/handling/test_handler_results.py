@@ -198,7 +198,7 @@ async def test_a_returned_generator_is_not_acked():
     def handle(message: Message) -> Any:
         if mended:
             return None
-        return agen(message) if message.order_key == b"a" else gen(message)
+        return agen(message) if message.key == b"a" else gen(message)
 
     workers = workers_of(handle)
     messages = client.give(workers, b"a", b"b")

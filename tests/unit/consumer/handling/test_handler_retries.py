@@ -15,7 +15,7 @@ MESSAGES = 4_000
 
 
 def is_bad(message: Message) -> bool:
-    return message.order_key.startswith(b"bad")
+    return message.key.startswith(b"bad")
 
 
 def time_of(
@@ -112,7 +112,7 @@ def test_failing_messages_are_tried_by_time_and_keep_the_order_of_their_keys():
 
     def handle(message: Message) -> None:
         at_s.setdefault(message.offset, []).append(loop.now)
-        log.append((message.order_key, message.offset, message.attempt))
+        log.append((message.key, message.offset, message.attempt))
         if message.offset < 5 and message.attempt < 6:
             raise ValueError("not yet")
 
@@ -230,7 +230,7 @@ def test_a_try_that_hangs_keeps_no_other_from_its_turn():
     async def handle(message: Message) -> None:
         if message.attempt == 1:
             raise ValueError("not yet")
-        if message.order_key != b"good":
+        if message.key != b"good":
             await asyncio.sleep(100_000)
 
     async def story() -> None:

@@ -47,7 +47,7 @@ def test_a_hanging_handler_is_told_while_it_runs(caplog: pytest.LogCaptureFixtur
     client = Client()
 
     async def handle(message: Message) -> None:
-        await asyncio.sleep(50 if message.order_key == b"slow" else 1)
+        await asyncio.sleep(50 if message.key == b"slow" else 1)
 
     async def story() -> None:
         workers = workers_of(handle, concurrency=2, clock=machine)

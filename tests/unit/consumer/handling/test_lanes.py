@@ -101,15 +101,15 @@ class LanesMachine(RuleBasedStateMachine):
 
     def began(self, taken):
         if taken is not None:
-            assert taken.order_key not in self.running
+            assert taken.key not in self.running
             if taken in self.due:
                 self.due.remove(taken)
-                self.running[taken.order_key] = taken
+                self.running[taken.key] = taken
                 return
-            assert taken.order_key not in self.failed
-            assert all(one.order_key != taken.order_key for one in self.due)
-            self.running[taken.order_key] = taken
-            self.taken_keys.setdefault(taken.order_key, []).append(taken.offset)
+            assert taken.key not in self.failed
+            assert all(one.key != taken.key for one in self.due)
+            self.running[taken.key] = taken
+            self.taken_keys.setdefault(taken.key, []).append(taken.offset)
 
     @rule()
     def take(self):
