@@ -44,9 +44,9 @@ from ..protocol.verification import Verification
 from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
 from .groups.service import Members
-from .operations.driver import Reshaper
+from .operations.driver import OperationDriver
 from .resets.service import Resetter
-from .verify.service import Verifier
+from .verify.service import VerifyService
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +66,17 @@ def control_calls(
     catalogue: Catalogue,
     members: Members,
     health: Callable[[], Awaitable[Health]],
-    reshaper: Reshaper | None = None,
-    verifier: Verifier | None = None,
+    operations: OperationDriver | None = None,
+    verify_service: VerifyService | None = None,
     resetter: Resetter | None = None,
 ) -> list[Call]:
-    """Every call, in the order of `protocol/control.py`; without a reshaper partitions cannot be changed."""
+    """Every call, in the order of `protocol/control.py`; without `operations` partitions cannot be changed."""
     return [
         *_subject_calls(catalogue),
         *_consumer_calls(members, catalogue),
         Call("GET", "/v1/health", None, Health, lambda _body, _: health(), "Is it ready."),
-        *(_operation_calls(reshaper) if reshaper is not None else ()),
-        *(_verify_calls(verifier) if verifier is not None else ()),
+        *(_operation_calls(operations) if operations is not None else ()),
+        *(_verify_calls(verify_service) if verify_service is not None else ()),
         *(_reset_calls(resetter) if resetter is not None else ()),
     ]
 
@@ -230,14 +230,14 @@ def _consumer_calls(members: Members, catalogue: Catalogue) -> list[Call]:
     ]
 
 
-def _verify_calls(verifier: Verifier) -> list[Call]:
+def _verify_calls(verify_service: VerifyService) -> list[Call]:
     return [
         Call(
             "GET",
             "/v1/verify",
             None,
             Verification,
-            lambda _body, _: verifier.verify(),
+            lambda _body, _: verify_service.verify(),
             "Thirteen checks between the database and the brokers.",
         )
     ]
@@ -256,14 +256,14 @@ def _reset_calls(resetter: Resetter) -> list[Call]:
     ]
 
 
-def _operation_calls(reshaper: Reshaper) -> list[Call]:
+def _operation_calls(operations: OperationDriver) -> list[Call]:
     return [
         Call(
             "POST",
             "/v1/operations",
             Reshape,
             OperationList,
-            lambda body, _: reshaper.begin(body),
+            lambda body, _: operations.begin(body),
             "Begin to change partitions, or plan it; the operations go on by themselves.",
         ),
         Call(
@@ -271,7 +271,7 @@ def _operation_calls(reshaper: Reshaper) -> list[Call]:
             "/v1/operations/{id}/cancel",
             None,
             OperationView,
-            lambda _body, params: reshaper.cancel(whole_number(params, "id", 0)),
+            lambda _body, params: operations.cancel(whole_number(params, "id", 0)),
             "Undo an operation of which nothing is sealed yet.",
         ),
         Call(
@@ -279,7 +279,7 @@ def _operation_calls(reshaper: Reshaper) -> list[Call]:
             "/v1/subjects/{subject}/operations",
             None,
             OperationList,
-            lambda _body, params: reshaper.operations(params["subject"]),
+            lambda _body, params: operations.operations(params["subject"]),
             "The latest operations of a subject, the newest first.",
         ),
         Call(
@@ -287,7 +287,7 @@ def _operation_calls(reshaper: Reshaper) -> list[Call]:
             "/v1/subjects/{subject}/history",
             None,
             SubjectHistory,
-            lambda _body, params: reshaper.history(params["subject"]),
+            lambda _body, params: operations.history(params["subject"]),
             "Every partition a subject ever had, with parents and end offsets.",
         ),
     ]

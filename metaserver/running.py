@@ -23,14 +23,14 @@ from .calls import Call, control_calls, control_routes
 from .catalogue.service import Catalogue
 from .groups.service import Members
 from .openapi import openapi_document
-from .operations.driver import Reshaper
+from .operations.driver import OperationDriver
 from .resets.service import Resetter
 from .retention.announcer import Announcer
 from .retention.expirer import Expirer
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .sql.database import open_database
 from .sql.write_watch import WatchedDatabase
-from .verify.service import Verifier
+from .verify.service import VerifyService
 
 API_VERSION = "1"
 
@@ -97,7 +97,7 @@ async def running_metaserver(
             driver = f"{rng.getrandbits(128):032x}"
             announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
             members = Members(database, settings, announce=announcer.announce)
-            reshaper = Reshaper(
+            operations = OperationDriver(
                 database,
                 network,
                 settings,
@@ -108,9 +108,9 @@ async def running_metaserver(
                 after_step=after_step,
             )
             resetter = Resetter(database, network, settings, holder=driver, after_step=after_step)
-            verifier = Verifier(database, network)
+            verify_service = VerifyService(database, network)
             health = partial(_health, database, catalogue)
-            calls = control_calls(catalogue, members, health, reshaper, verifier, resetter)
+            calls = control_calls(catalogue, members, health, operations, verify_service, resetter)
             routes = [*control_routes(calls), _document_route(calls)]
             server = Server(
                 routes, limits=HttpLimits(connections_max=settings.http_connections_max)
@@ -119,7 +119,7 @@ async def running_metaserver(
             expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
             duties, quick = (expirer.look,), (announcer.look,)
             attendant = Attendant(
-                database, members, catalogue, settings, reshaper, duties, quick_duties=quick
+                database, members, catalogue, settings, operations, duties, quick_duties=quick
             )
             attending = asyncio.create_task(attendant.run())
             try:
@@ -130,7 +130,7 @@ async def running_metaserver(
                 await server.stop()
                 attending.cancel()
                 await asyncio.wait([attending])
-                await reshaper.stop()
+                await operations.stop()
                 await database.close()
     finally:
         if own is not None:

@@ -44,6 +44,7 @@ from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
 from ..groups.service import Members
 from ..settings import MetaserverSettings
 from ..sql.database import Database
+from .begin import begin_operations, plan_operations
 from .journal import (
     Operation,
     advance_operation,
@@ -55,7 +56,6 @@ from .journal import (
     note_steps,
     read_operation,
 )
-from .planning import begin_operations, plan_operations
 from .views import operation_views, subject_history, subject_operations
 
 log = logging.getLogger("keylane.metaserver")
@@ -79,7 +79,7 @@ def _go_on(_step: str) -> None:
     """Nothing happens after a step."""
 
 
-class Reshaper:
+class OperationDriver:
     """
     Begins operations and drives them.
 

@@ -32,13 +32,13 @@ from ..cluster.brokers import broker_alive, writable_groups
 from ..cluster.losses import read_losses
 from ..cluster.subjects import SubjectRow, find_subject
 from ..sql.schema import drained, groups, operations, partitions, steps, subjects
+from .plan import NOTHING, plan_evacuation
 from .plan_inputs import (
     PlannedOperation,
     open_partitions,
     planned_operation,
     running_operation,
 )
-from .plans import NOTHING, plan_evacuation
 
 _COMING = (PartitionState.PLANNED, PartitionState.OPEN)
 """What has to leave: a planned partition is opened there, whether its broker group is cordoned or not."""

@@ -15,8 +15,8 @@ from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
 from keylane.metaserver.groups.lease_rows import read_grants, settle_group
 from keylane.metaserver.groups.sessions import join_group
+from keylane.metaserver.operations.begin import begin_operations
 from keylane.metaserver.operations.journal import advance_operation, claim_operation, note_steps
-from keylane.metaserver.operations.planning import begin_operations
 from keylane.metaserver.operations.views import subject_history
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.protocol.clock import SystemClock

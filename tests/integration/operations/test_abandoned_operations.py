@@ -13,9 +13,9 @@ from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
 from keylane.metaserver.groups.service import Members
-from keylane.metaserver.operations.driver import Reshaper
+from keylane.metaserver.operations.begin import begin_operations
+from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.operations.journal import advance_operation, idle_operations, note_steps
-from keylane.metaserver.operations.planning import begin_operations
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.protocol.clock import SystemClock
@@ -40,10 +40,12 @@ class BootClock(SystemClock):
 class Abandoned:
     """A move of partition 1 of subject `s` from g1 to g2, journaled by a metaserver that died right after it."""
 
-    def __init__(self, database: SqlDatabase, clock: BootClock, reshaper: Reshaper) -> None:
+    def __init__(
+        self, database: SqlDatabase, clock: BootClock, operations: OperationDriver
+    ) -> None:
         self.database = database
         self.clock = clock
-        self._reshaper = reshaper
+        self._operations = operations
         self.operation_id = 0
         self.parent = self.child = 0
 
@@ -84,7 +86,7 @@ class Abandoned:
         return await self.database.write(advance_operation, self.operation_id)
 
     async def view(self) -> OperationView:
-        (view,) = (await self._reshaper.operations("s")).operations
+        (view,) = (await self._operations.operations("s")).operations
         return view
 
 
@@ -100,11 +102,11 @@ async def abandoned(
             folder=folder, url=None, clock=clock, boot="boot", broker_ttl_ms=TTL_MS
         ) as database:
             catalogue, members = Catalogue(database, network, settings), Members(database, settings)
-            reshaper = Reshaper(
+            operations = OperationDriver(
                 database, network, settings,
                 catalogue=catalogue, members=members, driver="next", rng=random.Random(1),
             )  # fmt: skip
-            found = Abandoned(database, clock, reshaper)
+            found = Abandoned(database, clock, operations)
             await found.begin(strategy, without_source=without_source)
             yield found
     finally:

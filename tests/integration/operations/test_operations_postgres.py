@@ -20,8 +20,8 @@ from keylane.metaserver.cluster.subjects import (
     plan_subject,
     read_route,
 )
+from keylane.metaserver.operations.begin import begin_operations
 from keylane.metaserver.operations.journal import cancel_operation, claim_operation, note_steps
-from keylane.metaserver.operations.planning import begin_operations
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.schema import operations, subjects
 from keylane.protocol.clock import SystemClock

@@ -13,7 +13,7 @@ from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.groups import leases as leases_module
 from keylane.metaserver.groups import service as groups_service
 from keylane.metaserver.operations import journal as operations_journal
-from keylane.metaserver.operations.driver import Reshaper
+from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.sql.dialect import now_ms
 from keylane.metaserver.sql.schema import partitions, sessions, steps, subjects
 from keylane.protocol.operations import OperationState, StepAction
@@ -189,7 +189,7 @@ def child_opened_before_seal(patches: Patches) -> None:
             await self._tell(operation)
         return await real(self, operation)
 
-    real = patches.set(Reshaper, "_ask_brokers", ask)
+    real = patches.set(OperationDriver, "_ask_brokers", ask)
 
 
 def older_copy_is_taken(patches: Patches) -> None:

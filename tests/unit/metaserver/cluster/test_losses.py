@@ -9,13 +9,13 @@ from keylane.metaserver.cluster.heard import unheard_children
 from keylane.metaserver.cluster.subjects import find_subject, read_route
 from keylane.metaserver.groups.leases import Readable, readable_partitions
 from keylane.metaserver.groups.sessions import join_group
+from keylane.metaserver.operations.begin import plan_operations
 from keylane.metaserver.operations.journal import (
     advance_operation,
     claim_operation,
     idle_operations,
     note_steps,
 )
-from keylane.metaserver.operations.planning import plan_operations
 from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.protocol.control import BrokerHeartbeat, Join
 from keylane.protocol.errors import LossAcceptedError

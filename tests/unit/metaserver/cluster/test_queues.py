@@ -10,8 +10,8 @@ from sqlalchemy.pool import StaticPool
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route, read_subject
+from keylane.metaserver.operations.begin import begin_operations, plan_operations
 from keylane.metaserver.operations.journal import advance_operation, claim_operation, note_steps
-from keylane.metaserver.operations.planning import begin_operations, plan_operations
 from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.migrate import migrate
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject

@@ -8,6 +8,7 @@ import pytest
 
 from keylane.metaserver.cluster.brokers import broker_views, cordon_broker, writable_groups
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.operations.begin import begin_operations, plan_operations
 from keylane.metaserver.operations.journal import (
     advance_operation,
     cancel_operation,
@@ -15,7 +16,6 @@ from keylane.metaserver.operations.journal import (
     idle_operations,
     note_steps,
 )
-from keylane.metaserver.operations.planning import begin_operations, plan_operations
 from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.metaserver.verify.checks import verify
 from keylane.metaserver.verify.reader import read_sql_view

@@ -9,6 +9,7 @@ from sqlalchemy.pool import StaticPool
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.operations.begin import begin_operations, plan_operations
 from keylane.metaserver.operations.journal import (
     advance_operation,
     claim_operation,
@@ -16,7 +17,6 @@ from keylane.metaserver.operations.journal import (
     let_go,
     note_steps,
 )
-from keylane.metaserver.operations.planning import begin_operations, plan_operations
 from keylane.metaserver.operations.views import operation_views, subject_history, subject_operations
 from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.migrate import migrate

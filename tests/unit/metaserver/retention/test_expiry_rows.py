@@ -12,8 +12,8 @@ from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants
 from keylane.metaserver.groups.sessions import join_group, leave_group
+from keylane.metaserver.operations.begin import begin_operations
 from keylane.metaserver.operations.journal import advance_operation, claim_operation, note_steps
-from keylane.metaserver.operations.planning import begin_operations
 from keylane.metaserver.retention.expiry_rows import expiry_candidates, mark_expired
 from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.migrate import migrate
