@@ -147,16 +147,15 @@ def no_drain_rule(patches: Patches) -> None:
 def route_version_not_raised(patches: Patches) -> None:
     """The children are open, and the route is as old as before."""
 
-    def opened(connection: Any, operation: Any) -> Any:
-        state = real(connection, operation)
+    def opened(connection: Any, operation: Any, rule: Any) -> None:
+        real(connection, operation, rule)
         connection.execute(
             sa.update(subjects)
             .where(subjects.c.subject_id == operation.subject_id)
             .values(route_version=subjects.c.route_version - 1)
         )
-        return state
 
-    real = patches.set(operations_journal, "_open", opened)
+    real = patches.set(operations_journal, "_change_route", opened)
 
 
 def child_opened_before_seal(patches: Patches) -> None:

@@ -153,6 +153,6 @@ def test_without_its_source_a_static_subject_is_held():
     operation = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
     hosted = {one.partition_id: None for one in operation.todo}
     rows.run(note_steps, operation_id, hosted, "")
-    assert not operation.may_forsake
+    assert not any(step.may_leave for step in operation.pending)
     assert rows.run(advance_operation, operation_id) is OperationState.PLAN
     assert rows.chain(0) == [(1, 0, None)]
