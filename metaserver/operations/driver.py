@@ -48,13 +48,12 @@ from ..sql.database import Database
 from .begin import begin_operations, plan_operations
 from .journal import (
     Operation,
-    advance_operation,
     cancel_operation,
     claim_operation,
+    finish_round,
     groups_of,
     idle_operations,
     let_go,
-    note_steps,
     read_operation,
 )
 from .states import RULES, Outlook, outlook, parents_silent, silence, unsealable, waiting_reason
@@ -260,12 +259,15 @@ class OperationDriver:
         )
         if operation is None:
             return _Round.STOP
-        problem = await self._ask_brokers(operation)
+        done, problem = await self._ask_brokers(operation)
         sealable = () if problem else tuple(one.partition_id for one in operation.sources)
-        state = await self._database.write(advance_operation, operation_id, sealable=sealable)
+        heard = [group_id for group_id, _ in operation.groups]
+        state = await self._database.write(
+            finish_round, operation_id, done, problem, heard=heard, sealable=sealable
+        )
         if state is not operation.state:
             self._after_step(_ENTERED[state])
-            if operation.state is OperationState.OPEN:
+            if RULES[operation.state].runs and RULES[state].children is PartitionState.OPEN:
                 await self._tell(operation)
             return _Round.ADVANCED
         if RULES[state].after is None and not problem:
@@ -277,25 +279,18 @@ class OperationDriver:
         await self._database.write(let_go, operation_id, driver=self._driver, pause_ms=pause_ms)
         return _Round.STOP
 
-    async def _ask_brokers(self, operation: Operation) -> str:
-        """Have brokers do what is to do, note what is done; why something is not, "" if nothing is left."""
-        silent = parents_silent(operation.state, operation.pending)
-        if not (operation.todo or operation.sources or silent):
-            return ""
+    async def _ask_brokers(self, operation: Operation) -> tuple[dict[int, int | None], str]:
+        """Have brokers do what is to be done: what they have done, by partition id; why something is not, else ""."""
         asked = await asyncio.gather(*(self._ask(operation, one) for one in operation.todo))
         done = dict(one for one in asked if not isinstance(one, str))
         problems = [one for one in asked if isinstance(one, str)]
         if done and operation.state is not OperationState.PLAN:
             self._after_step("telling" if operation.state is OperationState.OPEN else "sealing")
-        if not problems and silent:
-            problems = [silent]
         if not problems:
-            refused = await asyncio.gather(*(self._refusal(one) for one in operation.sources))
-            problems = [one for one in refused if one]
-        problem = problems[0] if problems else ""
-        heard = [group_id for group_id, _ in operation.groups]
-        await self._database.write(note_steps, operation.operation_id, done, problem, heard=heard)
-        return problem
+            problems = [parents_silent(operation.state, operation.pending)]
+        if not any(problems):
+            problems = await asyncio.gather(*(self._refusal(one) for one in operation.sources))
+        return done, next(filter(None, problems), "")
 
     async def _ask(self, operation: Operation, one: Partition) -> tuple[int, int | None] | str:
         """Have a broker host or seal a partition; its id and end offset, or why it did not."""

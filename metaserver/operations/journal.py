@@ -1,7 +1,7 @@
-"""Rows of operations under way: claimed, their steps noted, moved on from state to state.  SQL, synchronous.
+"""Rows of operations under way: claimed, their steps noted, moved from state to state.  SQL, synchronous.
 
 Invariants
-    An operation moves on only when every step of its state is noted, in one transaction for each state.
+    An operation enters a state in the transaction that notes the last step of the one before: see `states.py`.
     The route changes in one transaction: parents SEALED, children OPEN, version + 1.
     No child opens before its broker has every consumer group of the subject on its disk, or its data folder is refused
     because the loss of it is accepted.
@@ -199,39 +199,6 @@ _set_operation = sa.update(operations).where(
 """Sets the columns that are named in its parameters."""
 
 
-def note_steps(
-    connection: Connection,
-    operation_id: int,
-    done: Mapping[int, int | None],
-    problem: str,
-    *,
-    heard: Collection[int] = (),
-) -> None:
-    """
-    These partitions are hosted, or sealed at an end offset; and why the others are not.
-
-    Args:
-        done: partition id → end offset of a sealed one, None of a hosted one.
-        heard: ids of the consumer groups that the brokers of the hosted ones have on their disks.
-    """
-    # Its row before those of its steps, as a cancel does.
-    state = _lock_operation(connection, operation_id)
-    for partition_id, end_offset in sorted(done.items()):
-        if end_offset is not None:
-            connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
-    hosted = [partition_id for partition_id, end_offset in done.items() if end_offset is None]
-    store_heard(connection, {one: list(heard) for one in sorted(hosted)})
-    # By its action: an operation that was canceled meanwhile has its children to seal.
-    for action in StepAction:
-        ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
-        which = {"of_operation": operation_id, "ids": ids, "what": action}
-        connection.execute(_step_done, which)
-    if state is OperationState.DONE:
-        problem = ""  # whoever drove it too was late
-    said = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
-    connection.execute(_set_operation, said)
-
-
 _subject_id = sa.select(operations.c.subject_id).where(
     operations.c.operation_id == sa.bindparam("of_operation")
 )
@@ -290,26 +257,72 @@ def cancel_operation(connection: Connection, operation_id: int) -> None:
     connection.execute(_set_operation, {"of_operation": operation_id} | canceled | free)
 
 
-def advance_operation(
-    connection: Connection, operation_id: int, *, sealable: Collection[int] | None = None
+def finish_round(
+    connection: Connection,
+    operation_id: int,
+    done: Mapping[int, int | None],
+    problem: str = "",
+    *,
+    heard: Collection[int] = (),
+    sealable: Collection[int] | None = None,
 ) -> OperationState:
     """
-    Enter the next state if nothing keeps the operation in this one; the state it is in now.
+    Note what brokers have done, and enter one state after the other until something keeps the operation where it is.
+
+    All that follows the last seal, up to the new route, is in this transaction: writers to the parents wait for no other.
 
     Args:
+        done: partition id → end offset of a sealed one, None of a hosted one.
+        problem: why a broker has not done what it was asked for, "" if all have.
+        heard: ids of the consumer groups that the brokers of the hosted ones have on their disks.
         sealable: the parents whose brokers have just said that they can seal them; None: all.
+
+    Returns:
+        The state that the operation is in now.
     """
+    # Its row before those of its steps, as a cancel does.
     _lock_operation(connection, operation_id)
+    _note_steps(connection, operation_id, done, heard)
     operation = read_operation(connection, operation_id)
-    after = next_state(operation.state, operation.pending, sealable=sealable)
-    if after is operation.state:
-        return after
-    values: dict[str, object] = {"of_operation": operation_id, "state": after, "problem": ""}
-    if RULES[operation.state].runs and not RULES[after].runs:
-        _change_route(connection, operation, RULES[after])
-        values["running"] = None
-    connection.execute(_set_operation, values)
-    return after
+    noted = operation.state
+    while (
+        after := next_state(operation.state, operation.pending, sealable=sealable)
+    ) is not operation.state:
+        if RULES[operation.state].runs and not RULES[after].runs:
+            _change_route(connection, operation, RULES[after])
+        connection.execute(
+            _set_operation,
+            {
+                "of_operation": operation_id,
+                "state": after,
+                "running": operation.subject_id if RULES[after].runs else None,
+            },
+        )
+        operation = read_operation(connection, operation_id)
+    if operation.state is not noted or RULES[operation.state].asks is None:
+        problem = ""  # it waited in a state that it has left, or another driver was quicker
+    said = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
+    connection.execute(_set_operation, said)
+    return operation.state
+
+
+def _note_steps(
+    connection: Connection,
+    operation_id: int,
+    done: Mapping[int, int | None],
+    heard: Collection[int],
+) -> None:
+    """See `finish_round`."""
+    for partition_id, end_offset in sorted(done.items()):
+        if end_offset is not None:
+            connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
+    hosted = [partition_id for partition_id, end_offset in done.items() if end_offset is None]
+    store_heard(connection, {one: list(heard) for one in sorted(hosted)})
+    # By its action: an operation that was canceled meanwhile has its children to seal.
+    for action in StepAction:
+        ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
+        which = {"of_operation": operation_id, "ids": ids, "what": action}
+        connection.execute(_step_done, which)
 
 
 _set_partitions = sa.update(partitions).where(partitions.c.partition_id.in_(sa.bindparam("ids")))

@@ -15,7 +15,7 @@ from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read
 from keylane.metaserver.groups.service import Members
 from keylane.metaserver.operations.begin import begin_operations
 from keylane.metaserver.operations.driver import OperationDriver
-from keylane.metaserver.operations.journal import advance_operation, idle_operations, note_steps
+from keylane.metaserver.operations.journal import finish_round, idle_operations
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.protocol.clock import SystemClock
@@ -82,8 +82,7 @@ class Abandoned:
 
     async def hosted(self) -> OperationState:
         """The child is hosted, then the driver dies again."""
-        await self.database.write(note_steps, self.operation_id, {self.child: None}, "")
-        return await self.database.write(advance_operation, self.operation_id)
+        return await self.database.write(finish_round, self.operation_id, {self.child: None})
 
     async def view(self) -> OperationView:
         (view,) = (await self._operations.operations("s")).operations
@@ -129,7 +128,7 @@ async def test_the_broker_that_is_to_seal_is_silent(tmp_path: Path):
     """In its plan the operation waits for every parent's broker; after that for the seal."""
     async with abandoned(tmp_path) as move:
         await move.silence("g1")
-        await move.database.write(note_steps, move.operation_id, {move.child: None}, "")
+        await move.database.write(finish_round, move.operation_id, {move.child: None})
         view = await move.view()
         assert view.problem == "silent: g1; nothing is sealed before all parents can be"
         await move.silence()
@@ -153,11 +152,11 @@ async def test_a_source_that_may_be_left_is_not_waited_for(tmp_path: Path, strat
 async def test_what_a_driver_noted_stays(tmp_path: Path):
     """The words of who asked a broker are the better ones; what is done waits for nothing."""
     async with abandoned(tmp_path) as move:
-        await move.database.write(note_steps, move.operation_id, {}, "the disk of g2 is full")
+        await move.database.write(finish_round, move.operation_id, {}, "the disk of g2 is full")
         await move.silence("g2")
         assert (await move.view()).problem == "the disk of g2 is full"
         await move.silence()
         assert await move.hosted() is OperationState.SEAL
-        await move.database.write(note_steps, move.operation_id, {move.parent: 7}, "")
+        await move.database.write(finish_round, move.operation_id, {move.parent: 7})
         await move.silence("g1", "g2")
         assert (await move.view()).problem == ""
