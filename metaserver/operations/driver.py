@@ -269,7 +269,7 @@ class OperationDriver:
             self._after_step(_ENTERED[state])
             if RULES[operation.state].runs and RULES[state].children is PartitionState.OPEN:
                 await self._tell(operation)
-            return _Round.ADVANCED
+            return _Round.STOP if RULES[state].asks is None else _Round.ADVANCED
         if RULES[state].after is None and not problem:
             return _Round.STOP
         if outlook(operation.state, operation.pending) is not Outlook.WAIT:

@@ -284,23 +284,14 @@ def finish_round(
     _lock_operation(connection, operation_id)
     _note_steps(connection, operation_id, done, heard)
     operation = read_operation(connection, operation_id)
-    noted = operation.state
     while (
         after := next_state(operation.state, operation.pending, sealable=sealable)
     ) is not operation.state:
-        if RULES[operation.state].runs and not RULES[after].runs:
-            _change_route(connection, operation, RULES[after])
-        connection.execute(
-            _set_operation,
-            {
-                "of_operation": operation_id,
-                "state": after,
-                "running": operation.subject_id if RULES[after].runs else None,
-            },
-        )
+        _enter_state(connection, operation, after)
         operation = read_operation(connection, operation_id)
-    if operation.state is not noted or RULES[operation.state].asks is None:
-        problem = ""  # it waited in a state that it has left, or another driver was quicker
+        problem = ""
+    if RULES[operation.state].asks is None:
+        problem = ""  # another driver was quicker
     said = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
     connection.execute(_set_operation, said)
     return operation.state
@@ -332,6 +323,15 @@ _route_raised = (
     .where(subjects.c.subject_id == sa.bindparam("of_subject"))
     .values(route_version=subjects.c.route_version + 1)
 )
+
+
+def _enter_state(connection: Connection, operation: Operation, after: OperationState) -> None:
+    before, rule = RULES[operation.state], RULES[after]
+    if before.runs and not rule.runs:
+        _change_route(connection, operation, rule)
+    running = operation.subject_id if rule.runs else None
+    values = {"of_operation": operation.operation_id, "state": after, "running": running}
+    connection.execute(_set_operation, values)
 
 
 def _change_route(connection: Connection, operation: Operation, rule: Rule) -> None:
