@@ -1,4 +1,4 @@
-"""The producer users hold: `send` queues a message at once, its ticket tells what became of it."""
+"""The producer users hold: `send` queues a message at once, its future tells what became of it."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from ..rpc.connections import Connections, clean_up
 from ..rpc.home import NO_THREAD, Resident
 from ..rpc.identity import DrawBits, from_system
 from ..rpc.network import Network
-from .account import Account
 from .identity import Identity
+from .send_budget import SendBudget
+from .send_future import SendFuture
 from .sender import SubjectSender
 from .settings import ProducerSettings
-from .ticket import Ticket
 
 log = logging.getLogger("keylane.producer")
 TIMEOUT_S_MAX = 1_000_000_000
@@ -69,7 +69,7 @@ class Producer(Resident):
         async with Producer("127.0.0.1:7000") as producer:
             receipt = await producer.send("flights", b"...", key=b"UA-N14228")
 
-    `send` queues a message and returns at once; the ticket that it returns is awaited for the receipt.  `flush` waits
+    `send` queues a message and returns at once; the future that it returns is awaited for the receipt.  `flush` waits
     for all that was sent, and leaving the block does so too.
 
     A producer works in the event loop and the process that it is opened in, and is refused elsewhere.  One that is made
@@ -121,7 +121,7 @@ class Producer(Resident):
         self._thread = NO_THREAD
         self._ending: asyncio.Task[None] | None = None
         self._meta: MetaClient | None = None
-        self._account = Account(self._settings.queue_bytes)
+        self._budget = SendBudget(self._settings.queue_bytes)
 
     async def __aenter__(self) -> Self:
         """
@@ -149,7 +149,7 @@ class Producer(Resident):
         self._rng = self._given_rng or random.Random(secrets.randbits(64))
         self._identity = Identity(self._draw_identity)
         self._senders = {}
-        self._account = Account(self._settings.queue_bytes)
+        self._budget = SendBudget(self._settings.queue_bytes)
         self._ending = None
 
     def _forked(self) -> None:
@@ -172,7 +172,7 @@ class Producer(Resident):
         key: bytes = b"",
         properties: Mapping[str, str] | None = None,
         timeout: float | None = None,
-    ) -> Ticket:
+    ) -> SendFuture:
         """
         Queue a message; it keeps its place behind earlier ones of its key from this moment on.
 
@@ -185,11 +185,11 @@ class Producer(Resident):
                 newer of its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
 
         Returns:
-            A ticket: `await` it for the Receipt.  An unknown subject is told there.
+            A future: `await` it for the Receipt.  An unknown subject is told there.
 
         Raises:
             MessageTooLargeError, InvalidRequestError, InvalidNameError: nothing was queued.
-            QueueFullError: `await producer.room()` first; nothing was queued.
+            QueueFullError: `await producer.drain()` first; nothing was queued.
             KeyHaltedError: an older message of the key timed out; `resume` first.  Nothing was queued.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
@@ -204,8 +204,8 @@ class Producer(Resident):
         if size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX:
             check_message_size(len(key), len(value), len(packed))
         timeout_ms = self._timeout_ms if timeout is None else _milliseconds(timeout)
-        if self._account.bytes >= self._queue_bytes:
-            raise QueueFullError(queued_bytes=self._account.bytes)
+        if self._budget.bytes >= self._queue_bytes:
+            raise QueueFullError(queued_bytes=self._budget.bytes)
         if get_ident() != self._thread:  # two threads would mix up what is in one batch
             self._home.check()
         if key:
@@ -221,25 +221,25 @@ class Producer(Resident):
         if size > self._large_bytes:
             self._home.check()
             executor.roll()
-        # `Parcel.add`, written out: this is where a producer's time goes.
-        parcel = executor.open
-        values = parcel.values
+        # `OutgoingBatch.add`, written out: this is where a producer's time goes.
+        batch = executor.open
+        values = batch.values
         index = len(values)
         if not index:
             self._home.check()  # with the first of each batch: asking for the event loop costs a third of a send
         values.append(value)
-        parcel.keys.append(key)
-        parcel.times.append(self._now_ns())
-        if packed or parcel.properties is not None:
-            parcel.add_properties(index, packed)
+        batch.keys.append(key)
+        batch.times.append(self._now_ns())
+        if packed or batch.properties is not None:
+            batch.add_properties(index, packed)
         if reordered or timeout_ms:
-            sender.annotate(parcel, index, reordered=reordered, timeout_ms=timeout_ms)
-        parcel.size = filled = parcel.size + size + BYTES_PER_MESSAGE
+            sender.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
+        batch.size = filled = batch.size + size + BYTES_PER_MESSAGE
         if not index:
             executor.started()
         elif filled >= self._batch_bytes or index + 1 >= self._batch_count:
             executor.roll()
-        return Ticket(parcel, index)
+        return SendFuture(batch, index)
 
     def _new_sender(self, subject: str) -> SubjectSender:
         self._home.check()
@@ -255,7 +255,7 @@ class Producer(Resident):
             settings=self._settings,
             clock=self._clock,
             rng=self._rng,
-            account=self._account,
+            budget=self._budget,
             on_dead=self._forget,
         )
         return sender
@@ -264,7 +264,7 @@ class Producer(Resident):
         if self._senders.get(sender.subject) is sender:
             del self._senders[sender.subject]
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """
         Wait while the queue is full, until half of it is free.
 
@@ -272,7 +272,7 @@ class Producer(Resident):
             ForkedError, OtherLoopError: open elsewhere.
         """
         self._home.check_not_elsewhere()
-        await self._account.room()
+        await self._budget.wait_for_room()
 
     def resume(self, error: DeliveryTimeoutError | KeyHaltedError) -> None:
         """
@@ -303,11 +303,11 @@ class Producer(Resident):
             GivenUpError: as `flush` does.
         """
         count = 0
-        account, full = self._account, self._queue_bytes
+        budget, full = self._budget, self._queue_bytes
         try:
             for key, value in messages:
-                if account.bytes >= full:
-                    await account.room()
+                if budget.bytes >= full:
+                    await budget.wait_for_room()
                 self.send(subject, value, key=key)
                 count += 1
                 if not count % await_every:
@@ -323,28 +323,28 @@ class Producer(Resident):
         Wait until everything queued is answered.
 
         Raises:
-            GivenUpError: since the last flush messages were given up whose tickets nobody awaited; how many, how many
+            GivenUpError: since the last flush messages were given up whose futures nobody awaited; how many, how many
                 of them may be stored, and the first cause.
             ForkedError, OtherLoopError: open elsewhere.
         """
         self._home.check_not_elsewhere()
         for sender in self._senders.values():
             sender.roll()
-        await self._account.drained()
-        error = self._account.untold()
+        await self._budget.wait_until_empty()
+        error = self._budget.untold()
         if error is not None:
             raise error
 
     @property
     def stats(self) -> ProducerStats:
         """Counts since the producer was opened."""
-        account = self._account
+        budget = self._budget
         executors = [one for sender in self._senders.values() for one in sender.executors]
         gathering = sum(len(one.open) for one in executors)
         return ProducerStats(
-            sent=account.acked + account.failed + account.messages + gathering,
-            acked=account.acked,
-            failed=account.failed,
+            sent=budget.acked + budget.failed + budget.messages + gathering,
+            acked=budget.acked,
+            failed=budget.failed,
             retries=sum(one.retries for one in executors),
             waiting={
                 name: why
@@ -376,7 +376,7 @@ class Producer(Resident):
                 async with asyncio.timeout(self._settings.close_timeout_ms / 1000):
                     for sender in self._senders.values():
                         sender.roll()
-                    await self._account.drained()
+                    await self._budget.wait_until_empty()
         except TimeoutError:
             pass
         finally:
@@ -384,7 +384,7 @@ class Producer(Resident):
             if self._ending is None:
                 self._ending = asyncio.create_task(self._end(), name="closing")
             await asyncio.shield(self._ending)
-            error = self._account.untold()
+            error = self._budget.untold()
             if error is not None and not flush:
                 log.warning("closed: %s", error.message)
         if error is not None and flush:

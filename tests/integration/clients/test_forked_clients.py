@@ -28,11 +28,11 @@ QUICK = ConsumerSettings(ttl_ms=TTL_MS)
 async def send(producer: Producer, subject: str, name: str) -> int:
     """Open the producer and send `COUNT` messages of a key of its own; how many were told to be duplicates."""
     async with producer:
-        tickets = [
+        futures = [
             producer.send(subject, b"%s %d" % (name.encode(), number), key=name.encode())
             for number in range(COUNT)
         ]
-        return sum([(await ticket).duplicate for ticket in tickets])
+        return sum([(await future).duplicate for future in futures])
 
 
 def run_send(producer: Producer, subject: str, name: str) -> int:

@@ -65,8 +65,8 @@ async def run(loop: SimLoop, plan, strategy: OrderStrategy, seed: int):
     clock = Machine(loop, "p", rate=1.0, boot_s=10.0)
     sent: list[Sending] = []
 
-    async def settle(one: Sending, ticket) -> None:
-        one.receipt = await ticket
+    async def settle(one: Sending, future) -> None:
+        one.receipt = await future
         one.took_ms = clock.boot_ms() - one.sent_ms
 
     async with Producer(
@@ -86,8 +86,8 @@ async def run(loop: SimLoop, plan, strategy: OrderStrategy, seed: int):
             if what == "send":
                 one = Sending(whom, b"%d" % len(sent), clock.boot_ms())
                 sent.append(one)
-                ticket = producer.send("s", one.value, key=whom)
-                tasks.append(asyncio.create_task(settle(one, ticket)))
+                future = producer.send("s", one.value, key=whom)
+                tasks.append(asyncio.create_task(settle(one, future)))
             elif what == "wait":
                 await asyncio.sleep(whom / 1000)
             else:

@@ -19,9 +19,9 @@ async def test_flush_tells_how_many_messages_failed_when_only_some_were_awaited(
     async with Producer("meta", network=network, settings=QUICK) as producer:
         await producer.send("s", b"0", key=b"k")
         network.refusal = InvalidRequestError("not that")
-        tickets = [producer.send("s", b"v", key=b"k") for _ in range(100)]
+        futures = [producer.send("s", b"v", key=b"k") for _ in range(100)]
         with pytest.raises(InvalidRequestError, match="not that"):
-            await tickets[30]
+            await futures[30]
         with pytest.raises(GivenUpError, match="99 messages were given up, 0 of them") as told:
             await producer.flush()
         assert isinstance(told.value.__cause__, InvalidRequestError)
@@ -45,9 +45,9 @@ async def test_close_tells_what_it_gave_up_and_what_may_be_stored():
         await producer.close()
     assert (told.value.details, told.value.fate) == ({"messages": 3, "unknown": 1}, Fate.UNKNOWN)
     fates = []
-    for ticket in (on_its_way, *queued):
+    for future in (on_its_way, *queued):
         with pytest.raises(NoPartitionError, match="closed") as caught:
-            await ticket
+            await future
         fates.append(caught.value.fate)
     assert fates == [Fate.UNKNOWN, Fate.NOT_DONE, Fate.NOT_DONE]
 
@@ -81,7 +81,7 @@ async def test_send_all_tells_how_many_were_queued_when_a_message_is_refused():
 
 
 def test_producer_that_is_never_closed_says_how_many_messages_it_gives_up(caplog):
-    """The event loop ends under it: nobody is left to await a ticket."""
+    """The event loop ends under it: nobody is left to await a future."""
 
     async def leave_open() -> None:
         network = ScriptedNetwork()

@@ -43,13 +43,13 @@ async def test_a_restart_of_a_broker_reorders_nothing():
     async with Producer("meta", network=network, settings=leaving_after(600_000)) as producer:
         await producer.send("s", b"0", key=LEFT)
         network.unreachable.add("broker-1")
-        tickets = [producer.send("s", b"1", key=LEFT)]
+        futures = [producer.send("s", b"1", key=LEFT)]
         await eventually(lambda: producer.stats.retries > 5)
-        tickets += [producer.send("s", b"%d" % number, key=LEFT) for number in (2, 3)]
+        futures += [producer.send("s", b"%d" % number, key=LEFT) for number in (2, 3)]
         at_home = producer.send("s", b"0", key=RIGHT)
         await asyncio.wait_for(at_home, 30)
         network.unreachable.clear()
-        receipts = [await asyncio.wait_for(ticket, 30) for ticket in tickets]
+        receipts = [await asyncio.wait_for(future, 30) for future in futures]
 
     assert network.stored == {1: [b"0", b"1", b"2", b"3"], 2: [b"0"]}
     assert not any(receipt.reordered or receipt.duplicate for receipt in receipts)
@@ -61,11 +61,11 @@ async def test_newer_messages_wait_for_the_decision_about_older_ones():
     async with Producer("meta", network=network, settings=leaving_after(60)) as producer:
         await producer.send("s", b"0", key=LEFT)
         network.unreachable.add("broker-1")
-        tickets = [producer.send("s", b"1", key=LEFT)]
+        futures = [producer.send("s", b"1", key=LEFT)]
         await eventually(lambda: producer.stats.retries > 0)
-        tickets += [producer.send("s", b"%d" % number, key=LEFT) for number in (2, 3)]
+        futures += [producer.send("s", b"%d" % number, key=LEFT) for number in (2, 3)]
         assert 2 not in network.stored
-        receipts = [await asyncio.wait_for(ticket, 30) for ticket in tickets]
+        receipts = [await asyncio.wait_for(future, 30) for future in futures]
         later = await asyncio.wait_for(producer.send("s", b"4", key=LEFT), 30)
         network.unreachable.clear()
         await eventually(lambda: not producer._senders["s"].careful)
@@ -85,9 +85,9 @@ async def test_a_receipt_is_reordered_only_for_messages_that_left_when_a_batch_m
         network.unreachable.add("broker-1")
         assert (await asyncio.wait_for(producer.send("s", b"1", key=LEFT), 30)).reordered
         keys = [LEFT, RIGHT, b"", LEFT, RIGHT]
-        tickets = [producer.send("s", b"2", key=key) for key in keys]
-        batches = {ticket.parcel for ticket in tickets}
-        receipts = [await asyncio.wait_for(ticket, 30) for ticket in tickets]
+        futures = [producer.send("s", b"2", key=key) for key in keys]
+        batches = {future.batch for future in futures}
+        receipts = [await asyncio.wait_for(future, 30) for future in futures]
 
     assert len(batches) == 1
     assert [receipt.reordered for receipt in receipts] == [True, False, False, True, False]
@@ -100,10 +100,10 @@ async def test_a_message_may_be_stored_twice_when_its_first_home_had_it():
     async with Producer("meta", network=network, settings=settings) as producer:
         await producer.send("s", b"0", key=LEFT)
         network.mute.add(1)  # stores what it is sent and answers nothing
-        tickets = [producer.send("s", b"1", key=LEFT)]
+        futures = [producer.send("s", b"1", key=LEFT)]
         await eventually(lambda: producer.stats.retries > 0)
-        tickets.append(producer.send("s", b"2", key=LEFT))
-        receipts = [await asyncio.wait_for(ticket, 30) for ticket in tickets]
+        futures.append(producer.send("s", b"2", key=LEFT))
+        receipts = [await asyncio.wait_for(future, 30) for future in futures]
 
     assert network.stored == {1: [b"0", b"1"], 2: [b"1", b"2"]}
     assert [receipt.duplicate for receipt in receipts] == ["possible", False]
@@ -131,9 +131,9 @@ async def test_messages_without_a_key_pass_over_a_partition_that_does_not_answer
             await producer.send("s", b"0", key=key)
         network.unreachable.add("broker-1")
         keyed = producer.send("s", b"keyed", key=LEFT)
-        tickets = [producer.send("s", b"%d" % number) for number in range(20)]
-        receipts = [await asyncio.wait_for(ticket, 30) for ticket in tickets]
-        assert not keyed.done
+        futures = [producer.send("s", b"%d" % number) for number in range(20)]
+        receipts = [await asyncio.wait_for(future, 30) for future in futures]
+        assert not keyed.done()
         receipts += [await asyncio.wait_for(producer.send("s", b"later"), 30) for _ in range(20)]
         network.unreachable.clear()
         assert (await asyncio.wait_for(keyed, 30)).partition_id == 1
@@ -150,10 +150,10 @@ async def test_a_message_without_a_key_stays_when_it_may_be_stored():
     async with Producer("meta", network=network, settings=settings) as producer:
         await producer.send("s", b"0", key=LEFT)
         network.mute |= {1, 2}
-        ticket = producer.send("s", b"1")
+        future = producer.send("s", b"1")
         await eventually(lambda: producer.stats.retries > 2)
         network.mute.clear()
-        receipt = await asyncio.wait_for(ticket, 30)
+        receipt = await asyncio.wait_for(future, 30)
 
     assert receipt.duplicate is True
     assert sum(values.count(b"1") for values in network.stored.values()) == 1
@@ -166,10 +166,10 @@ async def test_a_static_subject_keeps_keyed_messages_in_their_queue():
         for key in (LEFT, RIGHT):
             await producer.send("s", b"0", key=key)
         network.unreachable.add("broker-1")
-        ticket = producer.send("s", b"1", key=LEFT)
+        future = producer.send("s", b"1", key=LEFT)
         await eventually(lambda: producer.stats.retries > 5)
         network.unreachable.clear()
-        receipt = await asyncio.wait_for(ticket, 30)
+        receipt = await asyncio.wait_for(future, 30)
 
     assert (receipt.partition_id, receipt.reordered) == (1, False)
 
@@ -189,27 +189,27 @@ async def test_messages_for_a_silent_broker_are_shown_when_the_producer_started_
     """STRICT: they wait, `stats.waiting` names the partition, and they go as soon as the broker is known."""
     network = network_of(STRICT, silent=(1,))
     async with Producer("meta", network=network, settings=QUICK) as producer:
-        ticket = producer.send("s", b"1", key=LEFT)
+        future = producer.send("s", b"1", key=LEFT)
         assert "s" in producer.stats.waiting
         await eventually(lambda: "p1" in producer.stats.waiting)
         assert "knows no broker" in producer.stats.waiting["p1"]
         assert (await asyncio.wait_for(producer.send("s", b"1", key=RIGHT), 30)).partition_id == 2
         network.route = route_over(HALVES, version=2, strategy=STRICT)
-        assert (await asyncio.wait_for(ticket, 30)).partition_id == 1
+        assert (await asyncio.wait_for(future, 30)).partition_id == 1
         assert producer.stats.waiting == {}
 
 
 async def test_receipts_of_healthy_partitions_come_when_another_is_silent_from_the_start():
-    """Messages sent before the first route share a parcel, and each ticket waits for its own message only."""
+    """Messages sent before the first route share a batch, and each future waits for its own message only."""
     network = network_of(STRICT)
     network.unreachable.add("broker-1")
     async with Producer("meta", network=network, settings=QUICK) as producer:
-        tickets = {key: producer.send("s", b"1", key=key) for key in (LEFT, RIGHT)}
-        assert tickets[LEFT].parcel is tickets[RIGHT].parcel
-        assert (await asyncio.wait_for(tickets[RIGHT], 30)).partition_id == 2
-        assert (tickets[RIGHT].done, tickets[LEFT].done) == (True, False)
+        futures = {key: producer.send("s", b"1", key=key) for key in (LEFT, RIGHT)}
+        assert futures[LEFT].batch is futures[RIGHT].batch
+        assert (await asyncio.wait_for(futures[RIGHT], 30)).partition_id == 2
+        assert (futures[RIGHT].done(), futures[LEFT].done()) == (True, False)
         network.unreachable.clear()
-        assert (await asyncio.wait_for(tickets[LEFT], 30)).partition_id == 1
+        assert (await asyncio.wait_for(futures[LEFT], 30)).partition_id == 1
 
 
 async def test_a_sealed_partition_is_not_waited_for_when_it_refused_for_good():
@@ -218,7 +218,7 @@ async def test_a_sealed_partition_is_not_waited_for_when_it_refused_for_good():
     async with Producer("meta", network=network, settings=QUICK) as producer:
         await producer.send("s", b"0", key=b"k")
         network.lost.add(1)
-        ticket = producer.send("s", b"1", key=b"k")
+        future = producer.send("s", b"1", key=b"k")
         await eventually(lambda: producer.stats.retries > 1)
         network.sealed.add(1)
         network.lost.clear()
@@ -228,7 +228,7 @@ async def test_a_sealed_partition_is_not_waited_for_when_it_refused_for_good():
         network.route = network.route_to(
             3, version=3, group="third"
         )  # the second is gone, and never had it
-        receipt = await asyncio.wait_for(ticket, 30)
+        receipt = await asyncio.wait_for(future, 30)
 
     assert network.stored == {1: [b"0"], 3: [b"1"]}
     assert (receipt.partition_id, receipt.duplicate) == (3, False)
@@ -242,12 +242,12 @@ async def test_a_wait_is_logged_after_seconds_and_once_when_it_is_over(caplog, m
         async with Producer("meta", network=network, settings=QUICK) as producer:
             await producer.send("s", b"0", key=LEFT)
             network.unreachable.add("broker-1")
-            tickets = [producer.send("s", b"%d" % number, key=LEFT) for number in range(3)]
+            futures = [producer.send("s", b"%d" % number, key=LEFT) for number in range(3)]
             await eventually(lambda: bool(caplog.messages))
             await asyncio.sleep(0.1)
             network.unreachable.clear()
-            for ticket in tickets:
-                await asyncio.wait_for(ticket, 30)
+            for future in futures:
+                await asyncio.wait_for(future, 30)
 
     waiting, over = caplog.messages
     assert waiting.startswith("p1 at broker-1: 3 messages wait, the oldest for 0 s: cannot reach")

@@ -81,13 +81,13 @@ async def test_a_sealed_partition_is_asked_once():
     async with Producer("meta", network=network, settings=QUICK) as producer:
         await producer.send("s", b"0", key=b"k")
         network.sealed.add(1)
-        tickets = [producer.send("s", b"%d" % number, key=b"k") for number in (1, 2)]
+        futures = [producer.send("s", b"%d" % number, key=b"k") for number in (1, 2)]
         await eventually(lambda: network.asked)
         await asyncio.sleep(0.05)
         assert network.asked <= 2
         network.route = network.route_to(2, version=2)
-        for ticket in tickets:
-            await ticket
+        for future in futures:
+            await future
 
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
 
@@ -136,8 +136,8 @@ async def test_pauses_do_not_grow_while_batches_are_stored():
     pauses = Backoff(first_ms=1, max_ms=600_000, factor=100.0)
     settings = ProducerSettings(backoff=pauses, batch_count=1)
     async with Producer("meta", network=network, settings=settings) as producer:
-        tickets = [producer.send("s", b"%d" % number, key=b"k") for number in range(20)]
-        await asyncio.wait_for(asyncio.gather(*tickets), 30)
+        futures = [producer.send("s", b"%d" % number, key=b"k") for number in range(20)]
+        await asyncio.wait_for(asyncio.gather(*futures), 30)
         (executor,) = producer._senders["s"].executors
         assert executor.retries > 3
 
@@ -197,10 +197,10 @@ async def test_a_partition_that_was_left_knows_new_messages_from_old():
         await eventually(lambda: list(sender._executors) == [2])
         network.route = network.route_to(1, version=6)
         await eventually(lambda: list(sender._executors) == [1])
-        ticket = producer.send("s", b"3", key=b"k")
+        future = producer.send("s", b"3", key=b"k")
         await eventually(lambda: network.asked)
         network.route = network.route_to(2, version=7)
-        receipt = await asyncio.wait_for(ticket, 30)
+        receipt = await asyncio.wait_for(future, 30)
 
     assert network.stored == {1: [b"0", b"1", b"2"], 2: [b"3"]}
     assert (receipt.partition_id, receipt.offset, receipt.duplicate) == (2, 0, False)
@@ -214,7 +214,7 @@ async def test_what_may_be_stored_keeps_its_number_where_another_broker_answers(
         await producer.send("s", b"0", key=b"k")
         (executor,) = producer._senders["s"].executors
         network.mute.add(1)
-        tickets = [producer.send("s", b"%d" % number, key=b"k") for number in (1, 2)]
+        futures = [producer.send("s", b"%d" % number, key=b"k") for number in (1, 2)]
         await eventually(lambda: len(network.stored[1]) == 3)
         network.unknown.add(1)
         network.mute.clear()
@@ -222,8 +222,8 @@ async def test_what_may_be_stored_keeps_its_number_where_another_broker_answers(
         asks = network.route_asks
         await eventually(lambda: network.route_asks > asks)
         network.unknown.clear()
-        tickets.append(producer.send("s", b"3", key=b"k"))
-        receipts = [await asyncio.wait_for(ticket, 30) for ticket in tickets]
+        futures.append(producer.send("s", b"3", key=b"k"))
+        receipts = [await asyncio.wait_for(future, 30) for future in futures]
         assert executor.retries
 
     assert network.stored == {1: [b"0", b"1", b"2", b"3"]}
@@ -242,7 +242,7 @@ async def test_what_may_be_stored_in_a_partition_that_is_gone_is_told_as_unknown
         network.unknown.add(1)
         newer = producer.send("s", b"2", key=b"k")
         await eventually(lambda: network.asked > 2)
-        assert not older.done
+        assert not older.done()
         network.route = network.route_to(2, version=2)
         with pytest.raises(PartitionUnknownError) as told:
             await asyncio.wait_for(older, 30)
@@ -293,8 +293,8 @@ async def test_a_message_sent_before_the_route_is_known_keeps_its_place():
     """Messages that came before the first route go out first, in their order."""
     network = ScriptedNetwork()
     async with Producer("meta", network=network, settings=QUICK) as producer:
-        tickets = [producer.send("s", b"%d" % number, key=b"k") for number in range(10)]
-        offsets = [(await ticket).offset for ticket in tickets]
+        futures = [producer.send("s", b"%d" % number, key=b"k") for number in range(10)]
+        offsets = [(await future).offset for future in futures]
 
     assert offsets == list(range(10))
     assert network.stored == {1: [b"%d" % number for number in range(10)]}
@@ -307,7 +307,7 @@ async def test_closing_gives_up_what_cannot_be_sent():
     settings = ProducerSettings(backoff=QUICK.backoff, close_timeout_ms=50)
     producer = Producer("meta", network=network, settings=settings)
     await producer.__aenter__()
-    ticket = producer.send("s", b"0", key=b"k")
+    future = producer.send("s", b"0", key=b"k")
     await eventually(lambda: producer.stats.retries > 2)
     assert "cannot reach" in producer.stats.waiting["p1"]
     with pytest.raises(
@@ -316,4 +316,4 @@ async def test_closing_gives_up_what_cannot_be_sent():
         await producer.close()
     assert (told.value.details, told.value.fate) == ({"messages": 1, "unknown": 0}, Fate.NOT_DONE)
     with pytest.raises(NoPartitionError, match="closed"):
-        await ticket
+        await future

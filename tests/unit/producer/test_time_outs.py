@@ -60,14 +60,14 @@ async def test_a_message_on_its_way_is_told_as_unknown_when_its_time_is_over():
             await asyncio.wait_for(late, 30)
         assert told.value.fate is Fate.UNKNOWN
         assert "the connection ended before the answer" in told.value.message
-        assert not same_batch.done
+        assert not same_batch.done()
         with pytest.raises(KeyHaltedError):
             await asyncio.wait_for(behind, 30)
         producer.resume(told.value)
         again = producer.send("s", b"2", key=b"k")
         network.mute.clear()
-        for ticket in (same_batch, again):
-            await asyncio.wait_for(ticket, 30)
+        for future in (same_batch, again):
+            await asyncio.wait_for(future, 30)
         await asyncio.wait_for(producer.flush(), 30)
         assert (producer.stats.acked, producer.stats.failed) == (3, 2)
 
@@ -79,14 +79,14 @@ async def test_a_message_in_the_hold_is_told_when_its_time_is_over():
     network = ScriptedNetwork()
     async with Producer("meta", network=network, settings=QUICK) as producer:
         network.unreachable.add("meta")
-        tickets = [producer.send("s", b"1", key=key, timeout=0.05) for key in (b"k", b"")]
+        futures = [producer.send("s", b"1", key=key, timeout=0.05) for key in (b"k", b"")]
         behind = producer.send("s", b"2")
-        for ticket, whose in zip(tickets, ("key digest", "no key"), strict=True):
+        for future, whose in zip(futures, ("key digest", "no key"), strict=True):
             with pytest.raises(DeliveryTimeoutError, match=f"{whose}.*: cannot reach the server"):
-                await asyncio.wait_for(ticket, 30)
+                await asyncio.wait_for(future, 30)
         with pytest.raises(KeyHaltedError):
             producer.send("s", b"2", key=b"k")
-        assert not behind.done
+        assert not behind.done()
         network.unreachable.clear()
         await asyncio.wait_for(behind, 30)
 
@@ -100,10 +100,10 @@ async def test_the_setting_limits_every_message_and_flush_tells_the_rest():
     async with Producer("meta", network=network, settings=settings) as producer:
         await producer.send("s", b"0", key=b"k")
         network.unreachable.add("broker-1")
-        tickets = [producer.send("s", b"v", key=b"k%d" % number) for number in range(100)]
+        futures = [producer.send("s", b"v", key=b"k%d" % number) for number in range(100)]
         longer = producer.send("s", b"v", key=b"k", timeout=600)
         with pytest.raises(DeliveryTimeoutError):
-            await asyncio.wait_for(tickets[50], 30)
+            await asyncio.wait_for(futures[50], 30)
         network.unreachable.clear()
         with pytest.raises(GivenUpError) as told:
             await asyncio.wait_for(producer.flush(), 30)
