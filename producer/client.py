@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from threading import get_ident
@@ -16,7 +14,6 @@ import xxhash
 
 from ..protocol.address import addresses_of
 from ..protocol.batch import BYTES_PER_MESSAGE
-from ..protocol.clock import Clock, SystemClock
 from ..protocol.errors import (
     ClosedError,
     ConfigError,
@@ -35,9 +32,8 @@ from ..protocol.routing import OrderStrategy
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
+from ..rpc.environment import Environment
 from ..rpc.home import NO_THREAD, Resident
-from ..rpc.identity import DrawBits, from_system
-from ..rpc.network import Network
 from .identity import Identity
 from .send_budget import SendBudget
 from .send_future import SendFuture
@@ -75,15 +71,6 @@ class Producer(Resident):
     A producer works in the event loop and the process that it is opened in, and is refused elsewhere.  One that is made
     before a fork may be opened in each process, and one that was closed may be opened again: it begins anew, under an
     id of its own.
-
-    Args:
-        meta: `host:port` of a metaserver, or several: in a list, or in one text with commas.
-        strategy: what the caller expects the subject to have; another one stored there is an error.
-        settings: batches, windows, time-outs.
-        network, clock, rng: for tests, that script what a producer meets.
-
-    Raises:
-        ConfigError: an argument that cannot work.
     """
 
     def __init__(
@@ -92,11 +79,20 @@ class Producer(Resident):
         *,
         strategy: OrderStrategy | str | None = None,
         settings: ProducerSettings | None = None,
-        network: Network | None = None,
-        clock: Clock | None = None,
-        rng: random.Random | None = None,
-        _identity: DrawBits = from_system,
+        _environment: Environment | None = None,
     ) -> None:
+        """
+        Make a producer; `async with` opens it.
+
+        Args:
+            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
+            strategy: the order strategy ("strict" or "best_tried") that each subject must have; sending to a subject
+                with another one fails with a StrategyMismatchError.  None: any.
+            settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
+
+        Raises:
+            ConfigError: an argument that cannot work.
+        """
         self._addresses = addresses_of(meta)
         self._strategy = _order_strategy(strategy) if strategy is not None else None
         self._settings = settings or ProducerSettings()
@@ -105,14 +101,13 @@ class Producer(Resident):
         self._large_bytes = self._settings.large_bytes
         self._batch_count = self._settings.batch_count
         self._timeout_ms = self._settings.delivery_timeout_ms
+        self._environment = _environment or Environment()
         self._connections = Connections(
-            network, timeout_ms=self._settings.call_timeout_ms, what="producer"
+            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="producer"
         )
         self._home = self._connections.home
-        self._clock = clock or SystemClock()
+        self._clock = self._environment.clock
         self._now_ns = self._clock.wall_ns
-        self._given_rng = rng
-        self._draw_identity = _identity
         self._identity: Identity | None = None
         self._senders: dict[str, SubjectSender] = {}
         self._of_parent: dict[str, SubjectSender] = {}
@@ -146,8 +141,8 @@ class Producer(Resident):
         """The state of a new opening: nothing of an earlier one is in it, and nothing of what a fork has copied."""
         self._meta = meta
         self._thread = get_ident()
-        self._rng = self._given_rng or random.Random(secrets.randbits(64))
-        self._identity = Identity(self._draw_identity)
+        self._rng = self._environment.new_rng()
+        self._identity = Identity(self._environment.draw_identity)
         self._senders = {}
         self._budget = SendBudget(self._settings.queue_bytes)
         self._ending = None

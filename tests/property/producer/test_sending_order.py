@@ -15,6 +15,7 @@ from keylane import Producer, Receipt
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.routing import OrderStrategy, logical_partition
+from keylane.rpc.environment import Environment
 from sim.machines.loop import SimLoop
 from sim.machines.machine import Machine
 from support.scripted_network import ScriptedNetwork, route_over
@@ -71,9 +72,7 @@ async def run(loop: SimLoop, plan, strategy: OrderStrategy, seed: int):
 
     async with Producer(
         "meta",
-        network=network,
-        clock=clock,
-        rng=random.Random(seed),
+        _environment=Environment(network=network, clock=clock, rng=random.Random(seed)),
         settings=ProducerSettings(
             leave_after_ms=LEAVE_MS,
             batch_count=3,

@@ -26,6 +26,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.ids import Subject
 from keylane.protocol.routing import Partition, Route
+from keylane.rpc.environment import Environment
 from sim.actors.elsewhere import Calls, Visitor, calls_of_producer
 from sim.actors.hosts import BrokerHost, Host
 from sim.actors.users import Identities, Preloaded, cancelled
@@ -156,10 +157,9 @@ class ProducerHost(Host):
         return Producer(
             self._meta,
             settings=ProducerSettings(**self._settings),
-            network=network,
-            clock=clock,
-            rng=rng,
-            _identity=identities,
+            _environment=Environment(
+                network=network, clock=clock, rng=rng, draw_identity=identities
+            ),
         )
 
     async def _open(self, producer: Producer) -> None:

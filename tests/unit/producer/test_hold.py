@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from keylane import Producer
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.routing import OrderStrategy, logical_partition
 from support.cluster import eventually
-from support.scripted_network import QUICK, ScriptedNetwork, route_over
+from support.scripted_network import QUICK, ScriptedNetwork, producer_on, route_over
 
 BEST_TRIED = OrderStrategy.BEST_TRIED
 
@@ -28,7 +27,7 @@ async def test_what_was_held_and_goes_elsewhere_is_declared():
         {1: (0, 341), 2: (341, 682), 4: (682, 1024)}, version=1, strategy=BEST_TRIED
     )
     settings = ProducerSettings(backoff=QUICK.backoff, leave_after_ms=20)
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         for key in (left, right, other):
             await producer.send("s", b"0", key=key)
         sender = producer._senders["s"]
@@ -55,7 +54,7 @@ async def test_nothing_newer_passes_what_an_unknown_partition_refused():
     """STRICT: while the metaserver is silent and a broker for a moment does not know its partition, order is kept."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=Backoff(first_ms=20, max_ms=600_000, factor=50.0))
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         await producer.send("s", b"0", key=b"k")
         sender = producer._senders["s"]
         (executor,) = sender.executors
@@ -84,7 +83,7 @@ async def test_one_refusal_opens_no_way_past_another():
         {1: (0, 512), 2: (512, 1024)}, version=1, strategy=OrderStrategy.STRICT
     )
     settings = ProducerSettings(backoff=Backoff(first_ms=300, max_ms=300))
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         futures = [producer.send("s", b"0", key=left), producer.send("s", b"0", key=right)]
         await asyncio.gather(*futures)
         one, two = producer._senders["s"].executors

@@ -13,8 +13,9 @@ import pytest
 from keylane import Producer
 from keylane.producer.send_future import SendFuture
 from keylane.protocol.errors import AlreadyOpenError, ClosedError, Fate, OtherLoopError
+from keylane.rpc.environment import Environment
 from support.forked import Child, error_of
-from support.scripted_network import QUICK, ScriptedNetwork
+from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 SINGLE = replace(QUICK, batch_count=1)
 """Each message is a batch, several of which are under way at once."""
@@ -34,7 +35,9 @@ async def test_an_id_comes_of_no_generator_of_the_user():
     network = ScriptedNetwork()
     for value in (b"0", b"1"):
         rng = random.Random(7)
-        async with Producer("meta", network=network, settings=QUICK, rng=rng) as producer:
+        async with Producer(
+            "meta", settings=QUICK, _environment=Environment(network=network, rng=rng)
+        ) as producer:
             await send_some(producer, value)
     assert network.stored == {1: [b"0", b"1"]}
     assert len(ids_at(network)) == 2
@@ -44,7 +47,7 @@ async def test_an_id_comes_of_no_generator_of_the_user():
 async def test_a_second_opening_begins_anew(caplog):
     """Its id, its counts and its queue are its own; what was given up at the end of the first is not in it."""
     network = ScriptedNetwork()
-    producer = Producer("meta", network=network, settings=QUICK)
+    producer = producer_on(network)
     for values in ((b"0", b"1"), (b"2",)):
         async with producer:
             await send_some(producer, *values)
@@ -62,7 +65,7 @@ async def test_a_second_opening_begins_anew(caplog):
 
 async def test_an_open_producer_is_not_opened_again():
     """Not while it is open, and not while it closes; the first opening is none the worse for it."""
-    producer = Producer("meta", network=ScriptedNetwork(), settings=QUICK)
+    producer = producer_on(ScriptedNetwork())
     async with producer:
         with pytest.raises(AlreadyOpenError):
             await producer.__aenter__()
@@ -75,7 +78,7 @@ async def test_an_open_producer_is_not_opened_again():
 
 
 def opened_in(loop: asyncio.AbstractEventLoop, network: ScriptedNetwork) -> Producer:
-    producer = Producer("meta", network=network, settings=QUICK)
+    producer = producer_on(network)
     loop.run_until_complete(producer.__aenter__())
     loop.run_until_complete(send_some(producer, b"0"))
     return producer
@@ -165,7 +168,13 @@ def twins(network: ScriptedNetwork) -> list[Producer]:
     for number in (1, 2):
         draws = iter((first, 100 + number))
         identity = lambda _bits, draws=draws: next(draws)  # noqa: E731
-        found.append(Producer("meta", network=network, settings=SINGLE, _identity=identity))
+        found.append(
+            Producer(
+                "meta",
+                settings=SINGLE,
+                _environment=Environment(network=network, draw_identity=identity),
+            )
+        )
     return found
 
 

@@ -7,12 +7,11 @@ import logging
 
 import pytest
 
-from keylane import Producer
 from keylane.producer import ProducerSettings
 from keylane.protocol.errors import NotSentError
 from keylane.protocol.routing import OrderStrategy, logical_partition
 from support.cluster import eventually
-from support.scripted_network import QUICK, ScriptedNetwork, route_over
+from support.scripted_network import QUICK, ScriptedNetwork, producer_on, route_over
 
 BEST_TRIED, STRICT = OrderStrategy.BEST_TRIED, OrderStrategy.STRICT
 HALVES = {1: (0, 512), 2: (512, 1024)}
@@ -40,7 +39,7 @@ def leaving_after(milliseconds: int, **more) -> ProducerSettings:
 async def test_a_restart_of_a_broker_reorders_nothing():
     """BEST_TRIED: a partition that fails for less than `leave_after_ms` keeps its messages, the newer ones too."""
     network = network_of(BEST_TRIED)
-    async with Producer("meta", network=network, settings=leaving_after(600_000)) as producer:
+    async with producer_on(network, leaving_after(600_000)) as producer:
         await producer.send("s", b"0", key=LEFT)
         network.unreachable.add("broker-1")
         futures = [producer.send("s", b"1", key=LEFT)]
@@ -58,7 +57,7 @@ async def test_a_restart_of_a_broker_reorders_nothing():
 async def test_newer_messages_wait_for_the_decision_about_older_ones():
     """BEST_TRIED: when the time is over all leave together, in order, declared; later ones follow them."""
     network = network_of(BEST_TRIED)
-    async with Producer("meta", network=network, settings=leaving_after(60)) as producer:
+    async with producer_on(network, leaving_after(60)) as producer:
         await producer.send("s", b"0", key=LEFT)
         network.unreachable.add("broker-1")
         futures = [producer.send("s", b"1", key=LEFT)]
@@ -79,7 +78,7 @@ async def test_newer_messages_wait_for_the_decision_about_older_ones():
 async def test_a_receipt_is_reordered_only_for_messages_that_left_when_a_batch_mixes_them():
     """Messages at home that share a batch with those of another partition are not called reordered."""
     network = network_of(BEST_TRIED)
-    async with Producer("meta", network=network, settings=leaving_after(20)) as producer:
+    async with producer_on(network, leaving_after(20)) as producer:
         for key in (LEFT, RIGHT):
             await producer.send("s", b"0", key=key)
         network.unreachable.add("broker-1")
@@ -97,7 +96,7 @@ async def test_a_message_may_be_stored_twice_when_its_first_home_had_it():
     """What was sent without an answer and then left says so; what was never sent there does not."""
     network = network_of(BEST_TRIED)
     settings = leaving_after(60, in_flight_max=1)
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         await producer.send("s", b"0", key=LEFT)
         network.mute.add(1)  # stores what it is sent and answers nothing
         futures = [producer.send("s", b"1", key=LEFT)]
@@ -114,7 +113,7 @@ async def test_best_tried_gives_up_after_its_time_and_says_why():
     """With no broker left a message is given up after `give_up_after_ms` and so many tries, surely not stored."""
     network = network_of(BEST_TRIED)
     settings = leaving_after(5, give_up_after_ms=100, tries_min=3)
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         await producer.send("s", b"0", key=LEFT)
         network.unreachable |= {"broker-1", "broker-2"}
         with pytest.raises(NotSentError):
@@ -126,7 +125,7 @@ async def test_best_tried_gives_up_after_its_time_and_says_why():
 async def test_messages_without_a_key_pass_over_a_partition_that_does_not_answer(strategy, static):
     """Those never sent go elsewhere at once under either strategy, and are never called reordered."""
     network = network_of(strategy, static=static)
-    async with Producer("meta", network=network, settings=leaving_after(600_000)) as producer:
+    async with producer_on(network, leaving_after(600_000)) as producer:
         for key in (LEFT, RIGHT):
             await producer.send("s", b"0", key=key)
         network.unreachable.add("broker-1")
@@ -147,7 +146,7 @@ async def test_a_message_without_a_key_stays_when_it_may_be_stored():
     """STRICT: what was sent without an answer waits for its broker, so that it is stored once."""
     network = network_of(STRICT)
     settings = leaving_after(0)
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         await producer.send("s", b"0", key=LEFT)
         network.mute |= {1, 2}
         future = producer.send("s", b"1")
@@ -162,7 +161,7 @@ async def test_a_message_without_a_key_stays_when_it_may_be_stored():
 async def test_a_static_subject_keeps_keyed_messages_in_their_queue():
     """Also under BEST_TRIED, and however long it takes."""
     network = network_of(BEST_TRIED, static=True)
-    async with Producer("meta", network=network, settings=leaving_after(0)) as producer:
+    async with producer_on(network, leaving_after(0)) as producer:
         for key in (LEFT, RIGHT):
             await producer.send("s", b"0", key=key)
         network.unreachable.add("broker-1")
@@ -177,7 +176,7 @@ async def test_a_static_subject_keeps_keyed_messages_in_their_queue():
 async def test_messages_leave_a_silent_broker_when_the_producer_started_meanwhile():
     """BEST_TRIED: a partition whose broker the metaserver does not know is left like one that does not answer."""
     network = network_of(BEST_TRIED, silent=(1,))
-    async with Producer("meta", network=network, settings=leaving_after(30)) as producer:
+    async with producer_on(network, leaving_after(30)) as producer:
         keyless = await asyncio.wait_for(producer.send("s", b"any"), 30)
         receipt = await asyncio.wait_for(producer.send("s", b"1", key=LEFT), 30)
 
@@ -188,7 +187,7 @@ async def test_messages_leave_a_silent_broker_when_the_producer_started_meanwhil
 async def test_messages_for_a_silent_broker_are_shown_when_the_producer_started_meanwhile():
     """STRICT: they wait, `stats.waiting` names the partition, and they go as soon as the broker is known."""
     network = network_of(STRICT, silent=(1,))
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         future = producer.send("s", b"1", key=LEFT)
         assert "s" in producer.stats.waiting
         await eventually(lambda: "p1" in producer.stats.waiting)
@@ -203,7 +202,7 @@ async def test_receipts_of_healthy_partitions_come_when_another_is_silent_from_t
     """Messages sent before the first route share a batch, and each future waits for its own message only."""
     network = network_of(STRICT)
     network.unreachable.add("broker-1")
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         futures = {key: producer.send("s", b"1", key=key) for key in (LEFT, RIGHT)}
         assert futures[LEFT].batch is futures[RIGHT].batch
         assert (await asyncio.wait_for(futures[RIGHT], 30)).partition_id == 2
@@ -215,7 +214,7 @@ async def test_receipts_of_healthy_partitions_come_when_another_is_silent_from_t
 async def test_a_sealed_partition_is_not_waited_for_when_it_refused_for_good():
     """STRICT: what it refused is not doubtful at the next one, whose silent broker is not asked whether it has it."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         network.lost.add(1)
         future = producer.send("s", b"1", key=b"k")
@@ -239,7 +238,7 @@ async def test_a_wait_is_logged_after_seconds_and_once_when_it_is_over(caplog, m
     monkeypatch.setattr("keylane.producer.waiting.FIRST_MS", 50)
     network = network_of(STRICT)
     with caplog.at_level(logging.WARNING, logger="keylane.producer"):
-        async with Producer("meta", network=network, settings=QUICK) as producer:
+        async with producer_on(network) as producer:
             await producer.send("s", b"0", key=LEFT)
             network.unreachable.add("broker-1")
             futures = [producer.send("s", b"%d" % number, key=LEFT) for number in range(3)]

@@ -14,7 +14,7 @@ from keylane.producer.send_future import SendFuture
 from keylane.protocol.errors import AcceptedAsLostError, Fate, PartitionUnknownError
 from keylane.protocol.routing import OrderStrategy
 from support.cluster import eventually
-from support.scripted_network import QUICK, ScriptedNetwork, route_over
+from support.scripted_network import ScriptedNetwork, producer_on, route_over
 
 
 @asynccontextmanager
@@ -24,7 +24,7 @@ async def doubtful_at(
     """A producer of which one message is stored in partition 1, and nobody told it so."""
     network.route = route_over({1: (0, 1024)}, version=1, strategy=strategy)
     network.past = list(network.route.partitions)
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         network.mute.add(1)
         future = producer.send("s", b"1", key=b"k")
