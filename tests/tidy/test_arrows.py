@@ -75,6 +75,7 @@ PROTOCOL_MAY_IMPORT = {
     *("functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "struct"),
     *("types", "typing", "unicodedata"),
     "random",  # for the type of the generator that is passed in
+    "urllib.parse",  # percent-encoding, no socket
     "zlib",  # a checksum and a codec, no file
     "ipaddress",  # reads addresses, and asks nobody about them
     *("msgspec", "xxhash", "crc32c"),
