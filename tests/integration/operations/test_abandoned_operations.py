@@ -139,14 +139,17 @@ async def test_the_broker_that_is_to_seal_is_silent(tmp_path: Path):
 
 @pytest.mark.parametrize("strategy", OrderStrategy)
 async def test_a_source_that_may_be_left_is_not_waited_for(tmp_path: Path, strategy: OrderStrategy):
-    """Without its source a best_tried subject goes on, so it says nothing; a strict one is held, and says so."""
+    """Without its source a best_tried subject gets its new route; a strict one is held, and says so."""
     async with abandoned(tmp_path, strategy, without_source=True) as move:
         state = await move.hosted()
         strict = strategy is OrderStrategy.STRICT
-        assert state is (OperationState.PLAN if strict else OperationState.SEAL)
-        assert ("g1" in (await move.view()).problem) is strict
+        assert state is (OperationState.PLAN if strict else OperationState.FENCE)
+        assert ("nothing is sealed" in (await move.view()).problem) is strict
+        route = await move.database.read(read_route, "s")
+        places = {one.broker_group for one in route.open_partitions()}
+        assert ("g1" in places) is strict
         move.clock.now_ms += LEASE_MS
-        assert bool(await move.database.read(idle_operations)) is not strict
+        assert await move.database.read(idle_operations) == []
 
 
 async def test_what_a_driver_noted_stays(tmp_path: Path):
