@@ -241,9 +241,10 @@ def _decode(
 ) -> tuple[int, Header, memoryview]:
     packed, payload = _split(data)
     try:
-        tag, number, *fields = _header_items(packed)
-        return _correlation_id(number), decode(_encode_header((tag, *fields))), payload
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        items = _header_items(packed)
+        number = _correlation_id(items.pop(1))
+        return number, decode(_encode_header(items)), payload
+    except (msgspec.MsgspecError, UnicodeDecodeError, IndexError, RecursionError) as error:
         raise FrameError(f"unreadable {kind}: {error}") from error
 
 
