@@ -61,8 +61,8 @@ from ..cluster.brokers import (
 from ..cluster.heard import groups_missed
 from ..cluster.lost_database import database_lost, is_empty
 from ..cluster.queues import read_queues
+from ..cluster.rows import SubjectRow
 from ..cluster.subjects import (
-    SubjectRow,
     open_subject,
     plan_subject,
     planned_partitions,

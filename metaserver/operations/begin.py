@@ -31,12 +31,12 @@ from ..cluster.brokers import (
     writable_groups,
 )
 from ..cluster.lost_database import check_not_lost
-from ..cluster.subjects import SubjectRow
+from ..cluster.rows import SubjectRow
 from ..sql.dialect import now_ms
 from ..sql.schema import operations, partition_parents, partitions, steps, subjects
 from .evacuations import let_go_on, plan_evacuations
 from .plan import Plan, plan_merge, plan_move, plan_resize, plan_split
-from .plan_inputs import PlannedOperation, free_subject, open_partitions, planned_operation
+from .plan_inputs import PlannedOperation, free_subject, open_partitions
 
 
 def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
@@ -62,7 +62,7 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         subject = free_subject(connection, ask.subject)
     else:
         subject = free_subject(connection, _subject_of(connection, ask.partition_ids))
-    return [planned_operation(connection, subject, _plan(connection, ask, subject, hosts))]
+    return [PlannedOperation(subject=subject, plan=_plan(connection, ask, subject, hosts))]
 
 
 def _plan(
@@ -209,6 +209,6 @@ def _journal(
     connection.execute(
         sa.update(subjects)
         .where(subjects.c.subject_id == subject_id)
-        .values(partitions_named=planned.named + len(planned.plan.children))
+        .values(partitions_named=planned.subject.partitions_named + len(planned.plan.children))
     )
     return operation_id

@@ -30,13 +30,13 @@ from ...protocol.queues import start_behind_loss
 from ...protocol.routing import OrderStrategy, PartitionState
 from ..cluster.brokers import broker_alive, writable_groups
 from ..cluster.losses import read_losses
-from ..cluster.subjects import SubjectRow, find_subject
+from ..cluster.rows import SubjectRow
+from ..cluster.subjects import find_subject
 from ..sql.schema import drained, groups, operations, partitions, steps, subjects
 from .plan import NOTHING, plan_evacuation
 from .plan_inputs import (
     PlannedOperation,
     open_partitions,
-    planned_operation,
     running_operation,
 )
 from .states import may_reorder
@@ -107,7 +107,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
         elif holding:
             problem = "it is strict or static; what continues what is sealed there is held until the broker group is back"
             busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
-        planned = replace(planned_operation(connection, subject, plan), busy=busy)
+        planned = PlannedOperation(subject=subject, plan=plan, busy=busy)
         if ask.accept_loss:
             planned = replace(planned, losses=read_losses(connection, plan.sealed))
             _check_starts(subject, [child.name for child in planned.children()])
@@ -204,5 +204,5 @@ def _not_free(
             problem = "its operation goes on, and leaves some there; then evacuate again"
     busy = BusySubject(subject=subject.name, operation_id=running, problem=problem)
     return PlannedOperation(
-        subject=subject, named=0, plan=NOTHING, freed=freed, busy=busy if problem else None
+        subject=subject, plan=NOTHING, freed=freed, busy=busy if problem else None
     )

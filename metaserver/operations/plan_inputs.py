@@ -17,8 +17,9 @@ from ...protocol.operations import (
     Reshape,
 )
 from ...protocol.routing import Partition, PartitionState
-from ..cluster.subjects import SubjectRow, check_open, find_subject
-from ..sql.schema import operations, partitions, subjects
+from ..cluster.rows import SubjectRow
+from ..cluster.subjects import check_open, find_subject
+from ..sql.schema import operations, partitions
 from .plan import OpenPartition, Plan
 
 
@@ -27,8 +28,6 @@ class PlannedOperation:
     """What an operation would do to one subject."""
 
     subject: SubjectRow
-    named: int
-    """How many names of partitions the subject has given so far."""
     plan: Plan
     freed: int = 0
     """An operation that runs already, waits for the broker group to be left, and now goes on without it."""
@@ -40,7 +39,7 @@ class PlannedOperation:
     def children(self) -> tuple[Partition, ...]:
         """The children with their names and queues to be; ids come with the rows."""
         found = []
-        for number, child in enumerate(self.plan.children, self.named):
+        for number, child in enumerate(self.plan.children, self.subject.partitions_named):
             queue = QueueNumber(number) if child.queue is None else child.queue
             found.append(
                 Partition(
@@ -68,16 +67,6 @@ class PlannedOperation:
             without_source=ask.without_source or ask.accept_loss,
             losses=self.losses,
         )
-
-
-def planned_operation(connection: Connection, subject: SubjectRow, plan: Plan) -> PlannedOperation:
-    """A plan together with the names that its children get."""
-    named = sa.select(subjects.c.partitions_named).where(
-        subjects.c.subject_id == subject.subject_id
-    )
-    return PlannedOperation(
-        subject=subject, named=connection.execute(named).scalar_one(), plan=plan
-    )
 
 
 def free_subject(connection: Connection, name: str) -> SubjectRow:

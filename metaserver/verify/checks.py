@@ -17,8 +17,9 @@ from ...protocol.queues import is_behind_loss
 from ...protocol.routing import Partition, PartitionState
 from ...protocol.text import counted
 from ...protocol.verification import CheckView, Verification
+from ..cluster.rows import SubjectRow
 from ..operations.states import RULES
-from .views import GroupRow, PartitionView, SqlView, SubjectView, Views
+from .views import GroupRow, PartitionView, SqlView, Views
 
 OPEN, SEALED, PLANNED = PartitionState.OPEN, PartitionState.SEALED, PartitionState.PLANNED
 VIOLATIONS_MAX = 100
@@ -97,9 +98,7 @@ def _route_covers(index: Index) -> Iterator[str]:
             yield f"subject {subject.name!r}: its ranges end at {at}, not {LOGICAL_PARTITIONS}"
 
 
-def _of_subject(
-    view: SqlView, subject: SubjectView, states: set[PartitionState]
-) -> list[Partition]:
+def _of_subject(view: SqlView, subject: SubjectRow, states: set[PartitionState]) -> list[Partition]:
     found = [
         one.partition
         for one in view.partitions.values()
@@ -155,7 +154,7 @@ def _hosted_as_known(index: Index) -> Iterator[str]:
 
 
 def _differences(
-    subject: SubjectView, partition: Partition, status: PartitionStatus
+    subject: SubjectRow, partition: Partition, status: PartitionStatus
 ) -> Iterator[tuple[str, object, object]]:
     """The facts that differ: name, in SQL, at the broker."""
     if status.facts is None:
@@ -168,7 +167,7 @@ def _differences(
             yield name, value, hosted[name]
 
 
-def _facts(subject: SubjectView, one: Partition) -> dict[str, object]:
+def _facts(subject: SubjectRow, one: Partition) -> dict[str, object]:
     return {
         "subject": subject.name,
         "name": one.name,
@@ -183,7 +182,7 @@ def _facts(subject: SubjectView, one: Partition) -> dict[str, object]:
     }
 
 
-def _hosted_facts(facts: HostPartition, subject: SubjectView) -> dict[str, object]:
+def _hosted_facts(facts: HostPartition, subject: SubjectRow) -> dict[str, object]:
     one = facts.partition
     return {
         "subject": facts.subject,
@@ -357,7 +356,7 @@ def _operations_move(index: Index) -> Iterator[str]:
             yield f"partition {part.partition.partition_id} is planned, and no operation opens it"
     for subject in view.subjects.values():
         before = index.before.subjects.get(subject.subject_id)
-        unopened = not subject.failed and subject.route_version == 0
+        unopened = not subject.problem and subject.route_version == 0
         if unopened and before is not None and before.route_version == 0:
             yield f"subject {subject.name!r}: its creation is not finished"
 
@@ -434,7 +433,7 @@ def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
 
 
 def missing_at_broker(
-    subject: SubjectView, one: PartitionView, status: PartitionStatus, groups: list[GroupRow]
+    subject: SubjectRow, one: PartitionView, status: PartitionStatus, groups: list[GroupRow]
 ) -> Iterator[str]:
     """
     Sentences that say which groups the broker of a partition does not list, and may lose messages of.

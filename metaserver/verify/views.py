@@ -5,25 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...protocol.control import PartitionStatusList, Retention
+from ...protocol.control import PartitionStatusList
 from ...protocol.operations import OperationState, StepAction
-from ...protocol.routing import OrderStrategy, Partition
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubjectView:
-    """A subject's row."""
-
-    subject_id: int
-    name: str
-    order_strategy: OrderStrategy
-    partitions_wanted: int
-    partitions_named: int
-    route_version: int
-    retention: Retention = Retention.ACKED
-    static: bool = False
-    failed: bool = False
-    """Its creation has failed, and its name is free."""
+from ...protocol.routing import Partition
+from ..cluster.rows import SubjectRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +64,7 @@ class BrokerRow:
 class SqlView:
     """The database at one moment; partitions by id."""
 
-    subjects: Mapping[int, SubjectView] = field(default_factory=dict)
+    subjects: Mapping[int, SubjectRow] = field(default_factory=dict)
     partitions: Mapping[int, PartitionView] = field(default_factory=dict)
     groups: Sequence[GroupRow] = ()
     operations: Sequence[OperationRow] = ()

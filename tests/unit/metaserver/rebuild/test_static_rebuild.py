@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from keylane.metaserver.cluster.rows import SubjectRow
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.verify.checks import verify
-from keylane.metaserver.verify.views import PartitionView, SqlView, SubjectView, Views
+from keylane.metaserver.verify.views import PartitionView, SqlView, Views
 from keylane.protocol.control import PartitionStatus
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX
@@ -71,7 +72,7 @@ def test_brokers_that_do_not_agree_are_refused():
 
 
 def broken(*parts: PartitionView) -> list[str]:
-    subject = SubjectView(
+    subject = SubjectRow(
         subject_id=1,
         name="s",
         order_strategy=OrderStrategy.STRICT,

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from keylane.metaserver.cluster.rows import SubjectRow
 from keylane.metaserver.verify.checks import CHECKS, IDLE_MS_MAX, VIOLATIONS_MAX, verify
 from keylane.metaserver.verify.views import (
     BrokerAnswer,
@@ -15,7 +16,6 @@ from keylane.metaserver.verify.views import (
     OperationRow,
     PartitionView,
     SqlView,
-    SubjectView,
     Views,
 )
 from keylane.protocol.control import (
@@ -61,7 +61,7 @@ class World:
     """A healthy cluster, to be spoilt in one place."""
 
     def __init__(self) -> None:
-        self.subject = SubjectView(
+        self.subject = SubjectRow(
             subject_id=1,
             name="s",
             order_strategy=BEST,
