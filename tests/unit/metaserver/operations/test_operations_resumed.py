@@ -115,7 +115,9 @@ def facts(rows: Rows) -> Any:
 
 
 @pytest.mark.parametrize("cut", range(5))
-def test_cut_after_any_transaction_another_driver_ends_it_alike(rows: Rows, cut: int):
+def test_second_driver_reaches_the_same_rows_when_the_first_dies_after_any_transaction(
+    rows: Rows, cut: int
+):
     """Whatever transaction was the first driver's last, the second comes to the same rows."""
     whole = Rows()
     whole.report("g1", "g2")
@@ -136,7 +138,7 @@ def test_cut_after_any_transaction_another_driver_ends_it_alike(rows: Rows, cut:
     assert rows.run(idle_operations) == []
 
 
-def test_every_function_may_be_called_again(rows: Rows):
+def test_round_changes_nothing_when_a_late_driver_repeats_it(rows: Rows):
     """A late driver that repeats steps and states changes nothing."""
     (operation_id,) = rows.begin(resize(3))
     rows.drive(operation_id, driver="first")
@@ -149,7 +151,7 @@ def test_every_function_may_be_called_again(rows: Rows):
     assert facts(rows) == before
 
 
-def test_the_route_changes_in_one_step(rows: Rows):
+def test_route_changes_in_one_transaction(rows: Rows):
     """Until the last state readers see the old route, then the whole new one, its version one higher."""
     before = rows.run(read_route, "s")
     (operation_id,) = rows.begin(resize(4))
@@ -169,7 +171,7 @@ def test_the_route_changes_in_one_step(rows: Rows):
     assert len(route.open_partitions()) == 4
 
 
-def test_a_second_operation_is_refused_until_the_first_has_its_route(rows: Rows):
+def test_second_operation_is_refused_until_the_first_has_its_route(rows: Rows):
     """Two operators at once: one wins, the other is told which operation runs; other subjects are free."""
     rows.create("other", 1)
     (operation_id,) = rows.begin(resize(4))
@@ -237,7 +239,7 @@ BAD = [
         ),
     ],
 )
-def test_a_refusal_names_what_there_is(rows: Rows, ask: Reshape, text: str):
+def test_refusal_names_open_partitions_and_known_groups(rows: Rows, ask: Reshape, text: str):
     """Partitions that are open, and broker groups, so that the next try is right; the hint has the command."""
     with pytest.raises(RefusedError) as caught:
         rows.begin(ask)
@@ -245,7 +247,7 @@ def test_a_refusal_names_what_there_is(rows: Rows, ask: Reshape, text: str):
     assert "keylane" in caught.value.hint
 
 
-def test_a_refusal_counts_partitions_that_it_does_not_name(rows: Rows):
+def test_refusal_counts_partitions_that_it_does_not_name(rows: Rows):
     """A cluster may have a million."""
     rows.create("many", 100)
     with pytest.raises(PartitionUnknownError, match=", 10, … and 92 more"):
@@ -268,7 +270,7 @@ def test_bad_requests_change_nothing(rows: Rows, ask: Reshape, error: type[Excep
     assert rows.run(subject_operations, "s") == []
 
 
-def test_a_dry_run_is_the_plan_and_nothing_else(rows: Rows):
+def test_dry_run_shows_the_plan_and_writes_nothing(rows: Rows):
     """The plan names what is begun afterwards, and writes nothing."""
     before = facts(rows)
     (planned,) = rows.run(plan_operations, resize(4))
@@ -280,13 +282,13 @@ def test_a_dry_run_is_the_plan_and_nothing_else(rows: Rows):
     assert [one.name for one in begun.children] == [one.name for one in view.children]
 
 
-def test_nothing_to_do_is_no_operation(rows: Rows):
+def test_resize_journals_nothing_when_the_count_is_the_same(rows: Rows):
     """A resize to what is there already journals nothing."""
     assert rows.begin(resize(2)) == [0]
     assert rows.run(subject_operations, "s") == []
 
 
-def test_nothing_is_sealed_while_a_parent_cannot_be(rows: Rows):
+def test_operation_waits_in_plan_while_a_parent_is_silent(rows: Rows):
     """With one of two parents silent the operation waits in PLAN, and goes on when the broker is back."""
     (operation_id,) = rows.begin(resize(1))
     rows.now_ms += TTL_MS
@@ -298,7 +300,7 @@ def test_nothing_is_sealed_while_a_parent_cannot_be(rows: Rows):
     assert rows.drive(operation_id, driver="second") is OperationState.DONE
 
 
-def test_nothing_is_sealed_before_every_parent_is_said_to_be_sealable(rows: Rows):
+def test_operation_waits_in_plan_until_every_parent_is_sealable(rows: Rows):
     """Who was not asked, because it was silent until now, holds the operation in PLAN as one that refuses."""
     (operation_id,) = rows.begin(resize(1))
     operation = rows.run(claim_operation, operation_id, driver="first", lease_ms=LEASE_MS)
@@ -311,7 +313,7 @@ def test_nothing_is_sealed_before_every_parent_is_said_to_be_sealable(rows: Rows
     assert rows.run(finish_round, operation_id, {}, sealable=parents) is OperationState.SEAL
 
 
-def test_what_was_driven_in_vain_comes_last(rows: Rows):
+def test_released_operation_is_resumed_after_its_pause_and_last(rows: Rows):
     """Let go with a pause, an operation rests for that long, and then stands behind those that waited meanwhile."""
     rows.create("other", 1)
     other = Reshape(kind=OperationKind.RESIZE, subject="other", partitions=2)
@@ -332,7 +334,7 @@ def evacuate(rows: Rows) -> Reshape:
     return Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
 
 
-def test_without_its_source_a_strict_subject_is_held(rows: Rows):
+def test_strict_subject_waits_for_its_silent_source(rows: Rows):
     """The children of a dead broker's partitions stay closed until it is back and has sealed."""
     (operation_id,) = rows.begin(evacuate(rows))
     before = rows.run(read_route, "s")
@@ -344,7 +346,7 @@ def test_without_its_source_a_strict_subject_is_held(rows: Rows):
     assert view.reordered == ()
 
 
-def test_without_its_source_a_best_tried_subject_goes_on_and_says_so(rows: Rows):
+def test_best_tried_subject_continues_without_its_source_and_declares_it(rows: Rows):
     """The children open at once, declared; a second operation is free; the source is sealed when it is back."""
     rows.create("tried", 2, OrderStrategy.BEST_TRIED)
     begun = rows.begin(evacuate(rows))
