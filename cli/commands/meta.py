@@ -72,8 +72,8 @@ def meta_rebuild(
 ) -> None:
     """Fill an empty database with what the brokers keep: routes, groups, tokens.  Then start the metaserver."""
     given = _settings(data, database_url)
-    word = {"complete": complete, "gone": gone or [], "lose_unread": lose_unread}
-    run(output, rebuild(given, output, brokers=broker, word=word))
+    options = {"complete": complete, "gone": gone or [], "lose_unread": lose_unread}
+    run(output, rebuild(given, output, brokers=broker, options=options))
 
 
 @meta_app.command("migrate")
@@ -100,17 +100,19 @@ def _checked(given: dict[str, Any]) -> MetaserverSettings:
 
 
 async def rebuild(
-    given: dict[str, Any], form: OutputFormat, *, brokers: list[str], word: dict[str, Any]
+    given: dict[str, Any], form: OutputFormat, *, brokers: list[str], options: dict[str, Any]
 ) -> None:
     """Rebuild a database and show what is in it now, and what is not.  Raises KeylaneError."""
-    from ...metaserver.rebuild.rows import Word
+    from ...metaserver.rebuild.rows import RebuildOptions
     from ...metaserver.rebuild.service import rebuild_database
     from ...rpc.http_network import HttpNetwork
 
     addresses = [one for text in brokers for one in parse_addresses(text)]
     network = HttpNetwork()
     try:
-        cluster = await rebuild_database(_checked(given), network, addresses, word=Word(**word))
+        cluster = await rebuild_database(
+            _checked(given), network, addresses, options=RebuildOptions(**options)
+        )
     finally:
         await network.close()
     found: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""The whole database at one moment, for those who compare it with the brokers.  SQL, synchronous, reads only."""
+"""The whole database at one moment, to be compared with the brokers.  SQL, synchronous, reads only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .views import (
 
 
 def read_sql_view(connection: Connection) -> SqlView:
-    """Everything, as it is at one moment.  The first thing its transaction does."""
+    """The database at one moment; has to be the first work of its transaction."""
     at_one_moment(connection)
     return SqlView(
         subjects={one.subject_id: one for one in all_subjects(connection)},

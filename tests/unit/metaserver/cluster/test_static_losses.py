@@ -9,7 +9,7 @@ from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import read_route
 from keylane.metaserver.operations.views import subject_history
 from keylane.metaserver.rebuild.plan import plan_rebuild
-from keylane.metaserver.rebuild.rows import Word
+from keylane.metaserver.rebuild.rows import RebuildOptions
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.resets.cursors import Found, new_cursors
 from keylane.metaserver.sql.schema import subjects
@@ -171,7 +171,7 @@ def test_a_rebuild_finds_the_start_behind_a_loss_again() -> None:
         ]
 
     sources = [source(*kept(group), group=group) for group in ("g2", "g3")]
-    cluster = plan_rebuild(sources, Word(gone=("g1",)))
+    cluster = plan_rebuild(sources, RebuildOptions(gone=("g1",)))
     again = Rows()
     again.run(store_rebuilt, cluster, route_version=9)
     after = {one.partition_id: one.logic_start for one in again.run(read_route, "s").partitions}

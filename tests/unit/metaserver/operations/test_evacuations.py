@@ -10,7 +10,7 @@ from keylane.metaserver.operations.journal import (
     claim_operation,
     finish_round,
     idle_operations,
-    let_go,
+    release_operation,
 )
 from keylane.metaserver.operations.views import operation_views
 from keylane.protocol.control import CreateSubject, Join
@@ -51,7 +51,7 @@ def test_seal_waiting_for_a_lost_group_is_skipped_after_evacuate(rows: Rows):
     hosted(rows, operation_id)
     rows.silence("g1")
     assert rows.drive(operation_id) is OperationState.SEAL
-    rows.run(let_go, operation_id, driver="d")
+    rows.run(release_operation, operation_id, driver="d")
     assert rows.run(idle_operations) == []
 
     planned = rows.run(plan_evacuations, WITHOUT_G1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.metaserver.operations.journal import claim_operation, let_go
+from keylane.metaserver.operations.journal import claim_operation, release_operation
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.sql.clock_restart import adopt_boot
@@ -26,7 +26,7 @@ def test_idle_time_starts_when_the_driver_leaves(rows: Rows, how: str) -> None:
     rows.create("s", 2)
     ((operation_id, _),) = rows.begin(ask)
     if how == "let go":
-        rows.run(let_go, operation_id, driver="d")
+        rows.run(release_operation, operation_id, driver="d")
     else:
         rows.run(adopt_boot, "another", broker_ttl_ms=1_000)
     assert idle_ms(rows) == 0

@@ -14,7 +14,7 @@ from keylane.metaserver.operations.journal import (
     claim_operation,
     finish_round,
     idle_operations,
-    let_go,
+    release_operation,
 )
 from keylane.metaserver.operations.views import operation_views, subject_history, subject_operations
 from keylane.metaserver.sql.dialect import prepare_sqlite
@@ -90,7 +90,7 @@ class Rows:
             state = self.run(finish_round, operation_id, answers)
             yield state
             if state is operation.state and not answers:
-                self.run(let_go, operation_id, driver=driver)
+                self.run(release_operation, operation_id, driver=driver)
                 return
 
 
@@ -318,9 +318,9 @@ def test_released_operation_is_resumed_after_its_pause_and_last(rows: Rows):
     rows.create("other", 1)
     other = Reshape(kind=OperationKind.RESIZE, subject="other", partitions=2)
     (first,), (second,) = rows.begin(resize(4)), rows.begin(other)
-    rows.run(let_go, first, driver="another", pause_ms=0)
+    rows.run(release_operation, first, driver="another", pause_ms=0)
     assert rows.run(idle_operations) == []
-    rows.run(let_go, first, driver="first", pause_ms=LEASE_MS + 100)
+    rows.run(release_operation, first, driver="first", pause_ms=LEASE_MS + 100)
     rows.now_ms += LEASE_MS
     assert rows.run(idle_operations) == [second]
     rows.now_ms += 100

@@ -10,7 +10,7 @@ from keylane.metaserver.cluster.subjects import planned_subjects, read_route
 from keylane.metaserver.groups.views import read_group
 from keylane.metaserver.operations.journal import read_operation
 from keylane.metaserver.rebuild.plan import TOKENS_BETWEEN, plan_rebuild
-from keylane.metaserver.rebuild.rows import Word
+from keylane.metaserver.rebuild.rows import RebuildOptions
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.sql.schema import groups
 from keylane.metaserver.verify.checks import verify
@@ -168,9 +168,9 @@ def test_interrupted_creation_continues() -> None:
     """A subject of which only a part was hosted, and which nobody used, is planned again,
     if these are all brokers."""
     with pytest.raises(InvalidRequestError):
-        plan_rebuild([source(status(1, 0, 512))], Word(complete=True))
+        plan_rebuild([source(status(1, 0, 512))], RebuildOptions(complete=True))
     origin = source(status(1, 0, 512, messages=0))
-    (subject,) = plan_rebuild([origin], Word(complete=True)).subjects
+    (subject,) = plan_rebuild([origin], RebuildOptions(complete=True)).subjects
     assert not subject.opened
     assert [
         (one.partition.partition_id, one.partition.state, one.partition.range_start)
@@ -266,7 +266,9 @@ def test_operation_is_stored_as_its_driver_needs_it(engine: sa.Engine) -> None:
 def test_planned_creation_is_found_again(engine: sa.Engine) -> None:
     """The creation that was cut short is one that a metaserver goes on with."""
     with engine.begin() as connection:
-        cluster = plan_rebuild([source(status(1, 0, 512, messages=0))], Word(complete=True))
+        cluster = plan_rebuild(
+            [source(status(1, 0, 512, messages=0))], RebuildOptions(complete=True)
+        )
         store_rebuilt(connection, cluster, route_version=VERSION)
         assert [one.name for one in planned_subjects(connection)] == ["s"]
 
