@@ -64,7 +64,7 @@ async def test_nothing_newer_passes_what_an_unknown_partition_refused():
         await eventually(lambda: network.route_asks >= asks + 2)
         network.unknown.add(1)
         older = producer.send("s", b"1", key=b"k")
-        await eventually(lambda: executor.refused)
+        await eventually(lambda: executor.state.refuses)
         held = producer.send("s", b"2", key=b"k")
         network.unknown.clear()
         await eventually(lambda: sender.table[0] is executor)
@@ -91,9 +91,9 @@ async def test_one_refusal_opens_no_way_past_another():
         producer._senders["s"]._refresh.set()
         network.unknown |= {1, 2}
         futures = [producer.send("s", b"1", key=left)]
-        await eventually(lambda: one.refused)
+        await eventually(lambda: one.state.refuses)
         futures.append(producer.send("s", b"1", key=right))
-        await eventually(lambda: two.refused)
+        await eventually(lambda: two.state.refuses)
         futures += [producer.send("s", b"2", key=key) for key in (left, right)]
         network.unknown.clear()
         for future in futures:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from keylane.producer import ProducerSettings
+from keylane.producer.executor_state import ExecutorEvent
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import Fate, GivenUpError, NoPartitionError, PartitionUnknownError
 from support.cluster import eventually
@@ -26,8 +27,8 @@ async def test_older_messages_go_first_after_a_route_change():
         sender = producer._senders["s"]
         await eventually(lambda: sender.table[0] is None)
         (executor,) = sender.executors
-        executor._set_available(False)
-        executor._set_available(True)
+        executor._tried(ExecutorEvent.FAILED)
+        executor._tried(ExecutorEvent.ANSWERED)
         producer.send("s", b"2", key=b"k")
         network.route = network.route_to(2, version=2)
         producer.send("s", b"3", key=b"k")
@@ -118,11 +119,11 @@ async def test_what_was_never_sent_does_not_wait_for_a_broker_that_is_gone():
         (executor,) = producer._senders["s"].executors
         network.unreachable.add("broker-1")
         older = producer.send("s", b"1", key=b"k")
-        await eventually(lambda: not executor.available)
+        await eventually(lambda: not executor.state.available)
         network.route = network.route_to(2, version=2, group="another")
         newer = producer.send("s", b"2", key=b"k")
         receipts = [await asyncio.wait_for(one, 30) for one in (older, newer)]
-        await eventually(lambda: executor.closed)
+        await eventually(executor._task.done)
 
     assert [one.partition_id for one in receipts] == [2, 2]
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
@@ -256,9 +257,9 @@ async def test_the_metaserver_is_not_asked_at_each_refusal():
         await producer.send("s", b"0", key=b"k")
         (executor,) = producer._senders["s"].executors
         for _ in range(100):
-            executor._set_available(False)
+            executor._tried(ExecutorEvent.FAILED)
             await asyncio.sleep(0.001)
-            executor._set_available(True)
+            executor._tried(ExecutorEvent.ANSWERED)
             await asyncio.sleep(0.001)
 
     assert network.route_asks < 10
