@@ -57,7 +57,7 @@ def decide(
 
 @pytest.mark.parametrize("error", PASSING)
 @pytest.mark.parametrize("tries", [1, 3, 10, 1_000_000])
-def test_strict_stays_for_ever(error, tries):
+def test_strict_stays_at_its_partition_when_errors_may_pass(error, tries):
     """STRICT sends what may pass later to the same partition again, however often and however long."""
     assert decide(error, STRICT, tries=tries, failing_ms=tries * 1_000) is Step.AGAIN
 
@@ -87,7 +87,7 @@ def test_a_sealed_partition_asks_for_a_new_route(error, strategy):
 
 
 @pytest.mark.parametrize("error", PASSING)
-def test_what_cannot_be_stored_leaves_a_sealed_partition_whatever_its_broker_says(error):
+def test_a_batch_that_is_not_stored_leaves_when_the_route_has_left_its_partition(error):
     """Only what may be stored waits for the broker of a partition that the route has left."""
     for strategy in (STRICT, BEST_TRIED):
         assert decide(error, strategy, left=True) is Step.NEW_ROUTE
@@ -100,7 +100,7 @@ def test_what_cannot_be_stored_leaves_a_sealed_partition_whatever_its_broker_say
 
 
 @pytest.mark.parametrize("error", [PartitionUnknownError, WrongBrokerError])
-def test_a_wrong_broker_does_not_number_anew_what_may_be_stored(error):
+def test_a_doubtful_batch_stays_when_a_wrong_broker_refuses_it(error):
     """Only the right broker knows a batch sent again; where the partition is gone for good, nobody does."""
     assert decide(error, STRICT, tries=1_000, doubtful=True) is Step.AGAIN
     assert decide(error, STRICT, doubtful=True, hopeless=True) is Step.GIVE_UP
@@ -120,7 +120,7 @@ def test_batch_is_given_up_when_no_retry_mends_it(strategy):
 
 
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
-def test_a_shared_id_is_given_up_and_not_the_batch(strategy):
+def test_a_batch_is_sent_again_when_its_producer_id_is_shared(strategy):
     """A batch that is surely not stored is sent again, under another id; nobody would know again one that may be."""
     for error in (SequenceReusedError, ProducerFencedError):
         assert decide(error, strategy) is Step.AGAIN
