@@ -8,10 +8,9 @@ import itertools
 import json
 import random
 import signal
-import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
@@ -36,6 +35,7 @@ from proof.recording import (
     starts_placed,
 )
 from support.cluster import done_operation, read_partition
+from support.ports import free_port
 
 SUBJECT, GROUP = "orders", "audit"
 META_SETTINGS = """
@@ -81,7 +81,7 @@ class Stage:
         self.stamps_ns: list[int] = []
         """When the messages were sent, by the calendars of their producers."""
         self.networks = contextlib.AsyncExitStack()
-        self._addresses = {name: f"127.0.0.1:{port}" for name, port in _free_ports("m", "b0", "b1")}
+        self._addresses = {name: f"127.0.0.1:{free_port()}" for name in ("m", "b0", "b1")}
 
     @property
     def calendar_hours(self) -> float:
@@ -338,11 +338,3 @@ class Stage:
 def _lag(status: PartitionStatus) -> int:
     (cursor,) = [one.cursor for one in status.groups if one.group == GROUP] or [0]
     return status.next_offset - cursor
-
-
-def _free_ports(*names: str) -> Iterator[tuple[str, int]]:
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            probe = stack.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            yield name, probe.getsockname()[1]

@@ -29,6 +29,7 @@ from keylane.protocol.operations import (
 from keylane.protocol.routing import PartitionState
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.ports import free_port
 
 
 class Program:
@@ -40,11 +41,12 @@ class Program:
         self.address = ""
         self.environment: dict[str, str] = {}
         """Added to ours at the next start."""
-        self.process = self._start("0")
+        self._port = free_port()
+        self.process = self._start()
 
-    def _start(self, port: str) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", self._module, *self._arguments, "--port", port],
+            [sys.executable, "-m", self._module, *self._arguments, "--port", str(self._port)],
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | self.environment,
@@ -65,7 +67,7 @@ class Program:
 
     def restart(self) -> None:
         """Start again on the same port and folder."""
-        self.process = self._start(self.address.rsplit(":", 1)[1])
+        self.process = self._start()
         self.ready()
 
     def stop(self) -> None:
