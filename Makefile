@@ -68,12 +68,12 @@ sim: $(STAMP) ## simulate the whole system (SEEDS=300 FIRST=0 SEED=k MUTANTS=1)
 	@PYTHONPATH=tests $(BIN)/python -m sim.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST)) \
 	    $(if $(MUTANTS),--mutants $(MUTANTS))
 
-# All seeds, all mutants, and the long run of real processes; 0 leaves a part out.
+# All seeds, all mutants, all kill points, and the long run of real processes; 0 leaves a part out.
 # RANDOM=2000 draws seeds that nobody has looked at, instead of SEEDS from FIRST on.
-proof: $(STAMP) ## the long proof, into docs/PROOF.md (SEEDS=20000 FIRST=0 RANDOM=n LIMIT=2000 CYCLES=20)
+proof: $(STAMP) ## the long proof, into docs/PROOF.md (SEEDS=20000 FIRST=0 RANDOM=n LIMIT=2000 KILLS=1 CYCLES=20)
 	@PYTHONPATH=tests $(BIN)/python -m proof.run --first $(FIRST) $(if $(filter file,$(origin SEEDS)),,--seeds $(SEEDS)) \
 	    $(if $(RANDOM),--random $(RANDOM)) $(if $(DRAWING),--drawing $(DRAWING)) \
-	    $(if $(LIMIT),--limit $(LIMIT)) $(if $(CYCLES),--cycles $(CYCLES)) $(ARGS)
+	    $(if $(LIMIT),--limit $(LIMIT)) $(if $(KILLS),--kills $(KILLS)) $(if $(CYCLES),--cycles $(CYCLES)) $(ARGS)
 
 kills: $(STAMP) ## kill the broker at every point, with both indexes (`make test` has a sample; `make proof` runs this)
 	@$(PARALLEL) --whole tests/crash $(ARGS)
