@@ -45,9 +45,9 @@ WORKS = [
 
 
 @pytest.fixture(scope="module")
-def filled(forks, room) -> dict[str, Run]:
+def filled(forks, disk) -> dict[str, Run]:
     """A folder with some segments, for each index."""
-    runs = {kind: Run(forks, room / kind, kind=kind) for kind in OTHER}
+    runs = {kind: Run(forks, disk / kind, kind=kind) for kind in OTHER}
     for run in runs.values():
         assert asyncio.run(run.live(whole=True)) == 0
     return runs
@@ -64,14 +64,14 @@ def check(run: Run) -> None:
 
 
 @pytest.mark.parametrize("work", WORKS)
-def test_broker_starts_after_work_on_an_index_was_killed(work, forks, filled, room):
+def test_broker_starts_after_work_on_an_index_was_killed(work, forks, filled, folder):
     """Killed wherever it is, it leaves a folder in which a broker has all that was acked, under either index."""
     command, to = work.split("-")
     before = filled[to if command == "rebuild" else OTHER[to]]
     passed = set()
     for point in POINTS:
         for count in range(1, 100):
-            run = before.copy(room / "life", batches=2, kind=to if count % 2 else before.kind)
+            run = before.copy(folder / "life", batches=2, kind=to if count % 2 else before.kind)
             ended = forks.work(command, run.data, to, KEYLANE_FAIL_AT=f"{point}:{count}")
             assert ended in {0, KILLED}
             if ended == KILLED and count % 3 == 2:  # mended by hand before the broker starts

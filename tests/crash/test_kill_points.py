@@ -43,9 +43,9 @@ LIBRARY = [("rocksdb", point) for point in LIBRARY_POINTS]
 
 
 @pytest.fixture(scope="module")
-def old(forks, room) -> dict[str, Run]:
+def old(forks, disk) -> dict[str, Run]:
     """A folder to go on with, for each index."""
-    return {kind: aged(forks, room / f"aged-{kind}", kind) for kind in ("file", "rocksdb")}
+    return {kind: aged(forks, disk / f"aged-{kind}", kind) for kind in ("file", "rocksdb")}
 
 
 def passages(point: str, begin: Callable[[], Run], *, retain: bool) -> int:
@@ -66,22 +66,22 @@ def passages(point: str, begin: Callable[[], Run], *, retain: bool) -> int:
 
 
 @pytest.mark.parametrize("point", [one for one in FILE_POINTS if one not in LATER])
-def test_broker_loses_nothing_when_killed_in_a_new_folder(point, forks, room):
+def test_broker_loses_nothing_when_killed_in_a_new_folder(point, forks, folder):
     """Killed at this point of its first life, however often passed before, it has lost nothing it had answered."""
-    assert passages(point, lambda: Run(forks, room / "new", batches=4), retain=False)
+    assert passages(point, lambda: Run(forks, folder / "new", batches=4), retain=False)
 
 
 @pytest.mark.parametrize(("kind", "point"), PLACES + LIBRARY)
-def test_broker_loses_nothing_when_killed_in_an_old_folder(kind, point, old, room):
+def test_broker_loses_nothing_when_killed_in_an_old_folder(kind, point, old, folder):
     """Nor where a torn end is cut, segments and old snapshots go, and an index is made anew, under either index."""
-    assert passages(point, lambda: old[kind].copy(room / "life", batches=2), retain=True)
+    assert passages(point, lambda: old[kind].copy(folder / "life", batches=2), retain=True)
 
 
 @pytest.mark.parametrize("kind", ["file", "rocksdb"])
-def test_life_in_an_old_folder_removes_segments_snapshots_and_the_torn_end(kind, old, room):
+def test_life_in_an_old_folder_removes_segments_snapshots_and_the_torn_end(kind, old, folder):
     """Not killed, a life in the old folder removes segments, snapshots and the torn end."""
     before = old[kind]
-    run = before.copy(room / "life", batches=4)
+    run = before.copy(folder / "life", batches=4)
     assert not run.first_position()
     assert asyncio.run(run.live(whole=True, retain=True)) == 0
     assert run.first_position() > 4096
@@ -99,9 +99,9 @@ STOPS = [
 
 
 @pytest.mark.parametrize(("kind", "after_s"), STOPS)
-def test_broker_loses_nothing_when_stopped_in_an_old_folder(kind, after_s, old, room):
+def test_broker_loses_nothing_when_stopped_in_an_old_folder(kind, after_s, old, folder):
     """Asked to end while it serves, and while segments go, it has lost nothing it had answered."""
-    run = old[kind].copy(room / "life", batches=4)
+    run = old[kind].copy(folder / "life", batches=4)
     assert asyncio.run(run.live(retain=True, stop_s=after_s)) == 0
     for _ in range(2):
         assert asyncio.run(run.live(whole=True, retain=True)) == 0
