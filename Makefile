@@ -16,7 +16,7 @@ FIRST ?= 0
 WORKERS ?= 4
 
 # More workers than cores: most tests of real processes wait.  A worker takes a file at a time, long ones first.
-PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
+PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo sim proof kills test check lint types unit format bench bench-store bench-order lock wheel clean

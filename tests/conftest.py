@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from keylane.rpc.program import allow_open_files
+
+if TYPE_CHECKING:
+    from support.workers import FileByFile
 
 # Some tests end a broker in their own process as a kill does: its files stay open.
 allow_open_files()
@@ -44,3 +48,10 @@ def _rank(nodeid: str) -> int:
     return next(
         (rank for rank, start in enumerate(LONG_FIRST) if nodeid.startswith(start)), len(LONG_FIRST)
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileByFile:
+    from support.workers import FileByFile
+
+    return FileByFile(config, log)
