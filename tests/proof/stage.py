@@ -18,7 +18,7 @@ from keylane.checker.events import Event, Stored
 from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
 from keylane.protocol.control import CreateSubject, PartitionStatus
-from keylane.protocol.errors import KeylaneError
+from keylane.protocol.errors import KeylaneError, NotEnoughBrokersError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.client import BrokerClient, MetaClient
@@ -168,9 +168,10 @@ class Stage:
             while True:
                 health = (await self.meta.health()).details
                 if sum(bool(one["available"]) for one in health["brokers"]) == len(self.brokers):
-                    break
+                    with contextlib.suppress(NotEnoughBrokersError):  # silent again: a busy machine
+                        await self.meta.create_subject(ask)
+                        return
                 await asyncio.sleep(0.05)
-        await self.meta.create_subject(ask)
 
     async def __aexit__(self, *_error: object) -> None:
         for forwarder in self.ways.values():
