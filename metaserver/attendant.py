@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ..protocol.errors import KeylaneError, StorageError
 from .catalogue.service import Catalogue
-from .groups.service import Members
+from .groups.service import GroupService
 from .groups.views import due_groups
 from .operations.driver import Reshaper
 from .settings import MetaserverSettings
@@ -31,7 +31,7 @@ class Attendant:
     def __init__(
         self,
         database: Database,
-        members: Members,
+        members: GroupService,
         catalogue: Catalogue,
         settings: MetaserverSettings,
         reshaper: Reshaper,
@@ -53,23 +53,23 @@ class Attendant:
         """Until cancelled.  What failed with an error of ours is done again; only a fault of ours ends it."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._look_again_and_again())
-                group.create_task(self._repair_again_and_again())
+                group.create_task(self._poll_loop())
+                group.create_task(self._repair_loop())
                 for duty, pause_ms in self._duties:
-                    group.create_task(self._do_again_and_again(duty, pause_ms))
+                    group.create_task(self._run_duty_loop(duty, pause_ms))
         except Exception:
             log.exception("the periodic work met a fault of ours and has ended")
             raise
 
-    async def look(self) -> int:
+    async def poll(self) -> int:
         """One round; milliseconds until the next one is due."""
         poll_ms = self._settings.poll_ms
         try:
             due = await self._database.read(due_groups)
             for group_id in due.groups:
                 await self._members.settle(group_id)
-            await self._members.look_around()
-            await self._catalogue.look_around()
+            await self._members.check_for_changes()
+            await self._catalogue.check_for_changes()
             await self._reshaper.resume()
         except KeylaneError as error:
             _warn(error)
@@ -77,12 +77,12 @@ class Attendant:
         next_ms = poll_ms if due.next_expiry_ms is None else due.next_expiry_ms + 1
         return max(1, min(poll_ms, next_ms))
 
-    async def _look_again_and_again(self) -> None:
+    async def _poll_loop(self) -> None:
         while True:
-            pause_ms = await self.look()
+            pause_ms = await self.poll()
             await asyncio.sleep(pause_ms / 1000)
 
-    async def _repair_again_and_again(self) -> None:
+    async def _repair_loop(self) -> None:
         while True:
             await asyncio.sleep(self._settings.repair_ms / 1000)
             try:
@@ -90,9 +90,7 @@ class Attendant:
             except KeylaneError as error:
                 _warn(error)
 
-    async def _do_again_and_again(
-        self, duty: Callable[[], Awaitable[object]], pause_ms: int
-    ) -> None:
+    async def _run_duty_loop(self, duty: Callable[[], Awaitable[object]], pause_ms: int) -> None:
         while True:
             await asyncio.sleep(pause_ms / 1000)
             try:

@@ -43,9 +43,9 @@ from ..protocol.routing import OrderStrategy, Route
 from ..protocol.verification import Verification
 from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
-from .groups.service import Members
+from .groups.service import GroupService
 from .operations.driver import Reshaper
-from .resets.service import Resetter
+from .resets.service import ResetService
 from .verify.service import Verifier
 
 
@@ -64,11 +64,11 @@ class Call:
 
 def control_calls(
     catalogue: Catalogue,
-    members: Members,
+    members: GroupService,
     health: Callable[[], Awaitable[Health]],
     reshaper: Reshaper | None = None,
     verifier: Verifier | None = None,
-    resetter: Resetter | None = None,
+    resetter: ResetService | None = None,
 ) -> list[Call]:
     """Every call, in the order of `protocol/control.py`; without a reshaper partitions cannot be changed."""
     return [
@@ -90,7 +90,7 @@ def _subject_calls(catalogue: Catalogue) -> list[Call]:
             wait_ms=whole_number(params, "wait_ms", 0, high=PULL_WAIT_MS_MAX),
             order_strategy=strategy(params),
         )
-        return await catalogue.patiently(ask)
+        return await catalogue.retry_while_empty(ask)
 
     return [
         Call(
@@ -161,14 +161,14 @@ def _subject_calls(catalogue: Catalogue) -> list[Call]:
     ]
 
 
-def _consumer_calls(members: Members, catalogue: Catalogue) -> list[Call]:
+def _consumer_calls(members: GroupService, catalogue: Catalogue) -> list[Call]:
     return [
         Call(
             "POST",
             "/v1/consumers/join",
             Join,
             Joined,
-            lambda body, _: catalogue.patiently(partial(members.join, body)),
+            lambda body, _: catalogue.retry_while_empty(partial(members.join, body)),
             "Begin a consumer session.",
         ),
         Call(
@@ -243,7 +243,7 @@ def _verify_calls(verifier: Verifier) -> list[Call]:
     ]
 
 
-def _reset_calls(resetter: Resetter) -> list[Call]:
+def _reset_calls(resetter: ResetService) -> list[Call]:
     return [
         Call(
             "POST",

@@ -21,10 +21,10 @@ from ..rpc.server import ControlRoute, Params, Server
 from .attendant import Attendant
 from .calls import Call, control_calls, control_routes
 from .catalogue.service import Catalogue
-from .groups.service import Members
+from .groups.service import GroupService
 from .openapi import openapi_document
 from .operations.driver import Reshaper
-from .resets.service import Resetter
+from .resets.service import ResetService
 from .retention.announcer import Announcer
 from .retention.expirer import Expirer
 from .settings import MetaserverSettings, machine_boot, prepare_folder
@@ -96,7 +96,7 @@ async def running_metaserver(
             rng = random.SystemRandom()
             driver = f"{rng.getrandbits(128):032x}"
             announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
-            members = Members(database, settings, announce=announcer.announce)
+            members = GroupService(database, settings, announce=announcer.announce)
             reshaper = Reshaper(
                 database,
                 network,
@@ -107,7 +107,9 @@ async def running_metaserver(
                 rng=rng,
                 after_step=after_step,
             )
-            resetter = Resetter(database, network, settings, holder=driver, after_step=after_step)
+            resetter = ResetService(
+                database, network, settings, holder=driver, after_step=after_step
+            )
             verifier = Verifier(database, network)
             health = partial(_health, database, catalogue)
             calls = control_calls(catalogue, members, health, reshaper, verifier, resetter)
@@ -117,7 +119,7 @@ async def running_metaserver(
             )
             await server.start(settings.host, settings.port)
             expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
-            duties, quick = (expirer.look,), (announcer.look,)
+            duties, quick = (expirer.run_once,), (announcer.run_once,)
             attendant = Attendant(
                 database, members, catalogue, settings, reshaper, duties, quick_duties=quick
             )

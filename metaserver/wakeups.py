@@ -1,6 +1,6 @@
 """Waking the calls of this process that wait for a change.  Nothing here is lost that a look at SQL would not find.
 
-A listener registers before it reads: a change that comes after the reading rings, one before it was read.
+A listener registers before it reads: a change that comes after the reading waiters, one before it was read.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Ring:
-    """What one waiting call holds; it has rung or not."""
+class Waiter:
+    """What one waiting call holds; it has woken or not."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     @property
-    def rung(self) -> bool:
+    def woken(self) -> bool:
         """True once a change came."""
         return self._event.is_set()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """A change came."""
         self._event.set()
 
     async def wait(self, wait_ms: int) -> None:
-        """Until it rings, or `wait_ms` have passed."""
+        """Until it waiters, or `wait_ms` have passed."""
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 await self._event.wait()
@@ -42,35 +42,35 @@ class Wakeups(Generic[K]):
     """Which calls wait for which key."""
 
     def __init__(self) -> None:
-        self._rings: dict[K, dict[Ring, None]] = {}
+        self._waiters: dict[K, dict[Waiter, None]] = {}
         """In the order of asking: the first to wait is the first to be woken."""
 
     @contextmanager
-    def listen(self, key: K) -> Iterator[Ring]:
-        """A ring for changes of `key` from now on."""
-        ring = Ring()
-        self._rings.setdefault(key, {})[ring] = None
+    def listen(self, key: K) -> Iterator[Waiter]:
+        """A waiter for changes of `key` from now on."""
+        waiter = Waiter()
+        self._waiters.setdefault(key, {})[waiter] = None
         try:
-            yield ring
+            yield waiter
         finally:
-            rings = self._rings[key]
-            del rings[ring]
-            if not rings:
-                del self._rings[key]
+            waiters = self._waiters[key]
+            del waiters[waiter]
+            if not waiters:
+                del self._waiters[key]
 
     def wake(self, keys: Iterable[K]) -> None:
-        """Ring for everybody who listens to these keys."""
+        """Waiter for everybody who listens to these keys."""
         for key in keys:
-            for ring in self._rings.get(key, ()):
-                ring.ring()
+            for waiter in self._waiters.get(key, ()):
+                waiter.wake()
 
     def wake_all(self) -> None:
-        """Ring for everybody."""
-        self.wake(self._rings)
+        """Waiter for everybody."""
+        self.wake(self._waiters)
 
     def keys(self) -> list[K]:
         """What is listened to."""
-        return list(self._rings)
+        return list(self._waiters)
 
 
 class SingleFlight(Generic[K, T]):

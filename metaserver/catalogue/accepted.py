@@ -27,9 +27,9 @@ from ..cluster.heard import forget_heard
 from ..groups.locked_group import (
     lock_group,
     raise_versions,
+    read_leases_of,
     read_members,
     set_group,
-    some_leases,
     store_leases,
 )
 from ..sql.schema import (
@@ -167,7 +167,7 @@ def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
         ids = connection.execute(sa.select(leases.c.partition_id).where(mine)).scalars().all()
         last_token = fence
         ended = []
-        for lease in some_leases(connection, group.group_id, ids).values():
+        for lease in read_leases_of(connection, group.group_id, ids).values():
             if group.shared:
                 last_token = FencingToken(last_token + 1)
                 ended.append(replace(lease, token=last_token))

@@ -50,9 +50,9 @@ from ...protocol.text import counted
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..cluster.brokers import (
-    broker_place,
     broker_views,
     cordon_broker,
+    find_broker,
     note_refused,
     refused_views,
     renew_broker,
@@ -158,7 +158,7 @@ class Catalogue:
         Raises:
             BrokerGroupTakenError: another opening of the same data folder answers at the old address.
         """
-        known = await self._database.read(broker_place, report.broker_group)
+        known = await self._database.read(find_broker, report.broker_group)
         if known is None or known.broker_id != report.broker_id or known.address == report.address:
             return
         try:
@@ -182,7 +182,7 @@ class Catalogue:
         So it is if the data folder is the known one, and nobody listens at the address, or another than who reported:
         another program, a broker of another data folder, or another opening of the same.
         """
-        known = await self._database.read(broker_place, report.broker_group)
+        known = await self._database.read(find_broker, report.broker_group)
         if known is None or known.broker_id != report.broker_id:
             return False
         if known.alive and known.address == report.address:
@@ -382,7 +382,7 @@ class Catalogue:
         """The logic queues of a static subject.  Raises SubjectUnknownError, SubjectNotStaticError."""
         return await self._database.read(read_queues, name)
 
-    async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def retry_while_empty(self, ask: Callable[[], Awaitable[T]]) -> T:
         """
         What `ask` answers; where it knows no such subject, and the database none at all, once more a little later.
 
@@ -417,17 +417,17 @@ class Catalogue:
         Raises:
             InvalidNameError, SubjectUnknownError, StrategyMismatchError
         """
-        with self._wakeups.listen(Subject(name)) as ring:
+        with self._wakeups.listen(Subject(name)) as waiter:
             route = await self._database.read(read_route, name, order_strategy=order_strategy)
             if route.version > known_version or not wait_ms:
                 return route
             if self._versions.setdefault(name, route.version) <= route.version:
-                await ring.wait(wait_ms)
-                if not ring.rung:
+                await waiter.wait(wait_ms)
+                if not waiter.woken:
                     return route
         return await self._database.read(read_route, name, order_strategy=order_strategy)
 
-    async def look_around(self) -> None:
+    async def check_for_changes(self) -> None:
         """Wake those who wait for routes that another metaserver changed."""
         names = self._wakeups.keys()
         if not names:

@@ -178,7 +178,7 @@ def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
         )
 
 
-class Place(NamedTuple):
+class KnownBroker(NamedTuple):
     """Under which id and address a broker group is known, and whether it has reported itself within its ttl."""
 
     broker_id: str
@@ -186,13 +186,13 @@ class Place(NamedTuple):
     alive: bool
 
 
-def broker_place(connection: Connection, broker_group: str) -> Place | None:
+def find_broker(connection: Connection, broker_group: str) -> KnownBroker | None:
     """Where a broker group is; None if it never reported itself."""
     found = sa.select(
         brokers.c.broker_id, brokers.c.address, (brokers.c.expires_at > now_ms()).label("alive")
     ).where(brokers.c.broker_group == broker_group)
     row = connection.execute(found).one_or_none()
-    return None if row is None else Place(row.broker_id, row.address, bool(row.alive))
+    return None if row is None else KnownBroker(row.broker_id, row.address, bool(row.alive))
 
 
 def note_refused(

@@ -30,7 +30,7 @@ from .unsettled import mark_unsettled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telling:
+class Announcement:
     """A partition, where it is, and every group of its subject that is to read it: (id, name)."""
 
     partition_id: int
@@ -88,7 +88,7 @@ def untold_groups(connection: Connection) -> int:
 
 def unheard_partitions(
     connection: Connection, *, limit: int, after: int = 0, group_id: int | None = None
-) -> list[Telling]:
+) -> list[Announcement]:
     """
     Partitions on live brokers that have not heard of a group, by id from `after` on, each with all of its groups.
 
@@ -101,10 +101,10 @@ def unheard_partitions(
         found = connection.execute(_unheard, which)
     else:
         found = connection.execute(_unheard_of_one, which | {"of_group": group_id})
-    return tellings(connection, found.scalars().all())
+    return read_announcements(connection, found.scalars().all())
 
 
-def begin_telling(connection: Connection, group_id: int, *, limit: int) -> list[Telling]:
+def begin_announcement(connection: Connection, group_id: int, *, limit: int) -> list[Announcement]:
     """As `unheard_partitions` of one group, after the group is on the database's disk: no broker keeps one of which
     the database knows nothing after a crash.
     """
@@ -133,21 +133,21 @@ _told = (
 )
 
 
-def tellings(connection: Connection, ids: Sequence[int]) -> list[Telling]:
+def read_announcements(connection: Connection, ids: Sequence[int]) -> list[Announcement]:
     """Those of these partitions whose brokers live, each with all groups that are to read it, perhaps none."""
-    found: dict[int, Telling] = {}
+    found: dict[int, Announcement] = {}
     for row in connection.execute(_told, {"ids": list(ids)}) if ids else ():
         before = found.get(row.partition_id)
         known = () if before is None else before.groups
         if row.group_id is not None:
             known = (*known, (row.group_id, row.name))
-        found[row.partition_id] = Telling(
+        found[row.partition_id] = Announcement(
             partition_id=row.partition_id, address=row.address, groups=known
         )
     return list(found.values())
 
 
-def note_heard(connection: Connection, told: Sequence[Telling]) -> None:
+def note_heard(connection: Connection, told: Sequence[Announcement]) -> None:
     """The brokers of these partitions have these groups on their disks: the groups may be granted them."""
     ids = sorted({group_id for one in told for group_id, _ in one.groups})
     _lock_groups(connection, ids)
@@ -181,7 +181,7 @@ _waiting = (
 )
 
 
-def note_told(connection: Connection) -> None:
+def mark_told(connection: Connection) -> None:
     """Groups of which every broker has heard that has to are looked at no more; silent brokers count as well."""
     every = sa.select(groups.c.group_id).where(sa.not_(groups.c.told))
     ids = sorted(connection.execute(every).scalars())

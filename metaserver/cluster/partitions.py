@@ -28,7 +28,7 @@ _with_parents = (
 )
 
 
-class Choice:
+class PartitionFilter:
     """Which partitions to read: a condition, perhaps with parameters.  Its statements are made once: keep it."""
 
     def __init__(self, condition: sa.ColumnElement[bool]) -> None:
@@ -36,10 +36,12 @@ class Choice:
         self.parents = _with_parents.where(condition)
 
 
-BY_ID = Choice(partitions.c.partition_id.in_(sa.bindparam("ids")))
+BY_ID = PartitionFilter(partitions.c.partition_id.in_(sa.bindparam("ids")))
 
 
-def some_partitions(connection: Connection, choice: Choice, **values: Any) -> tuple[Partition, ...]:
+def read_partitions(
+    connection: Connection, choice: PartitionFilter, **values: Any
+) -> tuple[Partition, ...]:
     """The chosen partitions, by age; `values` are those of the condition's parameters."""
     rows = connection.execute(choice.partitions, values).all()
     return _complete(rows, _read_parents(connection, choice.parents, values))

@@ -15,13 +15,13 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import SubjectNotStaticError
 from ...protocol.queues import QueueList, QueueView, SegmentView, start_behind_loss
 from ...protocol.routing import Partition
-from ..sql.dialect import at_one_moment
+from ..sql.dialect import begin_snapshot
 from ..sql.schema import partition_parents, partitions
 from .partitions import subject_partitions
 from .subjects import SERVED, open_subject_row
 
 
-def go_on(connection: Connection, children: Collection[int]) -> None:
+def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
     """Let these children begin where their parents end, which are sealed or lost."""
     parent, child = partitions.alias("parent"), partitions.alias("child")
     rows = connection.execute(
@@ -54,7 +54,7 @@ def read_queues(connection: Connection, name: str) -> QueueList:
     Raises:
         InvalidNameError, SubjectUnknownError, SubjectNotStaticError
     """
-    at_one_moment(connection)
+    begin_snapshot(connection)
     row = open_subject_row(connection, name)
     if not row.static:
         raise SubjectNotStaticError(subject=name)

@@ -26,9 +26,9 @@ from ..sql.schema import drained, groups, heard, leases, partitions, sessions
 from .leases import (
     EVERYBODY,
     Lease,
-    Readable,
-    count_on,
+    PartitionFacts,
     grant,
+    raise_token_floor,
     readable_partitions,
     release,
     renew_token,
@@ -39,13 +39,13 @@ from .locked_group import (
     LockedGroup,
     lock_group,
     lock_sessions,
-    possible_ids,
     raise_versions,
     read_leases,
+    read_leases_of,
     read_members,
     set_group,
-    some_leases,
     store_leases,
+    valid_ids,
 )
 from .sessions import live_session, sweep_sessions
 
@@ -60,11 +60,11 @@ class Changes:
     ended: Collection[SessionId] = ()
 
 
-NOTHING = Changes(versions={})
+NO_CHANGES = Changes(versions={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Released:
+class ReleaseOutcome:
     """What came of some releases."""
 
     changes: Changes
@@ -79,11 +79,11 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
         return Changes(versions={}, ended=ended)  # and looked at again, as it stays unsettled
     moved = group.route_version != group.subject_version
     if group.settled and not ended and not moved:
-        return NOTHING
+        return NO_CHANGES
     members = read_members(connection, group_id)
     held = read_leases(connection, group_id)
     begun = {key for key, lease in held.items() if lease.session or lease.wanted}
-    readable = _readable(connection, group, begun)
+    readable = _read_readable(connection, group, begun)
     if group.shared:
         settlement = settle_shared(held, readable, last_token=group.last_token)
         moved = moved or bool(settlement.leases)
@@ -111,7 +111,7 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
     return Changes(versions=dict.fromkeys(changed, version), ended=ended)
 
 
-def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Released:
+def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> ReleaseOutcome:
     """
     A session is through with hand-overs: grant each of these partitions to whom it was withdrawn for.
 
@@ -130,7 +130,7 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
     refused: dict[ReleaseGrant, TokenUnknownError] = {}
     free: dict[PartitionId, Lease] = {}
     last_token = group.last_token
-    held = some_leases(connection, group.group_id, [ask.partition_id for ask in asks])
+    held = read_leases_of(connection, group.group_id, [ask.partition_id for ask in asks])
     for ask in asks:
         partition_id = PartitionId(ask.partition_id)
         try:
@@ -139,9 +139,9 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
             refused[ask] = error
         else:
             free |= {} if left is None else {partition_id: left}
-            last_token = _counted_on(last_token, ask.fence)
+            last_token = _token_floor(last_token, ask.fence)
     if not free:
-        return Released(changes=NOTHING, refused=refused)
+        return ReleaseOutcome(changes=NO_CHANGES, refused=refused)
     able = lock_sessions(connection, {one.wanted for one in free.values() if one.wanted})
     changed: set[SessionId] = set()
     for partition_id, lease in sorted(free.items()):
@@ -155,20 +155,22 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
     settled = group.settled and all(one.session for one in free.values())
     set_group(connection, group.group_id, version=version, last_token=last_token, settled=settled)
     raise_versions(connection, changed, version)
-    return Released(changes=Changes(versions=dict.fromkeys(changed, version)), refused=refused)
+    return ReleaseOutcome(
+        changes=Changes(versions=dict.fromkeys(changed, version)), refused=refused
+    )
 
 
 def _renew_tokens(
     connection: Connection, group: LockedGroup, asks: Sequence[ReleaseGrant]
-) -> Released:
+) -> ReleaseOutcome:
     """Brokers take these shared tokens no more, says a session: everybody gets the next ones."""
-    held = some_leases(connection, group.group_id, [ask.partition_id for ask in asks])
+    held = read_leases_of(connection, group.group_id, [ask.partition_id for ask in asks])
     refused: dict[ReleaseGrant, TokenUnknownError] = {}
     renewed: dict[PartitionId, Lease] = {}
     last_token = group.last_token
     for ask in asks:
         partition_id = PartitionId(ask.partition_id)
-        counted = _counted_on(last_token, ask.fence)
+        counted = _token_floor(last_token, ask.fence)
         try:
             lease = renew_token(held.get(partition_id), ask.token, last_token=counted)
         except TokenUnknownError as error:
@@ -178,13 +180,15 @@ def _renew_tokens(
             renewed[partition_id] = held[partition_id] = lease
             last_token = lease.token
     if not renewed:
-        return Released(changes=NOTHING, refused=refused)
+        return ReleaseOutcome(changes=NO_CHANGES, refused=refused)
     store_leases(connection, group.group_id, renewed.values())
     version = group.version + 1
     set_group(connection, group.group_id, version=version, last_token=last_token)
     everybody = set(read_members(connection, group.group_id))
     raise_versions(connection, everybody, version)
-    return Released(changes=Changes(versions=dict.fromkeys(everybody, version)), refused=refused)
+    return ReleaseOutcome(
+        changes=Changes(versions=dict.fromkeys(everybody, version)), refused=refused
+    )
 
 
 _withdrawn = (
@@ -209,14 +213,14 @@ def release_unheld(
     row = live_session(connection, ask.session)
     lock_group(connection, row.group_id)
     if live_session(connection, ask.session).grants_version != ask.known_version:
-        return NOTHING
+        return NO_CHANGES
     asked = connection.execute(_withdrawn, {"of_session": ask.session})
     lost = [
         ReleaseGrant(session=ask.session, partition_id=partition_id, token=token)
         for partition_id, token in asked
         if (partition_id, token) not in holding
     ]
-    return release_leases(connection, lost).changes if lost else NOTHING
+    return release_leases(connection, lost).changes if lost else NO_CHANGES
 
 
 _drained = sa.select(drained.c.partition_id).where(drained.c.group_id == sa.bindparam("of_group"))
@@ -249,7 +253,7 @@ def note_drained(connection: Connection, session: str, ids: Collection[int]) -> 
     group_id = live_session(connection, session).group_id
     lock_group(connection, group_id)
     live_session(connection, session)  # the group may have been set back meanwhile
-    which = {"of_group": group_id, "of_session": session, "ids": possible_ids(ids)}
+    which = {"of_group": group_id, "of_session": session, "ids": valid_ids(ids)}
     found = connection.execute(_newly_drained, which).scalars()
     news = [{"group_id": group_id, "partition_id": one} for one in found]
     insert_new(connection, drained, news)
@@ -313,14 +317,14 @@ _partition_facts = (
 )
 
 
-def _readable(
+def _read_readable(
     connection: Connection, group: LockedGroup, begun: Collection[PartitionId]
-) -> list[Readable]:
+) -> list[PartitionFacts]:
     rows = connection.execute(_partition_facts, {"of_subject": group.subject_id}).all()
     # Then the lineage: that of a partition is there before it is, and never changes.
     parents = subject_parents(connection, group.subject_id)
     facts = [
-        Readable(
+        PartitionFacts(
             partition_id=PartitionId(row.partition_id),
             state=PartitionState(row.state),
             parents=parents.get(row.partition_id, ()),
@@ -339,8 +343,8 @@ def _readable(
     return readable_partitions(facts, set(passed))
 
 
-def _counted_on(last_token: FencingToken, fence: int) -> FencingToken:
-    counted = count_on(last_token, fence)
+def _token_floor(last_token: FencingToken, fence: int) -> FencingToken:
+    counted = raise_token_floor(last_token, fence)
     if fence > last_token:
         log.warning(
             "a broker has seen token %d, is said; our last one was %d, and we count on from %d",

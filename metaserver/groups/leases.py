@@ -48,7 +48,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readable:
+class PartitionFacts:
     """What decides if a group may read a partition."""
 
     partition_id: PartitionId
@@ -78,8 +78,8 @@ class Settlement:
 
 
 def readable_partitions(
-    partitions: Iterable[Readable], drained: Collection[PartitionId]
-) -> list[Readable]:
+    partitions: Iterable[PartitionFacts], drained: Collection[PartitionId]
+) -> list[PartitionFacts]:
     """
     The partitions a group may read now: there is data or may come some, the group is not through with it,
     is through with all it continues, and its broker has heard of the group: what goes before that is not the group's.
@@ -133,7 +133,7 @@ def drained_through(
 def settle_leases(
     leases: Mapping[PartitionId, Lease],
     sessions: Sequence[SessionId],
-    readable: Sequence[Readable],
+    readable: Sequence[PartitionFacts],
     *,
     suspended: Collection[SessionId] = (),
     last_token: FencingToken,
@@ -182,7 +182,7 @@ def settle_leases(
 
 def settle_shared(
     leases: Mapping[PartitionId, Lease],
-    readable: Sequence[Readable],
+    readable: Sequence[PartitionFacts],
     *,
     last_token: FencingToken,
 ) -> Settlement:
@@ -225,7 +225,7 @@ def grant(lease: Lease, *, last_token: FencingToken) -> Lease | None:
     return replace(lease, session=lease.wanted, token=token, withdrawn=False)
 
 
-def count_on(last_token: FencingToken, fence: int) -> FencingToken:
+def raise_token_floor(last_token: FencingToken, fence: int) -> FencingToken:
     """
     The token to count on from, when a broker is said to have seen `fence`: a database restored from a copy is behind it.
 
@@ -269,7 +269,9 @@ def _owners(leases: Iterable[Lease], live: Collection[SessionId]) -> dict[Partit
 
 
 def _heirs(
-    leases: Mapping[PartitionId, Lease], readable: Sequence[Readable], live: Collection[SessionId]
+    leases: Mapping[PartitionId, Lease],
+    readable: Sequence[PartitionFacts],
+    live: Collection[SessionId],
 ) -> dict[PartitionId, SessionId]:
     """For each child whose parent somebody holds: that session; it has the keys' state at hand."""
     heirs = {}

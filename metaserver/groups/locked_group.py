@@ -15,7 +15,7 @@ from ...protocol.routing import ConsumeStrategy
 from ..sql.dialect import insert_or_replace
 from ..sql.schema import groups, leases, sessions, subjects
 from .leases import Lease
-from .sessions import in_order
+from .sessions import lock_in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]
     return {SessionId(session): suspended for session, suspended in rows}
 
 
-_sessions_locked = in_order(sessions.c.session.in_(sa.bindparam("ids")))
+_sessions_locked = lock_in_order(sessions.c.session.in_(sa.bindparam("ids")))
 
 
 def lock_sessions(connection: Connection, ids: Collection[SessionId]) -> set[SessionId]:
@@ -114,15 +114,15 @@ def read_leases(connection: Connection, group_id: int) -> dict[PartitionId, Leas
     return {row.partition_id: _lease(row) for row in rows}
 
 
-def some_leases(
+def read_leases_of(
     connection: Connection, group_id: int, ids: Collection[int]
 ) -> dict[PartitionId, Lease]:
     """The group's leases of these partitions; those that were never leased are left out."""
-    which = {"of_group": group_id, "ids": possible_ids(ids)}
+    which = {"of_group": group_id, "ids": valid_ids(ids)}
     return {row.partition_id: _lease(row) for row in connection.execute(_some_leases, which)}
 
 
-def possible_ids(ids: Collection[int]) -> list[int]:
+def valid_ids(ids: Collection[int]) -> list[int]:
     """Those that can be ids of partitions: the others no database takes."""
     return [one for one in ids if 0 < one <= MAX_I64]
 

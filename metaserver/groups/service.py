@@ -4,7 +4,7 @@
                                                                    │ no
                                                                    └─▶ wait for a change, at most a third of the ttl
 
-A change rings the sessions it concerns and no others: a thousand waiting consumers cost nothing.
+A change waiters the sessions it concerns and no others: a thousand waiting consumers cost nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...protocol.errors import InvalidRequestError, KeylaneError, SessionUnknown
 from ...protocol.ids import ConsumerGroup, SessionId
 from ..settings import MetaserverSettings
 from ..sql.database import Database
-from ..wakeups import Ring, SingleFlight, Wakeups
+from ..wakeups import SingleFlight, Waiter, Wakeups
 from .lease_rows import (
     Changes,
     note_drained,
@@ -71,7 +71,7 @@ class _Waiting:
     group_version: int | None
 
 
-class Members:
+class GroupService:
     """Consumer sessions and what they are granted, over one database."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Members:
         )
         self._to_release: dict[SessionId, list[ReleaseGrant]] = {}
         self._cached: dict[SessionId, Grants] = {}
-        self._waiting: dict[Ring, _Waiting] = {}
+        self._waiting: dict[Waiter, _Waiting] = {}
         """By call: of two of one session the older may end later."""
         self._group_versions: dict[int, int] = {}
         """As of the last look; another one with each."""
@@ -130,12 +130,12 @@ class Members:
         if max(len(ask.drained), len(ask.holding or ())) > DRAINED_MAX:
             raise InvalidRequestError(f"at most {DRAINED_MAX} partitions at once")
         session = SessionId(ask.session)
-        with self._wakeups.listen(session) as ring:
+        with self._wakeups.listen(session) as waiter:
             versions = self._group_versions  # the row is read after them
             row = await self._renew(session)
-            self._waiting[ring] = _Waiting(row, versions.get(row.group_id))
+            self._waiting[waiter] = _Waiting(row, versions.get(row.group_id))
             try:
-                if _misunderstood(ask, row):
+                if _suspend_reply_was_lost(ask, row):
                     meant = Suspend(session=session, suspended=bool(ask.suspended))
                     group_id = await self._database.write_first(suspend_session, meant)
                     await self._settling_first.run(group_id)
@@ -152,13 +152,13 @@ class Members:
                 # Never so long that the next renewal comes late.
                 wait_ms = min(ask.wait_ms, row.ttl_ms // 3)
                 if row.grants_version == ask.known_version and wait_ms:
-                    await ring.wait(wait_ms)
+                    await waiter.wait(wait_ms)
                 cached = self._cached.get(session)
-                if cached is not None and cached.version == row.grants_version and not ring.rung:
+                if cached is not None and cached.version == row.grants_version and not waiter.woken:
                     return cached
                 return await self._read_grants(session)
             finally:
-                del self._waiting[ring]
+                del self._waiting[waiter]
 
     async def release(self, ask: ReleaseGrant) -> Done:
         """
@@ -214,7 +214,7 @@ class Members:
         """Make the group's leases fit its sessions and partitions, as they are at this call or later."""
         await self._settling.run(group_id)
 
-    async def look_around(self) -> None:
+    async def check_for_changes(self) -> None:
         """Wake those whose grants were changed by another metaserver."""
         waiting = dict(self._waiting)
         ids = {one.row.group_id for one in waiting.values()}
@@ -226,10 +226,10 @@ class Members:
         }
         if moved:
             grants = await self._database.read(grants_versions, moved)
-            for ring, one in waiting.items():
+            for waiter, one in waiting.items():
                 row = one.row
                 if row.group_id in moved and grants.get(row.session) != row.grants_version:
-                    ring.ring()
+                    waiter.wake()
         for one in waiting.values():
             one.group_version = versions.get(one.row.group_id)
         self._group_versions = versions
@@ -288,6 +288,6 @@ class Members:
         self._cached.pop(session, None)
 
 
-def _misunderstood(ask: Heartbeat, row: SessionRow) -> bool:
+def _suspend_reply_was_lost(ask: Heartbeat, row: SessionRow) -> bool:
     """A Suspend came late, or its answer did not arrive: the session knows of what followed, and wants it otherwise."""
     return ask.suspended not in {None, row.suspended} and ask.known_version == row.grants_version

@@ -149,13 +149,13 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
     )
 
 
-def in_order(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
+def lock_in_order(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """Some sessions, locked in the one order in which everybody locks several: of two orders PostgreSQL ends one."""
     chosen = sa.select(sessions.c.session).where(*which)
     return chosen.order_by(sessions.c.session).with_for_update()
 
 
-_renewable = in_order(
+_renewable = lock_in_order(
     sessions.c.session.in_(sa.bindparam("ids")), sessions.c.expires_at > now_ms()
 ).cte("renewable")
 _renewed = (

@@ -16,7 +16,7 @@ from ...protocol.routing import ConsumeStrategy
 from ..cluster.subjects import open_subject_row
 from ..cluster.unsettled import mark_unsettled
 from ..sql.schema import groups, leases, sessions
-from .lease_rows import NOTHING, Changes
+from .lease_rows import NO_CHANGES, Changes
 from .sessions import end_sessions
 from .views import find_group
 
@@ -35,7 +35,7 @@ def switch_group(
     here = groups.c.group_id == group_id
     locked = connection.execute(sa.select(groups.c.strategy).where(here).with_for_update()).one()
     if locked.strategy == strategy:
-        return NOTHING
+        return NO_CHANGES
     found = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
     ended = [SessionId(one) for one in connection.execute(found).scalars()]
     end_sessions(connection, ended)

@@ -14,12 +14,12 @@ from ...protocol.ids import ConsumerGroup, SessionId, check_name
 from ...protocol.routing import ConsumeStrategy
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
-from ..sql.dialect import at_one_moment, now_ms
+from ..sql.dialect import begin_snapshot, now_ms
 from ..sql.schema import groups, leases, sessions, subjects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
+class DueGroups:
     """Groups to settle now, and how long until the next session may expire."""
 
     groups: tuple[int, ...]
@@ -37,10 +37,10 @@ _due = sa.union(
 _next_expiry = sa.select(sa.func.min(sessions.c.expires_at) - now_ms())
 
 
-def due_groups(connection: Connection) -> Due:
+def due_groups(connection: Connection) -> DueGroups:
     """The groups with a dead session, an unsettled change, or a route newer than the one they were settled with."""
     due = connection.execute(_due).scalars().all()
-    return Due(groups=tuple(due), next_expiry_ms=connection.execute(_next_expiry).scalar())
+    return DueGroups(groups=tuple(due), next_expiry_ms=connection.execute(_next_expiry).scalar())
 
 
 _group_versions = sa.select(groups.c.group_id, groups.c.version).where(
@@ -93,7 +93,7 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
     Raises:
         InvalidNameError, SubjectUnknownError, GroupUnknownError
     """
-    at_one_moment(connection)
+    begin_snapshot(connection)
     row = open_subject_row(connection, subject)
     group_id, strategy = find_group(connection, row.subject_id, subject, group)
     left = (sessions.c.expires_at - now_ms()).label("left_ms")

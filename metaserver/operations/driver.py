@@ -41,7 +41,7 @@ from ...protocol.routing import Partition, PartitionState
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
-from ..groups.service import Members
+from ..groups.service import GroupService
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from .journal import (
@@ -102,7 +102,7 @@ class Reshaper:
         settings: MetaserverSettings,
         *,
         catalogue: Catalogue,
-        members: Members,
+        members: GroupService,
         driver: str,
         rng: random.Random,
         after_step: Callable[[str], None] = _go_on,

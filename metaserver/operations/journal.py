@@ -24,8 +24,8 @@ from ...protocol.operations import OperationState, StepAction
 from ...protocol.routing import OrderStrategy, Partition, PartitionState, route_table
 from ..cluster.heard import store_heard, unheard_children
 from ..cluster.losses import lose_partitions, refuse_folders
-from ..cluster.partitions import BY_ID, Choice, some_partitions
-from ..cluster.queues import go_on
+from ..cluster.partitions import BY_ID, PartitionFilter, read_partitions
+from ..cluster.queues import set_logic_starts
 from ..cluster.subjects import read_route
 from ..sql.dialect import now_ms
 from ..sql.schema import brokers, groups, operations, partitions, steps, subjects
@@ -145,7 +145,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
     )
 
 
-_to_do = Choice(
+_to_do = PartitionFilter(
     partitions.c.partition_id.in_(
         sa.select(steps.c.partition_id).where(
             steps.c.operation_id == sa.bindparam("of_operation"),
@@ -157,7 +157,7 @@ _to_do = Choice(
 
 
 def _undone(connection: Connection, operation_id: int, action: StepAction) -> tuple[Partition, ...]:
-    return some_partitions(connection, _to_do, of_operation=operation_id, what=action)
+    return read_partitions(connection, _to_do, of_operation=operation_id, what=action)
 
 
 _children = sa.select(steps.c.partition_id, steps.c.given_up).where(
@@ -177,7 +177,7 @@ def _unheard(
     rows = connection.execute(_children, {"of_operation": operation_id})
     given_up = {row.partition_id: row.given_up for row in rows}
     missing = unheard_children(connection, subject_id, list(given_up))
-    children = some_partitions(connection, BY_ID, ids=missing) if missing else ()
+    children = read_partitions(connection, BY_ID, ids=missing) if missing else ()
     lost = tuple(
         one.partition_id for one in children if one.address is None and given_up[one.partition_id]
     )
@@ -377,7 +377,7 @@ def _open(connection: Connection, operation: Operation) -> OperationState:
     # Else their brokers could come back and serve them.
     refuse_folders(connection, operation.left_unheard)
     if operation.static:
-        go_on(connection, children)
+        set_logic_starts(connection, children)
     connection.execute(_route_raised, {"of_subject": operation.subject_id})
     route_table(read_route(connection, operation.subject))  # each logical partition has one open
     return OperationState.FENCE if abandoned else OperationState.DONE

@@ -27,7 +27,7 @@ from ...protocol.routing import Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class PartitionOffsets:
     """A partition as its broker has it: `[first_offset, next_offset)`, and the first message at or after the time."""
 
     partition: Partition
@@ -70,7 +70,9 @@ def check_ask(ask: ResetGroup, *, static: bool) -> None:
         raise InvalidRequestError("; ".join(problems))
 
 
-def new_cursors(ask: ResetGroup, found: Sequence[Found], *, static: bool) -> dict[int, int]:
+def new_cursors(
+    ask: ResetGroup, found: Sequence[PartitionOffsets], *, static: bool
+) -> dict[int, int]:
     """
     Partition id → its new physical cursor.
 
@@ -90,7 +92,9 @@ def new_cursors(ask: ResetGroup, found: Sequence[Found], *, static: bool) -> dic
     return cursors
 
 
-def _logic_offset(ask: ResetGroup, chain: Sequence[Found], segments: Sequence[Segment]) -> int:
+def _logic_offset(
+    ask: ResetGroup, chain: Sequence[PartitionOffsets], segments: Sequence[Segment]
+) -> int:
     match ask.to:
         case ResetTo.EARLIEST:
             return queue_min(segments)
@@ -110,7 +114,7 @@ def _logic_offset(ask: ResetGroup, chain: Sequence[Found], segments: Sequence[Se
             return queue_max(segments)
 
 
-def _alone(ask: ResetGroup, found: Sequence[Found]) -> dict[int, int]:
+def _alone(ask: ResetGroup, found: Sequence[PartitionOffsets]) -> dict[int, int]:
     """Partitions that are no queues: each by itself, but none ahead of what it continues."""
     cursors: dict[int, int] = {}
     behind: set[int] = set()
@@ -125,7 +129,7 @@ def _alone(ask: ResetGroup, found: Sequence[Found]) -> dict[int, int]:
     return cursors
 
 
-def _physical(ask: ResetGroup, one: Found) -> int:
+def _physical(ask: ResetGroup, one: PartitionOffsets) -> int:
     match ask.to:
         case ResetTo.EARLIEST:
             return one.first_offset

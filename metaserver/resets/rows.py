@@ -30,7 +30,7 @@ from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
 from ..cluster.unsettled import mark_unsettled
-from ..groups.leases import count_on, drained_through
+from ..groups.leases import drained_through, raise_token_floor
 from ..groups.sessions import sweep_sessions
 from ..sql.dialect import insert_new, insert_or_replace
 from ..sql.duties import duty_left_ms, leave_duty, rebuilt_duty, reset_duty, take_duty
@@ -75,7 +75,7 @@ def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGrou
     known = connection.execute(chosen).one_or_none()
     if known is None:
         raise GroupUnknownError(subject=subject, group=group)
-    found, left_out = _meant(connection, row.subject_id, ask)
+    found, left_out = _selected(connection, row.subject_id, ask)
     if not found and ask.queue is not None:
         raise QueueUnknownError(subject=subject, queue=ask.queue)
     if not found and ask.partition_id is not None:
@@ -101,7 +101,7 @@ _abandoned = sa.select(partitions.c.partition_id).where(
 )
 
 
-def _meant(
+def _selected(
     connection: Connection, subject_id: int, ask: ResetGroup
 ) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
     """What is to be set, and what is left out."""
@@ -151,12 +151,12 @@ def begin_reset(
             "the database was rebuilt, and consumers from before may still be at work",
             left_ms=left_ms,
         )
-    now, _ = _meant(connection, scope.subject_id, scope.ask)
+    now, _ = _selected(connection, scope.subject_id, scope.ask)
     if {one.partition_id for one in now} != set(ids) or strategy != scope.strategy:
         return None
     if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):
         raise GroupBusyError("another reset of this consumer group is under way")
-    last_token = count_on(FencingToken(last), fence)
+    last_token = raise_token_floor(FencingToken(last), fence)
     tokens = {one: last_token + number for number, one in enumerate(ids, 1)}
     rows = [
         {

@@ -34,7 +34,7 @@ from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX
 from ..settings import MetaserverSettings
 from ..sql.database import Database
-from .cursors import Found, generations, new_cursors
+from .cursors import PartitionOffsets, generations, new_cursors
 from .rows import ResetScope, begin_reset, end_reset, reset_scope
 
 log = logging.getLogger("keylane.metaserver")
@@ -45,7 +45,7 @@ OVERLOADED_PAUSES_MS = (20, 50, 100, 200, 400, 800, 800, 800)
 """Between the tries at a broker that is full; a flush takes milliseconds."""
 
 
-class Resetter:
+class ResetService:
     """
     Sets progress.
 
@@ -122,7 +122,7 @@ class Resetter:
                 return scope, cursors, tokens
         raise GroupBusyError("the partitions of its subject change again and again; reset it later")
 
-    async def _find(self, one: Partition, group: str, ask: ResetGroup) -> Found:
+    async def _find(self, one: Partition, group: str, ask: ResetGroup) -> PartitionOffsets:
         """The partition as its broker has it.  Raises NotSentError: it does not say."""
         try:
             broker = self._broker(one)
@@ -139,7 +139,7 @@ class Resetter:
                 f"and nothing was changed: {error.message}",
                 partition_id=one.partition_id,
             ) from error
-        return Found(
+        return PartitionOffsets(
             partition=one,
             first_offset=status.first_offset,
             next_offset=status.next_offset,

@@ -20,11 +20,11 @@ from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
 from ..cluster.heard import (
-    Telling,
-    begin_telling,
+    Announcement,
+    begin_announcement,
+    mark_told,
     note_heard,
-    note_told,
-    tellings,
+    read_announcements,
     unheard_partitions,
     untold_groups,
 )
@@ -64,7 +64,7 @@ class Announcer:
 
     async def announce(self, group_id: int) -> None:
         """Make a new group known wherever a broker answers.  Raises StorageError."""
-        found = await self._database.write(begin_telling, group_id, limit=PARTITIONS_MAX)
+        found = await self._database.write(begin_announcement, group_id, limit=PARTITIONS_MAX)
         while found:
             await self._tell_all(found)
             found = await self._database.read(
@@ -74,11 +74,11 @@ class Announcer:
                 group_id=group_id,
             )
 
-    async def look(self) -> int:
+    async def run_once(self) -> int:
         """One look at all there are; how many partitions heard of their groups.  Raises StorageError."""
         told = 0
         for ids in self._catalogue.take_untold():
-            told += await self._tell_all(await self._database.read(tellings, ids))
+            told += await self._tell_all(await self._database.read(read_announcements, ids))
         now = asyncio.get_running_loop().time()
         if now < self._next_look or not await self._database.read(untold_groups):
             return told
@@ -93,10 +93,10 @@ class Announcer:
         ):
             told += await self._tell_all(found)
             after = found[-1].partition_id
-        await self._database.write(note_told)
+        await self._database.write(mark_told)
         return told
 
-    async def _tell_all(self, found: Sequence[Telling]) -> int:
+    async def _tell_all(self, found: Sequence[Announcement]) -> int:
         """Tell the brokers of these partitions, and note who has heard; of how many partitions."""
         gone: set[str] = set()
         answers = await asyncio.gather(*(self._tell(one, gone) for one in found))
@@ -105,7 +105,7 @@ class Announcer:
             await self._database.write(note_heard, told)
         return len(told)
 
-    async def _tell(self, one: Telling, gone: set[str]) -> bool:
+    async def _tell(self, one: Announcement, gone: set[str]) -> bool:
         """Has the broker heard; `gone` are the addresses of those that do not answer in this round."""
         ask = KnowGroups(groups=tuple(name for _, name in one.groups), complete=True)
         async with self._room:

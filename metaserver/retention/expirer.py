@@ -48,7 +48,7 @@ class Expirer:
         self._holder = holder
         self._after = 0
 
-    async def look(self) -> int:
+    async def run_once(self) -> int:
         """One look; how many partitions have expired.  Raises StorageError."""
         mine = await self._database.write(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms

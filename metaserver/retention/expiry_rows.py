@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.ids import Subject
 from ...protocol.routing import Partition, PartitionState
-from ..cluster.partitions import BY_ID, some_partitions
+from ..cluster.partitions import BY_ID, read_partitions
 from ..sql.dialect import now_ms
 from ..sql.schema import brokers, drained, groups, leases, partition_parents, partitions, subjects
 
@@ -66,7 +66,7 @@ def expiry_candidates(
     )
     ends = {row.partition_id: row.end_offset for row in connection.execute(found)}
     return [
-        (one, ends[one.partition_id]) for one in some_partitions(connection, BY_ID, ids=list(ends))
+        (one, ends[one.partition_id]) for one in read_partitions(connection, BY_ID, ids=list(ends))
     ]
 
 

@@ -15,7 +15,7 @@ DRIFT_SHARE = 10
 """One part in so many: how fast a time server may pull a clock back to the right time."""
 
 
-class Reading(NamedTuple):
+class ClockReading(NamedTuple):
     """The database's time, and this machine's boot-time clock before and after; milliseconds."""
 
     asked_ms: int
@@ -23,13 +23,13 @@ class Reading(NamedTuple):
     answered_ms: int
 
 
-class TimeWatch:
+class ClockWatch:
     """The last reading that fitted the one before."""
 
     def __init__(self) -> None:
-        self._last: Reading | None = None
+        self._last: ClockReading | None = None
 
-    def jump_ms(self, now: Reading) -> int:
+    def jump_ms(self, now: ClockReading) -> int:
         """By how much, at least, the database's clock jumped ahead (back: negative); 0 makes `now` the last reading."""
         last = self._last
         if last is not None:

@@ -46,7 +46,7 @@ def _postgresql_now(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
 
 
-def at_one_moment(connection: Connection) -> None:
+def begin_snapshot(connection: Connection) -> None:
     """
     Have every statement of a transaction that only reads see the same moment; the first thing it does.
 

@@ -15,9 +15,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from ...protocol.clock import Clock
 from ...protocol.errors import KeylaneError
 from .clock_restart import restart_times
-from .clock_watch import Reading, TimeWatch
+from .clock_watch import ClockReading, ClockWatch
 from .dialect import now_ms
-from .transactions import UnderWay
+from .transactions import TransactionRunner
 
 log = logging.getLogger("keylane.metaserver")
 P = ParamSpec("P")
@@ -57,10 +57,10 @@ class PostgresDatabase:
             pool_pre_ping=True,
             connect_args={"server_settings": _SETTINGS},
         )
-        self._under_way = UnderWay()
+        self._transactions = TransactionRunner()
         self._writes = asyncio.Semaphore(WRITES_AT_ONCE_MAX)
         self._boot_ms = clock.boot_ms
-        self._watch = TimeWatch()
+        self._watch = ClockWatch()
         self._restart = partial(restart_times, broker_ttl_ms=broker_ttl_ms)
         self._restarting = asyncio.Lock()
         self._restarts = 0
@@ -91,7 +91,7 @@ class PostgresDatabase:
     ) -> T:
         """See `Database.read`."""
 
-        def in_time(connection: Connection) -> T:  # its first statement may be `at_one_moment`
+        def in_time(connection: Connection) -> T:  # its first statement may be `begin_snapshot`
             return self._then_look(connection, work, *args, **kwargs)
 
         return await self._run(in_time)
@@ -100,7 +100,7 @@ class PostgresDatabase:
         while True:
             before = self._restarts
             try:
-                return await self._under_way.run(self._engine, work)
+                return await self._transactions.run(self._engine, work)
             except _JumpedError as jumped:
                 await self._restart_once(before, jumped.by_ms)
 
@@ -109,7 +109,7 @@ class PostgresDatabase:
         async with self._restarting:
             if self._restarts == before:
                 log.warning("the database's clock jumped by %+d ms: leases count from now", by_ms)
-                await self._under_way.run(self._engine, self._restart)
+                await self._transactions.run(self._engine, self._restart)
                 self._watch.restart()
                 self._restarts += 1
 
@@ -131,11 +131,11 @@ class PostgresDatabase:
     def _look(self, connection: Connection) -> None:
         asked_ms = self._boot_ms()
         told_ms = connection.execute(_now).scalar_one()
-        by_ms = self._watch.jump_ms(Reading(asked_ms, told_ms, self._boot_ms()))
+        by_ms = self._watch.jump_ms(ClockReading(asked_ms, told_ms, self._boot_ms()))
         if by_ms:
             raise _JumpedError(by_ms)
 
     async def close(self) -> None:
         """Close every connection, after what is under way."""
-        await self._under_way.close()
+        await self._transactions.close()
         await self._engine.dispose()

@@ -19,7 +19,7 @@ CLOSE_S = 2.0
 _RETRY_STATES = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks to try again
 
 
-class UnderWay:
+class TransactionRunner:
     """
     The works under way.  None is broken off because its caller gave up: its connection would be lost with it.
 

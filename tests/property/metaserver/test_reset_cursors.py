@@ -6,16 +6,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from keylane.metaserver.resets.cursors import Found, check_ask, generations, new_cursors
+from keylane.metaserver.resets.cursors import PartitionOffsets, check_ask, generations, new_cursors
 from keylane.protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import Partition, PartitionState
 
 
 @st.composite
-def lineages(draw: st.DrawFn) -> list[Found]:
+def lineages(draw: st.DrawFn) -> list[PartitionOffsets]:
     """Partitions of a subject that was changed at random; parents have lower ids."""
-    found: list[Found] = []
+    found: list[PartitionOffsets] = []
     for number in range(1, draw(st.integers(2, 9))):
         parents = draw(st.sets(st.integers(1, number - 1), max_size=3)) if number > 1 else set()
         found.append(one(draw, number, tuple(sorted(parents)), queue=number))
@@ -23,10 +23,10 @@ def lineages(draw: st.DrawFn) -> list[Found]:
 
 
 @st.composite
-def chains(draw: st.DrawFn) -> list[Found]:
+def chains(draw: st.DrawFn) -> list[PartitionOffsets]:
     """One or two queues, each a chain of partitions with ids that are mixed."""
-    found: list[Found] = []
-    last: dict[int, Found] = {}
+    found: list[PartitionOffsets] = []
+    last: dict[int, PartitionOffsets] = {}
     for number in range(1, draw(st.integers(2, 9))):
         queue = draw(st.integers(0, 1))
         before = last.get(queue)
@@ -37,7 +37,7 @@ def chains(draw: st.DrawFn) -> list[Found]:
     return found
 
 
-def one(draw: st.DrawFn, number: int, parents: tuple[int, ...], **more: int) -> Found:
+def one(draw: st.DrawFn, number: int, parents: tuple[int, ...], **more: int) -> PartitionOffsets:
     count = draw(st.integers(0, 6))
     first = draw(st.integers(0, count))
     at_time = draw(st.none() | st.integers(first, count - 1)) if first < count else None
@@ -51,7 +51,9 @@ def one(draw: st.DrawFn, number: int, parents: tuple[int, ...], **more: int) -> 
         parents=parents,
         **more,
     )
-    return Found(partition=partition, first_offset=first, next_offset=count, at_time=at_time)
+    return PartitionOffsets(
+        partition=partition, first_offset=first, next_offset=count, at_time=at_time
+    )
 
 
 targets = st.sampled_from(
@@ -63,7 +65,7 @@ targets = st.sampled_from(
 )
 
 
-def check_no_gap(found: list[Found], cursors: dict[int, int]) -> None:
+def check_no_gap(found: list[PartitionOffsets], cursors: dict[int, int]) -> None:
     """What continues a partition that is not acked to its end begins at its first message, and so on."""
     behind: set[int] = set()
     for each in found:

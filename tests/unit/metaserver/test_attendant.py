@@ -12,7 +12,7 @@ import pytest
 
 from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.catalogue.service import Catalogue
-from keylane.metaserver.groups.service import Members
+from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.driver import Reshaper
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import open_database
@@ -32,7 +32,7 @@ async def attending(
         folder=folder, url=None, clock=SystemClock(), boot="boot", broker_ttl_ms=10_000
     ) as database:
         catalogue = Catalogue(database, network, settings)
-        members = Members(database, settings)
+        members = GroupService(database, settings)
         reshaper = Reshaper(
             database,
             network,

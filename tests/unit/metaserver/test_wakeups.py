@@ -17,29 +17,29 @@ async def test_ring_wakes_only_its_key() -> None:
         wakeups.wake(["a", "nobody"])
         await first.wait(10_000)
         await second.wait(10_000)
-        assert not other.rung
+        assert not other.woken
         assert sorted(wakeups.keys()) == ["a", "b"]
         wakeups.wake_all()
-        assert other.rung
+        assert other.woken
     assert wakeups.keys() == []
 
 
 async def test_ring_before_the_wait_is_not_lost() -> None:
     """A change between listening and waiting ends the wait at once."""
     wakeups: Wakeups[str] = Wakeups()
-    with wakeups.listen("a") as ring:
+    with wakeups.listen("a") as waiter:
         wakeups.wake(["a"])
         start = time.monotonic()
-        await ring.wait(10_000)
+        await waiter.wait(10_000)
         assert time.monotonic() - start < 1
 
 
 async def test_wait_ends_by_itself() -> None:
     """Without a change the wait ends when its time is over."""
     wakeups: Wakeups[str] = Wakeups()
-    with wakeups.listen("a") as ring:
-        await ring.wait(20)
-        assert not ring.rung
+    with wakeups.listen("a") as waiter:
+        await waiter.wait(20)
+        assert not waiter.woken
 
 
 async def test_turns_share_the_next_run() -> None:

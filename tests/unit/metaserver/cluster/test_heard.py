@@ -6,9 +6,9 @@ import pytest
 import sqlalchemy as sa
 
 from keylane.metaserver.cluster.heard import (
+    mark_told,
     note_heard,
-    note_told,
-    tellings,
+    read_announcements,
     unheard_partitions,
     untold_groups,
 )
@@ -49,7 +49,7 @@ class Groups(Rows):
         return [(one.partition_id, tuple(name for _, name in one.groups)) for one in found]
 
     def hear(self, *ids: int) -> None:
-        self.run(note_heard, self.run(tellings, ids))
+        self.run(note_heard, self.run(read_announcements, ids))
 
 
 def test_a_partition_is_granted_when_its_broker_has_heard():
@@ -63,7 +63,7 @@ def test_a_partition_is_granted_when_its_broker_has_heard():
     assert rows.told() == [(2, ("a",)), (4, ("a",))]
     rows.hear(2, 4)
     assert rows.granted("a") == [1, 2, 3, 4]
-    rows.run(note_told)
+    rows.run(mark_told)
     assert rows.run(untold_groups) == 0
     assert rows.told(group_id=group_id) == []
 
@@ -91,12 +91,12 @@ def test_silent_brokers_hear_when_they_are_back():
     rows.join("a")
     assert [one for one, _ in rows.told()] == [1, 3]
     rows.hear(1, 3)
-    rows.run(note_told)
+    rows.run(mark_told)
     assert rows.run(untold_groups) == 1
     rows.report("g2")
     assert [one for one, _ in rows.told()] == [2, 4]
     rows.hear(2, 4)
-    rows.run(note_told)
+    rows.run(mark_told)
     assert rows.run(untold_groups) == 0
 
 
@@ -124,7 +124,7 @@ def test_nobody_is_told_where_time_alone_counts():
     rows.join("a")
     assert rows.granted("a") == [1, 2, 3, 4]
     assert rows.told() == []
-    rows.run(note_told)
+    rows.run(mark_told)
     assert rows.run(untold_groups) == 0
 
 
@@ -168,7 +168,7 @@ def test_a_reset_lets_brokers_be_told_again():
     rows = Groups()
     group_id = rows.join("a")
     rows.hear(1, 2, 3, 4)
-    rows.run(note_told)
+    rows.run(mark_told)
     assert rows.run(untold_groups) == 0
     from keylane.metaserver.groups.sessions import leave_group
     from keylane.metaserver.resets.rows import begin_reset, reset_scope

@@ -7,7 +7,7 @@ import pytest
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.heard import unheard_children
 from keylane.metaserver.cluster.subjects import find_subject, read_route
-from keylane.metaserver.groups.leases import Readable, readable_partitions
+from keylane.metaserver.groups.leases import PartitionFacts, readable_partitions
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.journal import (
     advance_operation,
@@ -95,8 +95,8 @@ def test_an_operation_that_waits_for_a_lost_disk_goes_on(rows: Rows) -> None:
     assert view.state is OperationState.DONE
 
 
-def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> Readable:
-    return Readable(
+def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> PartitionFacts:
+    return PartitionFacts(
         partition_id=PartitionId(number),
         state=state,
         parents=tuple(PartitionId(one) for one in parents),

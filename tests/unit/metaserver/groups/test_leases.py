@@ -6,7 +6,7 @@ import pytest
 
 from keylane.metaserver.groups.leases import (
     Lease,
-    Readable,
+    PartitionFacts,
     Settlement,
     grant,
     readable_partitions,
@@ -21,12 +21,12 @@ A, B, C = SessionId("a"), SessionId("b"), SessionId("c")
 Leases = dict[PartitionId, Lease]
 
 
-def readable(*ids: int) -> list[Readable]:
-    return [Readable(partition_id=PartitionId(one), state=PartitionState.OPEN) for one in ids]
+def readable(*ids: int) -> list[PartitionFacts]:
+    return [PartitionFacts(partition_id=PartitionId(one), state=PartitionState.OPEN) for one in ids]
 
 
 def settled(
-    leases: Leases, sessions: list[SessionId], ids: list[Readable], last_token: int
+    leases: Leases, sessions: list[SessionId], ids: list[PartitionFacts], last_token: int
 ) -> tuple[Leases, Settlement]:
     found = settle_leases(leases, sessions, ids, last_token=FencingToken(last_token))
     return leases | {one.partition_id: one for one in found.leases}, found
@@ -123,7 +123,7 @@ def test_drained_is_withdrawn_and_its_children_granted() -> None:
     leases, _ = settled({}, [A, B], readable(1, 2), 0)
     owner = leases[PartitionId(1)].session
     children = [
-        Readable(
+        PartitionFacts(
             partition_id=PartitionId(one),
             state=PartitionState.OPEN,
             parents=(PartitionId(1),),
@@ -165,8 +165,8 @@ def test_release_of_anothers_grant() -> None:
 def test_parents_drain_first() -> None:
     """A child is readable only when all its parents are drained; one whose data is gone holds nobody up."""
 
-    def one(key: int, state: PartitionState, *parents: int) -> Readable:
-        return Readable(
+    def one(key: int, state: PartitionState, *parents: int) -> PartitionFacts:
+        return PartitionFacts(
             partition_id=PartitionId(key),
             state=state,
             parents=tuple(PartitionId(parent) for parent in parents),
@@ -200,10 +200,10 @@ def test_a_abandoned_parent_is_let_by_until_its_end_is_known(
 ) -> None:
     """From then on the child waits for it as for any other, unless the group has the child already."""
     partitions = [
-        Readable(
+        PartitionFacts(
             partition_id=PartitionId(1), state=PartitionState.SEALED, abandoned=True, ended=ended
         ),
-        Readable(
+        PartitionFacts(
             partition_id=PartitionId(2),
             state=PartitionState.OPEN,
             parents=(PartitionId(1),),

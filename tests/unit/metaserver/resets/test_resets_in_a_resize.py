@@ -11,7 +11,7 @@ import pytest
 
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants
 from keylane.metaserver.groups.sessions import join_group, leave_group
-from keylane.metaserver.resets.service import PLANS_MAX, Resetter
+from keylane.metaserver.resets.service import PLANS_MAX, ResetService
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import GroupStatus, Join, PartitionStatus
 from keylane.protocol.errors import GroupBusyError
@@ -91,7 +91,7 @@ def read_all(rows: Rows, *drained: int) -> set[int]:
 
 async def reset(rows: Rows, brokers: Brokers) -> None:
     settings = MetaserverSettings(data=Path("meta"))
-    resetter = Resetter(InMemory(rows), brokers, settings, holder="m")  # type: ignore[arg-type]
+    resetter = ResetService(InMemory(rows), brokers, settings, holder="m")  # type: ignore[arg-type]
     await resetter.reset("s", "g", ResetGroup(to=ResetTo.EARLIEST))
 
 

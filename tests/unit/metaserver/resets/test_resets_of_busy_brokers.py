@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from keylane.metaserver.resets.rows import ResetScope
-from keylane.metaserver.resets.service import OVERLOADED_PAUSES_MS, Resetter
+from keylane.metaserver.resets.service import OVERLOADED_PAUSES_MS, ResetService
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import GroupStatus, PartitionStatus
 from keylane.protocol.errors import OverloadedError, ResetUnfinishedError
@@ -52,7 +52,7 @@ async def tell(broker: BusyBroker) -> dict[int, int]:
         partitions=(one,),
     )
     settings = MetaserverSettings(data=Path("meta"))
-    resetter = Resetter(None, broker, settings, holder="m")  # type: ignore[arg-type]
+    resetter = ResetService(None, broker, settings, holder="m")  # type: ignore[arg-type]
     done: dict[int, int] = {}
     await resetter._tell("g", scope, [1], {1: 5}, {1: 3}, done)
     return done
