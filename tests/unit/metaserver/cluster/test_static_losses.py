@@ -11,7 +11,7 @@ from keylane.metaserver.operations.views import subject_history
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.rows import Word
 from keylane.metaserver.rebuild.writer import store_rebuilt
-from keylane.metaserver.resets.cursors import Found, new_cursors
+from keylane.metaserver.resets.cursors import PartitionOffsets, new_cursors
 from keylane.metaserver.sql.schema import subjects
 from keylane.metaserver.verify.checks import verify
 from keylane.metaserver.verify.reader import read_sql_view
@@ -179,7 +179,7 @@ def test_a_rebuild_finds_the_start_behind_a_loss_again() -> None:
     assert broken(again) == []
 
 
-def segment(number: int, start: int, messages: int, *, first: int = 0) -> Found:
+def segment(number: int, start: int, messages: int, *, first: int = 0) -> PartitionOffsets:
     partition = Partition(
         partition_id=number,
         name=f"s.p{number - 1}",
@@ -190,10 +190,10 @@ def segment(number: int, start: int, messages: int, *, first: int = 0) -> Found:
         state=OPEN,
         logic_start=start,
     )
-    return Found(partition=partition, first_offset=first, next_offset=messages)
+    return PartitionOffsets(partition=partition, first_offset=first, next_offset=messages)
 
 
-def reset(offset: int, *found: Found) -> dict[int, int]:
+def reset(offset: int, *found: PartitionOffsets) -> dict[int, int]:
     ask = ResetGroup(to=ResetTo.OFFSET, offset=offset, queue=0)
     return new_cursors(ask, found, static=True)
 
