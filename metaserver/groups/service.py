@@ -10,7 +10,7 @@ A change waiters the sessions it concerns and no others: a thousand waiting cons
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...protocol.control import (
@@ -86,19 +86,19 @@ class GroupService:
         self._database = database
         self._settings = settings
         self._wakeups: Wakeups[SessionId] = Wakeups()
-        self._settling: SingleFlight[int, None] = SingleFlight(
+        self._settling: SingleFlight[int, None, None] = SingleFlight(
             self._settle_now, rest_ms_max=SETTLE_REST_MS_MAX
         )
-        self._settling_first: SingleFlight[int, None] = SingleFlight(
+        self._settling_first: SingleFlight[int, None, None] = SingleFlight(
             self._settle_first, rest_ms_max=SETTLE_REST_MS_MAX
         )
-        """For heartbeats, which have to be answered in time: they do not wait behind joins."""
-        self._renewing: SingleFlight[None, dict[str, SessionRow]] = SingleFlight(self._renew_now)
-        self._to_renew: set[SessionId] = set()
-        self._releasing: SingleFlight[SessionId, Mapping[ReleaseGrant, KeylaneError]] = (
-            SingleFlight(self._release_now)
+        """For heartbeats: they do not wait behind joins, because a late answer costs the session."""
+        self._renewing: SingleFlight[None, SessionId, dict[str, SessionRow]] = SingleFlight(
+            self._renew_now
         )
-        self._to_release: dict[SessionId, list[ReleaseGrant]] = {}
+        self._releasing: SingleFlight[
+            SessionId, ReleaseGrant, Mapping[ReleaseGrant, KeylaneError]
+        ] = SingleFlight(self._release_now)
         self._cached: dict[SessionId, Grants] = {}
         self._waiting: dict[Waiter, _Waiting] = {}
         """By call: of two of one session the older may end later."""
@@ -138,14 +138,14 @@ class GroupService:
                 if _suspend_reply_was_lost(ask, row):
                     meant = Suspend(session=session, suspended=bool(ask.suspended))
                     group_id = await self._database.write_first(suspend_session, meant)
-                    await self._settling_first.run(group_id)
+                    await self._settling_first.run(group_id, None)
                     self._wakeups.wake([session])
                 if ask.drained:
                     drained_by = await self._database.write_first(
                         note_drained, session, ask.drained
                     )
                     if drained_by is not None:
-                        await self._settling_first.run(drained_by)
+                        await self._settling_first.run(drained_by, None)
                 if row.handing_over and ask.holding is not None:
                     held = set(ask.holding)
                     self._tell(await self._database.write_first(release_unheld, ask, held))
@@ -169,8 +169,7 @@ class GroupService:
         """
         check_session(ask.session)
         session = SessionId(ask.session)
-        self._to_release.setdefault(session, []).append(ask)
-        refused = (await self._releasing.run(session)).get(ask)
+        refused = (await self._releasing.run(session, ask)).get(ask)
         if refused is not None:
             raise refused
         return Done()
@@ -212,7 +211,7 @@ class GroupService:
 
     async def settle(self, group_id: int) -> None:
         """Make the group's leases fit its sessions and partitions, as they are at this call or later."""
-        await self._settling.run(group_id)
+        await self._settling.run(group_id, None)
 
     async def check_for_changes(self) -> None:
         """Wake those whose grants were changed by another metaserver."""
@@ -239,32 +238,33 @@ class GroupService:
         self._wakeups.wake_all()
 
     async def _renew(self, session: SessionId) -> SessionRow:
-        self._to_renew.add(session)
-        row = (await self._renewing.run(None)).get(session)
+        row = (await self._renewing.run(None, session)).get(session)
         if row is None:
             self._forget(session)
             raise SessionUnknownError(session=session)
         return row
 
-    async def _renew_now(self, _key: None) -> dict[str, SessionRow]:
-        """One transaction renews everybody who asked until now."""
-        asked, self._to_renew = sorted(self._to_renew), set()
+    async def _renew_now(self, _key: None, sessions: Sequence[SessionId]) -> dict[str, SessionRow]:
+        """Renew the sessions of all heartbeats that share this run, in one statement."""
+        ordered = sorted(set(sessions))
         renewed: dict[str, SessionRow] = {}
-        for start in range(0, len(asked), RENEWED_AT_ONCE_MAX):
-            part = asked[start : start + RENEWED_AT_ONCE_MAX]
+        for start in range(0, len(ordered), RENEWED_AT_ONCE_MAX):
+            part = ordered[start : start + RENEWED_AT_ONCE_MAX]
             renewed |= await self._database.renew(renew_sessions, part)
         return renewed
 
-    async def _release_now(self, session: SessionId) -> Mapping[ReleaseGrant, KeylaneError]:
-        """One transaction for all that a session let go of until now: a hand-over is often of many partitions."""
-        released = await self._database.write(release_leases, self._to_release.pop(session))
+    async def _release_now(
+        self, _session: SessionId, asks: Sequence[ReleaseGrant]
+    ) -> Mapping[ReleaseGrant, KeylaneError]:
+        """Release leases of one session in one transaction: a hand-over is often of many partitions."""
+        released = await self._database.write(release_leases, asks)
         self._tell(released.changes)
         return released.refused
 
-    async def _settle_now(self, group_id: int) -> None:
+    async def _settle_now(self, group_id: int, _items: object) -> None:
         self._tell(await self._database.write(settle_group, group_id))
 
-    async def _settle_first(self, group_id: int) -> None:
+    async def _settle_first(self, group_id: int, _items: object) -> None:
         self._tell(await self._database.write_first(settle_group, group_id))
 
     async def _read_grants(self, session: SessionId) -> Grants:

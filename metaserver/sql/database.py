@@ -33,7 +33,7 @@ from .group_write import GroupWriter
 from .migrate import migrate
 from .postgres import PostgresDatabase
 from .sqlite_driver import open_connection
-from .transactions import TransactionRunner
+from .transactions import TransactionRunner, run_transaction
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -82,8 +82,10 @@ class SqliteDatabase:
         self._write = write
         self._renew = renew
         self._read = read
-        self._transactions = TransactionRunner()
-        self._writer = GroupWriter(self._run_one)
+        self._reads = TransactionRunner()
+        self._writer = GroupWriter(
+            lambda work, durable: run_transaction(write if durable else renew, work)
+        )
         self._file: tuple[Path, int] | None = None
         """The file and its inode, once it is open."""
 
@@ -101,9 +103,6 @@ class SqliteDatabase:
         except OSError:
             same = False
         return "" if same else f"its file {path} was removed or replaced; stop the metaserver"
-
-    async def _run_one(self, work: Callable[[Connection], T], durable: bool) -> T:
-        return await self._transactions.run(self._write if durable else self._renew, work)
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -136,12 +135,12 @@ class SqliteDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.read`."""
-        return await self._transactions.run(self._read, work, *args, **kwargs)
+        return await self._reads.run(self._read, work, *args, **kwargs)
 
     async def close(self) -> None:
-        """Close every connection, after what is under way."""
+        """Close every connection, after the transactions that run."""
         await self._writer.close()
-        await self._transactions.close()
+        await self._reads.close()
         for engine in (self._write, self._renew, self._read):
             await engine.dispose()
 

@@ -29,6 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ...protocol.clock import SystemClock
 from ...protocol.errors import StorageError
+from .transactions import ending_error
 
 WORKS_AT_ONCE_MAX = 128
 TRANSACTION_MS_MAX = 100
@@ -64,6 +65,7 @@ class GroupWriter:
         self._urgent: deque[_Waiting] = deque()
         self._waiting: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     async def submit(self, work: Work, *, durable: bool, urgent: bool = False) -> Any:
         """
@@ -76,6 +78,8 @@ class GroupWriter:
         Raises:
             What `work` raises, and StorageError.
         """
+        if self._closed:
+            raise ending_error()
         answer = asyncio.get_running_loop().create_future()
         queue = self._urgent if urgent else self._waiting
         queue.append(_Waiting(work, durable, urgent, answer))
@@ -84,7 +88,8 @@ class GroupWriter:
         return await answer
 
     async def close(self) -> None:
-        """Wait until nothing is under way."""
+        """Refuse new works; wait until all others are done."""
+        self._closed = True
         while self._task is not None:
             await asyncio.wait([self._task])
 
