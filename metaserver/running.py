@@ -11,6 +11,7 @@ from functools import partial
 
 from msgspec import to_builtins
 
+from ..protocol import endpoints
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import Health
 from ..protocol.errors import StorageError
@@ -20,7 +21,7 @@ from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, Server
 from .attendant import Attendant
-from .calls import Call, control_calls, control_routes
+from .calls import control_routes
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .openapi import openapi_document
@@ -158,23 +159,23 @@ def _services(
     )
     health = partial(_health, database, catalogue)
     verifier = Verifier(database, network)
-    calls = control_calls(catalogue, groups, health, reshaper, verifier, resets)
+    routes = control_routes(catalogue, groups, health, reshaper, verifier, resets)
     return _Services(
         catalogue=catalogue,
         groups=groups,
         reshaper=reshaper,
         attendant=attendant,
-        routes=[*control_routes(calls), _document_route(calls)],
+        routes=[*routes, _document_route()],
     )
 
 
-def _document_route(calls: list[Call]) -> ControlRoute:
-    document = openapi_document(calls, version=API_VERSION)
+def _document_route() -> ControlRoute:
+    document = openapi_document(endpoints.METASERVER, version=API_VERSION)
 
     async def openapi(_body: object, _params: Params) -> object:
         return document
 
-    return ControlRoute("GET", "/v1/openapi.json", None, openapi)
+    return ControlRoute(endpoints.OPENAPI, openapi)
 
 
 async def _health(database: WatchedDatabase, catalogue: Catalogue) -> Health:
