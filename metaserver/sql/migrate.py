@@ -11,7 +11,7 @@ from ... import migrations
 from ...protocol.errors import ConfigError
 from .schema import metadata
 
-HEAD = "0010"
+HEAD = "0011"
 """The newest revision.  Kept here so that an up-to-date database starts without loading Alembic."""
 _LOCK = 0x6B65796C616E65
 

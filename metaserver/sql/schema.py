@@ -51,6 +51,15 @@ facts = Table(
     comment="one value for the whole database each, such as the machine's boot that its times belong to",
 )
 
+duties = Table(
+    "duties",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("holder", String(128), nullable=False),
+    Column("held_until", BigInteger, nullable=False),
+    comment="named leases of metaservers, by the database's time",
+)
+
 brokers = Table(
     "brokers",
     metadata,

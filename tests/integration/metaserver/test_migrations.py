@@ -91,6 +91,26 @@ def test_again_is_harmless(engine: sa.Engine) -> None:
     engine.dispose()
 
 
+def test_duties_are_kept_when_their_table_is_made(engine: sa.Engine) -> None:
+    """A lease that a metaserver holds is held in the new table too, and in the facts again after a downgrade."""
+    lease = {"name": "duty:reset:7", "value": "1234 holder.1"}
+    facts = sa.text("SELECT name, value FROM facts WHERE name LIKE 'duty:%'")
+    with engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(FOLDER))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0010")
+        connection.execute(sa.text("INSERT INTO facts VALUES (:name, :value)"), lease)
+        command.upgrade(config, "0011")
+        assert connection.execute(sa.text("SELECT * FROM duties")).all() == [
+            ("reset:7", "holder.1", 1234)
+        ]
+        assert connection.execute(facts).all() == []
+        command.downgrade(config, "0010")
+        assert connection.execute(facts).mappings().all() == [lease]
+    engine.dispose()
+
+
 def test_newer_database_is_refused(engine: sa.Engine) -> None:
     """A database that a newer version has written is not touched."""
     with engine.begin() as connection:
