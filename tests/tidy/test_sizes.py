@@ -12,7 +12,6 @@ FUNCTION_LINES_MAX = 60
 LONGER: dict[str, int] = {
     "broker/app.py:running_broker": 77,
     "broker/store/store.py:__init__": 61,
-    "metaserver/resets/rows.py:begin_reset": 61,
     "producer/client.py:send": 76,
     "producer/executor.py:__init__": 62,
     "producer/executor.py:_after_failure": 68,

@@ -54,7 +54,7 @@ async def tell(broker: BusyBroker) -> dict[int, int]:
     settings = MetaserverSettings(data=Path("meta"))
     resetter = ResetService(None, broker, settings, holder="m")  # type: ignore[arg-type]
     done: dict[int, int] = {}
-    await resetter._tell("g", scope, [1], {1: 5}, {1: 3}, done)
+    await resetter._set_cursors("g", scope, [1], {1: 5}, {1: 3}, done)
     return done
 
 
