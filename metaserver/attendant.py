@@ -1,7 +1,7 @@
-"""What happens in time and not on a call: expired sessions, changes of other metaservers, repairs, data that is gone.
+"""The periodic work of a metaserver: expired sessions, changes by other metaservers, repairs, expired data.
 
-It looks every `poll_ms`, and earlier when a session is about to expire: so a silent consumer is replaced at
-its ttl, whoever else is calling.
+It polls every `poll_ms`, and earlier when a session is about to expire: a silent consumer is replaced at its ttl even if
+no other consumer calls.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ log = logging.getLogger("keylane.metaserver")
 
 class Attendant:
     """
-    The periodic work of one metaserver.  Any number of them may do it at once: each step is a transaction.
+    Runs the periodic work.  Any number of metaservers may run it at once: each step is a transaction.
 
-    `duties` are done every `expire_ms`, and `quick_duties` every `poll_ms`: what hangs on retention.
+    Args:
+        duties: called every `expire_ms`.
+        quick_duties: called every `poll_ms`.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Attendant:
         ]
 
     async def run(self) -> None:
-        """Until cancelled.  What failed with an error of ours is done again; only a fault of ours ends it."""
+        """Run until cancelled.  A KeylaneError is logged and the work retried; any other error ends the run and is raised."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._poll_loop())
@@ -58,11 +60,11 @@ class Attendant:
                 for duty, pause_ms in self._duties:
                     group.create_task(self._run_duty_loop(duty, pause_ms))
         except Exception:
-            log.exception("the periodic work met a fault of ours and has ended")
+            log.exception("the periodic work has ended by a bug")
             raise
 
     async def poll(self) -> int:
-        """One round; milliseconds until the next one is due."""
+        """Do one round; returns the milliseconds until the next one is due."""
         poll_ms = self._settings.poll_ms
         try:
             due = await self._database.read(due_groups)
@@ -100,5 +102,5 @@ class Attendant:
 
 
 def _warn(error: KeylaneError) -> None:
-    what = "the database does not answer" if isinstance(error, StorageError) else "will try again"
-    log.warning("%s: %s", what, error.message)
+    prefix = "the database does not answer" if isinstance(error, StorageError) else "will try again"
+    log.warning("%s: %s", prefix, error.message)
