@@ -1,4 +1,4 @@
-"""Grants that another metaserver changes are told to who waits here, whoever else waited or comes to wait."""
+"""Changes by another metaserver wake the heartbeats that wait here."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         yield House(database, tmp_path)
 
 
-async def test_a_poll_that_is_given_up_takes_no_other_with_it(house: House):
-    """A session asks again and its older long poll ends: a change elsewhere is told to the newer one."""
+async def test_newer_long_poll_is_woken_when_an_older_one_ends(house: House):
+    """Of two long polls of a session the older one ends: a change elsewhere wakes the newer one."""
     await house.join(FIRST)
     version = await house.version(FIRST)
     older = await house.waiting(FIRST, version)
@@ -107,8 +107,8 @@ async def test_a_poll_that_is_given_up_takes_no_other_with_it(house: House):
     assert (await asyncio.wait_for(newer, LONG_MS / 3_000)).version > version
 
 
-async def test_who_comes_while_it_is_looked_is_told_with_the_next_look(house: House):
-    """A session that was renewed before it was ended elsewhere, and waits since the look that saw that, hears of it."""
+async def test_waiter_joining_during_a_poll_is_woken_by_the_next_poll(house: House):
+    """A session was renewed before it was ended elsewhere, and waits since the poll that saw it ended."""
     for session in (FIRST, SECOND):
         await house.join(session)
     first, second = [await house.version(one) for one in (FIRST, SECOND)]
@@ -127,8 +127,8 @@ async def test_who_comes_while_it_is_looked_is_told_with_the_next_look(house: Ho
     tasks[0].cancel()
 
 
-async def test_nobody_is_woken_for_nothing(house: House):
-    """A look after which nothing has changed for a session lets it wait; so does one without changes."""
+async def test_poll_wakes_no_session_without_changes(house: House):
+    """A poll that finds no change of a session lets it wait."""
     await house.join(FIRST)
     version = await house.version(FIRST)
     waits = await house.waiting(FIRST, version)

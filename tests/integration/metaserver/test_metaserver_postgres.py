@@ -1,4 +1,4 @@
-"""The metaserver's SQL on PostgreSQL: the schema, many that start at once, refusals that ask to be repeated."""
+"""The metaserver's SQL on PostgreSQL: schema, concurrent starts, transactions that are retried."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def in_transaction(url: str, work) -> object:
 
 
 @pytest.mark.parametrize("programs", [machine_programs, packaged_programs])
-def test_a_real_server_is_there(programs) -> None:
+def test_postgresql_server_answers(programs) -> None:
     """With the machine's own programs or without, the tests find a PostgreSQL that answers."""
     with running_postgres(programs()) as server:
         (row,) = server.execute("SELECT version()")
@@ -71,8 +71,8 @@ async def test_migrated_schema_is_the_metadata(url: str) -> None:
     assert await in_transaction(url, compare) == []
 
 
-async def test_down_to_nothing(url: str) -> None:
-    """Every migration can be undone, and done again."""
+async def test_every_migration_can_be_undone(url: str) -> None:
+    """All migrations are undone, and done again."""
 
     def down_and_up(connection: Connection) -> tuple[set[str], set[str]]:
         migrate(connection)
@@ -89,8 +89,8 @@ async def test_down_to_nothing(url: str) -> None:
     assert back == {*metadata.tables, "alembic_version"}
 
 
-async def test_many_start_at_once(url: str, tmp_path: Path) -> None:
-    """Metaservers that start on one empty database at the same time migrate it once, and none fails."""
+async def test_concurrent_starts_migrate_once(url: str, tmp_path: Path) -> None:
+    """Metaservers that start on one empty database at once migrate it once, and none fails."""
 
     async def start() -> str:
         async with opened(url, tmp_path) as database:
@@ -100,8 +100,8 @@ async def test_many_start_at_once(url: str, tmp_path: Path) -> None:
     assert await asyncio.gather(*(start() for _ in range(4))) == [HEAD] * 4
 
 
-async def test_a_deadlock_is_tried_again(url: str, tmp_path: Path) -> None:
-    """Two transactions that lock the same rows in opposite orders both come through, each once."""
+async def test_deadlock_is_retried(url: str, tmp_path: Path) -> None:
+    """Two transactions that lock the same rows in opposite orders both complete, each once."""
     async with opened(url, tmp_path) as database:
 
         def prepare(connection: Connection) -> None:
@@ -142,8 +142,8 @@ async def test_a_deadlock_is_tried_again(url: str, tmp_path: Path) -> None:
         assert await database.read(values) == ["2", "2"]
 
 
-async def test_server_that_goes_away(tmp_path: Path) -> None:
-    """A server that has ended is named, without a traceback; another one is connected to without a restart."""
+async def test_ended_server_is_named(tmp_path: Path) -> None:
+    """There is no traceback; a restarted server is connected to without a restart here."""
     with running_postgres() as server:
         url = server.url()
         async with opened(url, tmp_path) as database:
@@ -170,7 +170,7 @@ def one_broker(connection: Connection) -> None:
     connection.execute(sa.insert(brokers).values(**who, **seen))
 
 
-async def test_renewals_and_changes_wait_in_one_order(
+async def test_renewals_and_changes_lock_in_one_order(
     url: str, tmp_path: Path, postgres: Postgres
 ) -> None:
     """Renewing many sessions while all their grants change costs no deadlock, which would stop both for a second."""
@@ -205,7 +205,7 @@ async def test_renewals_and_changes_wait_in_one_order(
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-async def test_work_under_way_at_the_end(
+async def test_close_waits_for_running_works(
     url: str, tmp_path: Path, postgres: Postgres, given_up: bool
 ) -> None:
     """What is under way when the database is closed is done, its caller still there or not; no connection stays."""
@@ -230,7 +230,7 @@ async def test_work_under_way_at_the_end(
         await database.read(slow)
 
 
-async def test_work_that_takes_too_long_at_the_end(
+async def test_close_cancels_works_that_take_too_long(
     url: str, tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A statement that does not end is broken off, and its connection closed: a metaserver can always end."""

@@ -62,7 +62,7 @@ def _words(sql: str) -> list[str]:
 
 
 def test_head_is_the_newest_revision() -> None:
-    """The revision known without Alembic is the one that the files end with, and they are one line."""
+    """HEAD is the last revision of the files, which form one line."""
     config = Config()
     config.set_main_option("script_location", str(FOLDER))
     script = ScriptDirectory.from_config(config)
@@ -70,8 +70,8 @@ def test_head_is_the_newest_revision() -> None:
     assert script.get_bases() == ["0001"]
 
 
-def test_down_to_nothing(engine: sa.Engine) -> None:
-    """Every migration can be undone."""
+def test_every_migration_can_be_undone(engine: sa.Engine) -> None:
+    """Nothing but Alembic's own table is left."""
     with engine.begin() as connection:
         migrate(connection)
         config = Config()
@@ -83,8 +83,8 @@ def test_down_to_nothing(engine: sa.Engine) -> None:
     engine.dispose()
 
 
-def test_again_is_harmless(engine: sa.Engine) -> None:
-    """A database that is up to date is left alone."""
+def test_migrate_does_nothing_when_repeated(engine: sa.Engine) -> None:
+    """A database that is up to date is not changed."""
     for _ in range(2):
         with engine.begin() as connection:
             migrate(connection)
@@ -112,7 +112,7 @@ def test_duties_are_kept_when_their_table_is_made(engine: sa.Engine) -> None:
 
 
 def test_newer_database_is_refused(engine: sa.Engine) -> None:
-    """A database that a newer version has written is not touched."""
+    """A database that a newer version has written is not changed."""
     with engine.begin() as connection:
         migrate(connection)
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))

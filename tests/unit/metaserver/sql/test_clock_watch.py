@@ -1,4 +1,4 @@
-"""A database's clock beside this machine's: jumps are seen, waits and drift are none."""
+"""A database's clock compared with this machine's: jumps are detected, waits and drift are not jumps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ HOUR_MS = 3_600_000
 
 
 @pytest.mark.parametrize("by_ms", [HOUR_MS, -HOUR_MS, 500, -500])
-def test_a_jump_is_told_until_it_was_mended(by_ms: int) -> None:
-    """It is told at each look, so that one that was not acted upon is not forgotten."""
+def test_jump_is_reported_until_restart(by_ms: int) -> None:
+    """Each reading reports it, so that a jump that was not handled is not forgotten."""
     watch = ClockWatch()
     assert watch.jump_ms(ClockReading(0, 1_000_000, 0)) == 0
     for passed_ms in (500, 600):
@@ -24,8 +24,8 @@ def test_a_jump_is_told_until_it_was_mended(by_ms: int) -> None:
     assert watch.jump_ms(ClockReading(800, 1_000_800 + by_ms, 800)) == 0
 
 
-def test_of_a_slow_answer_only_what_is_sure_is_a_jump() -> None:
-    """The clock was read somewhere in the wait for it."""
+def test_slow_answer_counts_as_jump_only_beyond_its_round_trip() -> None:
+    """The clock was read at some moment of the wait."""
     watch = ClockWatch()
     assert watch.jump_ms(ClockReading(0, 0, 0)) == 0
     assert watch.jump_ms(ClockReading(100, 5_000, 5_100)) == 0
@@ -34,8 +34,8 @@ def test_of_a_slow_answer_only_what_is_sure_is_a_jump() -> None:
     assert watch.jump_ms(ClockReading(100, 9_100, 5_100)) == 4_000
 
 
-def test_one_that_was_read_earlier_and_comes_later_counts_for_nothing() -> None:
-    """Transactions at the same time end in any order."""
+def test_older_reading_is_ignored_when_it_arrives_later() -> None:
+    """Concurrent transactions end in any order."""
     watch = ClockWatch()
     assert watch.jump_ms(ClockReading(1_000, 1_000, 1_001)) == 0
     assert watch.jump_ms(ClockReading(900, 900, 901)) == 0
