@@ -14,7 +14,7 @@ from ..protocol.errors import KeylaneError, StorageError
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .groups.views import due_groups
-from .operations.driver import Reshaper
+from .operations.driver import OperationDriver
 from .settings import MetaserverSettings
 from .sql.database import Database
 
@@ -36,7 +36,7 @@ class Attendant:
         members: GroupService,
         catalogue: Catalogue,
         settings: MetaserverSettings,
-        reshaper: Reshaper,
+        operations: OperationDriver,
         duties: Sequence[Callable[[], Awaitable[object]]] = (),
         *,
         quick_duties: Sequence[Callable[[], Awaitable[object]]] = (),
@@ -45,7 +45,7 @@ class Attendant:
         self._members = members
         self._catalogue = catalogue
         self._settings = settings
-        self._reshaper = reshaper
+        self._operations = operations
         self._duties = [
             *((duty, settings.expire_ms) for duty in duties),
             *((duty, settings.poll_ms) for duty in quick_duties),
@@ -72,7 +72,7 @@ class Attendant:
                 await self._members.settle(group_id)
             await self._members.check_for_changes()
             await self._catalogue.check_for_changes()
-            await self._reshaper.resume()
+            await self._operations.resume()
         except KeylaneError as error:
             _warn(error)
             return poll_ms

@@ -25,14 +25,14 @@ from .calls import control_routes
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .openapi import openapi_document
-from .operations.driver import Reshaper
+from .operations.driver import OperationDriver
 from .resets.service import ResetService
 from .retention.announcer import Announcer
 from .retention.expirer import Expirer
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .sql.database import open_database
 from .sql.write_watch import WatchedDatabase
-from .verify.service import Verifier
+from .verify.service import VerifyService
 
 API_VERSION = "1"
 
@@ -109,7 +109,7 @@ async def running_metaserver(
             await server.stop()
             attending.cancel()
             await asyncio.wait([attending])
-            await services.reshaper.stop()
+            await services.operations.stop()
             await database.close()
 
 
@@ -119,7 +119,7 @@ class _Services:
 
     catalogue: Catalogue
     groups: GroupService
-    reshaper: Reshaper
+    operations: OperationDriver
     attendant: Attendant
     routes: list[ControlRoute]
 
@@ -137,7 +137,7 @@ def _services(
     announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
     expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
     groups = GroupService(database, settings, announce=announcer.announce)
-    reshaper = Reshaper(
+    operations = OperationDriver(
         database,
         network,
         settings,
@@ -153,17 +153,17 @@ def _services(
         groups,
         catalogue,
         settings,
-        reshaper,
+        operations,
         duties=(expirer.run_once,),
         quick_duties=(announcer.run_once,),
     )
     health = partial(_health, database, catalogue)
-    verifier = Verifier(database, network)
-    routes = control_routes(catalogue, groups, health, reshaper, verifier, resets)
+    verify = VerifyService(database, network)
+    routes = control_routes(catalogue, groups, health, operations, verify, resets)
     return _Services(
         catalogue=catalogue,
         groups=groups,
-        reshaper=reshaper,
+        operations=operations,
         attendant=attendant,
         routes=[*routes, _document_route()],
     )
