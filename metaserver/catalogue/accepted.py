@@ -26,9 +26,8 @@ from ..cluster.brokers import known_broker, refused_now, refused_view, unknown_g
 from ..cluster.heard import forget_heard
 from ..groups.locked_group import (
     lock_group,
-    raise_versions,
+    raise_group_versions,
     read_leases_of,
-    read_members,
     set_group,
     store_leases,
 )
@@ -178,7 +177,7 @@ def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
         version = group.version + 1
         columns = {"version": version, "last_token": last_token, "settled": False}
         set_group(connection, group.group_id, **columns)
-        raise_versions(connection, read_members(connection, group.group_id), version)
+    raise_group_versions(connection, [group.group_id for group in locked])
     # The broker refuses tokens up to the fence of every group, also of groups that join later.
     below = sa.update(groups).where(groups.c.last_token < fence)
     connection.execute(below.values(last_token=fence))

@@ -104,6 +104,23 @@ def raise_versions(connection: Connection, changed: Collection[SessionId], versi
         connection.execute(_set_versions, {"ids": list(changed), "to_version": version})
 
 
+_of_groups = lock_in_order(sessions.c.group_id.in_(sa.bindparam("ids"))).cte("of_groups")
+_version = sa.select(groups.c.version).where(groups.c.group_id == sessions.c.group_id)
+_set_group_versions = (
+    sa.update(sessions)
+    .where(sessions.c.session.in_(sa.select(_of_groups.c.session)))
+    .values(grants_version=_version.scalar_subquery())
+)
+
+
+def raise_group_versions(connection: Connection, group_ids: Collection[int]) -> None:
+    """Note that the grants of every session of these groups have changed; each gets its group's version.
+
+    One statement for all groups: group by group, sessions would be locked in another order than heartbeats lock them.
+    """
+    connection.execute(_set_group_versions, {"ids": list(group_ids)})
+
+
 _leases = sa.select(leases).where(leases.c.group_id == sa.bindparam("of_group"))
 _some_leases = _leases.where(leases.c.partition_id.in_(sa.bindparam("ids")))
 

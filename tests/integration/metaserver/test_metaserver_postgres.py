@@ -19,13 +19,14 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from keylane import migrations
+from keylane.metaserver.catalogue.accepted import accept_folder
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.sessions import join_group, renew_sessions
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.migrate import HEAD, migrate
-from keylane.metaserver.sql.schema import brokers, facts, metadata, subjects
+from keylane.metaserver.sql.schema import brokers, facts, metadata, refused_brokers, subjects
 from keylane.protocol.clock import SystemClock
-from keylane.protocol.control import CreateSubject, Join
+from keylane.protocol.control import AcceptFolder, CreateSubject, Join
 from keylane.protocol.errors import StorageError
 from support.postgres import Postgres, machine_programs, packaged_programs, running_postgres
 from support.told_groups import settle_group
@@ -201,6 +202,40 @@ async def test_renewals_and_changes_lock_in_one_order(
                 await other.write(change_everything)
 
         await asyncio.gather(renew(random.Random(1)), renew(random.Random(2)), change(), change())
+    assert deadlocks(postgres) == before
+
+
+async def test_renewals_and_an_accepted_copy_lock_in_one_order(
+    url: str, tmp_path: Path, postgres: Postgres
+) -> None:
+    """An accepted copy ends leases of many groups, whose sessions' ids are mixed, while heartbeats renew all of them."""
+    rng = random.Random(1)
+    ids = [f"{rng.getrandbits(128):032x}" for _ in range(60)]
+    before = deadlocks(postgres)
+    async with opened(url, tmp_path) as one, opened(url, tmp_path) as other:
+        await one.write(one_broker)
+        await one.write(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
+        await one.write(open_subject, "s")
+        for number, session in enumerate(ids):
+            ask = Join(subject="s", group=f"g{number % 6}", session=session)
+            await one.write(join_group, ask, sessions_max=99)
+
+        def lose_broker(connection: Connection) -> None:
+            connection.execute(sa.update(brokers).values(expires_at=0))
+            report = {"broker_group": "b", "broker_id": "b", "address": "b:1"}
+            connection.execute(sa.insert(refused_brokers).values(**report, expires_at=2**62))
+
+        await one.write(lose_broker)
+
+        async def renew() -> None:
+            for _ in range(30):
+                assert len(await one.renew(renew_sessions, ids)) == len(ids)
+
+        async def accept() -> None:
+            for _ in range(30):
+                await other.write(accept_folder, "b", AcceptFolder())
+
+        await asyncio.gather(renew(), renew(), accept())
     assert deadlocks(postgres) == before
 
 
