@@ -12,10 +12,10 @@ import typer
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .commands.broker.app import broker_app
-from .commands.group_app import group_app
-from .commands.meta import meta_app
-from .commands.queue import queue_app
-from .commands.subject_app import subject_app
+from .commands.group.app import group_app
+from .commands.meta.app import meta_app
+from .commands.queue.app import queue_app
+from .commands.subject.app import subject_app
 from .options import (
     BROKERS_MAX,
     META_DEFAULT,

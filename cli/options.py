@@ -37,6 +37,11 @@ OutputOption = Annotated[
     OutputFormat, typer.Option("--output", "-o", help="table for eyes, json for programs.")
 ]
 
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan, change nothing.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Show the progress until it is done.")
+]
+
 SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
 ConsumerGroupArgument = Annotated[
     str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")

@@ -13,7 +13,6 @@ from ...broker.app import running_broker
 from ...broker.settings import BrokerSettings
 from ...metaserver.running import running_metaserver
 from ...metaserver.settings import MetaserverSettings
-from ...protocol.control import CreateSubject
 from ...protocol.errors import (
     AddressError,
     DataFolderError,
@@ -22,11 +21,10 @@ from ...protocol.errors import (
 )
 from ...protocol.ids import check_name
 from ...protocol.text import counted
-from ...rpc.client import MetaClient
 from ...rpc.http_network import HttpNetwork
 from ...rpc.listening import PORT_MAX, check_free, check_port
 from ...rpc.program import run_program
-from ..connection import available_brokers
+from ..connection import available_brokers, open_admin
 from ..options import META_DEFAULT, OutputFormat
 from ..screen import show_error, show_json
 
@@ -105,14 +103,14 @@ async def _start(
         )
         broker = await stack.enter_async_context(running_broker(settings, network=network))
         addresses[group] = broker.address
-    client = MetaClient(network, [metaserver.address])
-    try:
-        async with asyncio.timeout(REGISTER_TIMEOUT_S):
-            await available_brokers(client, brokers)
-    except TimeoutError:
-        raise NotEnoughBrokersError("the brokers did not report to the metaserver") from None
-    for subject in subjects:
-        await client.create_subject(CreateSubject(subject=subject))
+    async with open_admin(metaserver.address) as admin:
+        try:
+            async with asyncio.timeout(REGISTER_TIMEOUT_S):
+                await available_brokers(admin, brokers)
+        except TimeoutError:
+            raise NotEnoughBrokersError("the brokers did not report to the metaserver") from None
+        for subject in subjects:
+            await admin.create_subject(subject)
     return Cluster(
         metaserver=metaserver.address,
         brokers=addresses,

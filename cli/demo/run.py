@@ -13,9 +13,11 @@ import uvloop
 
 from ...protocol.errors import DataFolderError, KeylaneError
 from ...spark.java import find_java
+from ..connection import open_admin
 from ..options import OutputFormat
 from ..screen import show_error
 from .cluster import GROUP, SUBJECT, DemoCluster
+from .processes import free_port
 from .report import Verdict, open_screen, show_verdict
 from .story import Story
 
@@ -64,14 +66,16 @@ async def _run(form: OutputFormat, rows: int, folder: Path, *, keep: bool) -> Ve
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     screen = open_screen(form, rows)
-    cluster = DemoCluster(folder)
-    kept = False
-    try:
-        verdict = await Story(rows, cluster, screen).run()
-        kept = keep
-    finally:
-        screen.close()
-        await cluster.stop(keep_servers=kept)
+    meta = f"127.0.0.1:{free_port()}"
+    async with open_admin(meta) as admin:
+        cluster = DemoCluster(folder, meta, admin)
+        kept = False
+        try:
+            verdict = await Story(rows, cluster, screen).run()
+            kept = keep
+        finally:
+            screen.close()
+            await cluster.stop(keep_servers=kept)
     if kept and form is OutputFormat.TABLE:
         print(look_around(cluster))
     return verdict
