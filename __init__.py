@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         QueueReader,
         QueueSlice,
     )
-    from .producer import Producer, ProducerSettings, ProducerStats, Ticket
+    from .producer import Producer, ProducerSettings, ProducerStats, SendFuture
     from .protocol.backoff import Backoff
     from .protocol.control import TimeBound
     from .protocol.errors import (
@@ -148,7 +148,7 @@ __all__ = [
     "SubjectSummary",
     "SubjectUnknownError",
     "SubjectView",
-    "Ticket",
+    "SendFuture",
     "TimeBound",
     "UnreachableError",
     "Verification",
@@ -185,7 +185,7 @@ _HOMES = {
         "QueueReader",
         "QueueSlice",
     ),
-    ".producer": ("Producer", "ProducerSettings", "ProducerStats", "Ticket"),
+    ".producer": ("Producer", "ProducerSettings", "ProducerStats", "SendFuture"),
     ".protocol.backoff": ("Backoff",),
     ".protocol.control": ("TimeBound",),
     ".protocol.message": ("Message", "Receipt"),

@@ -41,7 +41,6 @@ from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.home import Resident
-from ..rpc.network import Network
 from .views import BrokerList, GroupDescription, SubjectDescription
 from .views import describe_group as join_group
 from .views import describe_subject as join_subject
@@ -70,26 +69,22 @@ class Admin(Resident):
         NotSentError: no metaserver was reached; nothing was done.
         OutcomeUnknownError: no answer came; a call that changes something may have done so.
         ClosedError, ForkedError, OtherLoopError: the admin is not open, or not here.
-
-    Args:
-        meta: `host:port` of a metaserver, or several: in a list, or in one text with commas.
-        call_timeout_ms: how long one call may take; those that do more at the brokers have longer.
-        network: for tests, that script what the admin meets.
-
-    Raises:
-        ConfigError: `meta` names no address.
     """
 
-    def __init__(
-        self,
-        meta: str | Iterable[str],
-        *,
-        call_timeout_ms: int = 5_000,
-        network: Network | None = None,
-    ) -> None:
+    def __init__(self, meta: str | Iterable[str], *, call_timeout_ms: int = 5_000) -> None:
+        """
+        Make an admin; `async with` opens it.
+
+        Args:
+            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
+            call_timeout_ms: time for one call, in milliseconds; calls that work at the brokers have longer.
+
+        Raises:
+            ConfigError: `meta` names no address.
+        """
         self._addresses = addresses_of(meta)
         self._timeout_ms = call_timeout_ms
-        self._connections = Connections(network, timeout_ms=call_timeout_ms, what="admin")
+        self._connections = Connections(None, timeout_ms=call_timeout_ms, what="admin")
 
     async def __aenter__(self) -> Self:
         network = self._connections.open()
