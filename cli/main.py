@@ -171,10 +171,10 @@ def consume(
     subject: SubjectArgument,
     group: Annotated[str, typer.Option("--group", "-g", help="Consumer group to join.")],
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="Stop after so many messages.")
+        int | None, typer.Option("--count", "-n", min=1, help="Stop after this many messages.")
     ] = None,
     idle: Annotated[
-        float | None, typer.Option(min=0.1, help="Stop after so many seconds without a message.")
+        float | None, typer.Option(min=0.1, help="Stop after this many seconds without a message.")
     ] = None,
     format: Annotated[  # noqa: A002 - the option's name
         str, typer.Option(help="How a line looks.")
@@ -190,7 +190,8 @@ def consume(
     shared: Annotated[
         bool,
         typer.Option(
-            "--shared", help="Share every partition with the others of the group; no order."
+            "--shared",
+            help="Share every partition with the other consumers of the group; no order.",
         ),
     ] = False,
     meta: MetaOption = META_DEFAULT,

@@ -33,7 +33,7 @@ REGISTER_TIMEOUT_S = 20.0
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """What is running."""
+    """A running cluster, as it is shown."""
 
     ready: bool = True
     metaserver: str
@@ -42,12 +42,12 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     subjects: list[str]
     data: str
     seconds: float
-    """What it took to start."""
+    """Time to start, in seconds."""
 
 
 def broker_count(data: Path, asked: int | None) -> int:
     """
-    How many brokers to run: what was asked for, and never fewer than `data` holds partitions of.
+    How many brokers to run: the number asked for, and at least one for each broker folder in `data`.
     """
     count = BROKERS_DEFAULT if asked is None else asked
     while (data / f"broker-{count + 1}").is_dir():
@@ -57,10 +57,10 @@ def broker_count(data: Path, asked: int | None) -> int:
 
 def prepare_data(data: Path) -> None:
     """
-    Make the data folder, and see that files can be made in it.
+    Make the data folder, and check that it is writable.
 
     Raises:
-        DataFolderError: they cannot.
+        DataFolderError: it is not.
     """
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ async def _start(
 
 
 def next_steps(cluster: Cluster) -> str:
-    """What runs where, and commands to copy."""
+    """Addresses, and commands to copy."""
     subject = cluster.subjects[0] if cluster.subjects else "flights"
     lines = [
         f"keylane is running, after {cluster.seconds:.1f} s; everything stored is in {cluster.data}",

@@ -1,4 +1,4 @@
-"""The cast of the demo: one metaserver, two brokers of two groups, three consumers, one Spark, each a process."""
+"""The processes of the demo: a metaserver, two brokers, three consumers and Spark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TTL_MS = 2_000
 
 
 class DemoCluster:
-    """Every process of the demo under one folder.  Make it inside a running event loop."""
+    """The processes of the demo, with one folder.  Make it inside a running event loop."""
 
     def __init__(self, folder: Path, meta_address: str, admin: Admin) -> None:
         self.folder = folder
@@ -42,7 +42,7 @@ class DemoCluster:
         )
         self.brokers = [self._broker(number, port="0") for number in range(1, BROKERS + 1)]
         self.runs = dict.fromkeys(range(1, BROKERS + 1), 0)
-        """How often each broker was started again."""
+        """Broker number → how often it was restarted."""
         self.consumers: dict[str, Program] = {}
         self.tails: dict[str, RecordTail] = {}
         for number in range(1, CONSUMERS + 1):
@@ -68,7 +68,7 @@ class DemoCluster:
         )  # fmt: skip
 
     async def start_servers(self, on_ready: Callable[[Program], None]) -> None:
-        """Metaserver and brokers, all at once; each is told of when it is ready.  Raises as `Program.ready`."""
+        """Start metaserver and brokers; `on_ready` is called for each that is ready.  Raises as `Program.ready`."""
         servers = [self.metaserver, *self.brokers]
         for server in servers:
             server.start()
@@ -81,7 +81,7 @@ class DemoCluster:
 
     async def create_subject(self) -> None:
         """
-        Create the subject over both broker groups, as soon as both have reported themselves.
+        Create the subject on both broker groups, when both have reported themselves.
 
         Raises:
             InternalError: its partitions are not spread evenly.
@@ -108,7 +108,7 @@ class DemoCluster:
             await asyncio.sleep(0.05)
 
     async def group(self) -> GroupDescription:
-        """Who holds which partition now."""
+        """The group with its owners."""
         return await self.admin.describe_group(SUBJECT, GROUP)
 
     def busiest_consumer(self, group: GroupDescription) -> tuple[str, dict[int, int]]:
@@ -121,17 +121,17 @@ class DemoCluster:
         }
 
     async def statuses(self) -> list[tuple[int, PartitionStatusList]]:
-        """What each broker that answers has, with the number of its run."""
-        found = []
+        """(run, partitions) of each broker that answers."""
+        statuses = []
         for number, broker in enumerate(self.brokers, start=1):
-            # Before asking: an answer that a killed run still gave is never taken for one of the next.
+            # Read before asking: a late answer of a killed run is not counted as one of the next.
             run = self.runs[number]
             try:
                 status = await BrokerClient(self.network, broker.address).partitions()
-                found.append((run, status))
+                statuses.append((run, status))
             except KeylaneError:
-                continue  # killed, or not back yet: the next look will see it
-        return found
+                continue  # killed, or not restarted yet
+        return statuses
 
     async def restart_broker(self, number: int) -> None:
         """SIGKILL the broker, start it again on the same port and folder, wait until it is ready."""

@@ -1,4 +1,4 @@
-"""`keylane demo`: the folder, the run, and what is left behind."""
+"""`keylane demo`: its folder, its run, and what stays after it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def open_folder(data: Path | None) -> Path:
 
 
 def look_around(cluster: DemoCluster) -> str:
-    """How to look at what was left running, and how to stop it."""
+    """Commands to look at the cluster that was left running, and to stop it."""
     meta = cluster.meta_address
     pids = " ".join(str(one.pid) for one in (*cluster.brokers, cluster.metaserver))
     return "\n".join(
@@ -91,7 +91,7 @@ def run_demo(form: OutputFormat, *, rows: int, keep: bool, data: Path | None) ->
     folder: Path | None = None
     told = False
     try:
-        find_java()  # before anything starts: Spark, at the end, would be too late to hear of it
+        find_java()  # before anything starts: Spark comes last
         folder = open_folder(data)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             verdict = runner.run(_run(form, rows, folder, keep=keep))
