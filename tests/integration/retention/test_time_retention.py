@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from keylane import Consumer, Message, Producer
-from keylane.cli.commands.group import describe_group, group_progress
+from keylane import Admin, Consumer, Message, Producer
+from keylane.cli.commands.group.describe import describe_group
 from keylane.cli.options import OutputFormat
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import Retention
@@ -73,7 +73,8 @@ async def test_slow_consumer_continues_at_the_first_message_left(
         gate.set()
         await eventually(lambda: seen[-1].value == b"last", seconds=30)
         (held,) = consumer.assignment
-        (counted,) = (await group_progress(cluster.meta, subject="aged", group="g")).partitions
+        async with Admin(cluster.meta) as admin:
+            (counted,) = (await admin.describe_group("aged", "g")).partitions
         await describe_group(cluster.meta, OutputFormat.TABLE, subject="aged", group="g")
     first, *rest = (one.offset for one in seen)
     assert first == 0
