@@ -8,10 +8,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.operations import OperationState, StepAction
-from ..cluster.partitions import Choice, some_partitions
+from ..cluster.partitions import PartitionFilter, read_partitions
 from ..cluster.subjects import all_subjects
 from ..operations.states import MOVING
-from ..sql.dialect import at_one_moment, now_ms
+from ..sql.dialect import begin_snapshot, now_ms
 from ..sql.schema import (
     brokers,
     drained,
@@ -34,7 +34,7 @@ from .views import (
 
 def read_sql_view(connection: Connection) -> SqlView:
     """The database at one moment; has to be the first work of its transaction."""
-    at_one_moment(connection)
+    begin_snapshot(connection)
     return SqlView(
         subjects={one.subject_id: one for one in all_subjects(connection)},
         partitions=_partitions(connection),
@@ -54,7 +54,7 @@ def _partitions(connection: Connection) -> dict[int, PartitionView]:
             end_offset=rows[one.partition_id].end_offset,
             abandoned=rows[one.partition_id].abandoned,
         )
-        for one in some_partitions(connection, Choice(sa.true()))
+        for one in read_partitions(connection, PartitionFilter(sa.true()))
     }
 
 
