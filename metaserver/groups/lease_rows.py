@@ -54,7 +54,7 @@ log = logging.getLogger("keylane.metaserver")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What waiting heartbeats are told: new versions of sessions' grants, and sessions that ended."""
+    """Changes for waiting heartbeats: new versions of sessions' grants, and sessions that ended."""
 
     versions: Mapping[SessionId, int]
     ended: Collection[SessionId] = ()

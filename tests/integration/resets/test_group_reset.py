@@ -52,7 +52,7 @@ async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
 
 @pytest.fixture
 def cluster(tmp_path: Path):
-    """Two brokers and a metaserver that soon notices who is silent, to be killed and restarted."""
+    """Two brokers and a metaserver that soon counts a broker as silent, to be killed and restarted."""
     with alert_cluster(tmp_path) as cluster:
         yield cluster
 
@@ -80,7 +80,7 @@ async def fill(cluster: Cluster, subject: str) -> list[int]:
 
 
 async def handle(cluster: Cluster, subject: str, count: int) -> list[bytes]:
-    """What a consumer of the group handles until there are so many, and a moment longer."""
+    """Return what a consumer of the group handles until it has `count` messages, and a moment longer."""
     seen: list[Message] = []
     async with Consumer(
         cluster.meta, subject=subject, group="g", handler=seen.append, settings=SETTINGS
