@@ -186,7 +186,7 @@ class ResetService:
             raise ResetUnfinishedError(
                 f"of {counted(len(partitions), 'partition')} {len(done)} are set; {problems[0]}",
                 partitions=len(partitions),
-                set=len(done),
+                partitions_set=len(done),
             )
 
     async def _set_cursor(self, partition: Partition, ask: SetCursor) -> PartitionStatus:

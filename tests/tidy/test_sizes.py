@@ -13,8 +13,6 @@ LONGER: dict[str, int] = {
     "broker/app.py:running_broker": 77,
     "broker/store/store.py:__init__": 61,
     "producer/client.py:send": 76,
-    "producer/executor.py:__init__": 62,
-    "producer/executor.py:_after_failure": 68,
 }
 """Functions that were longer before there was this limit: what each may have.  No new ones; each comes down."""
 
