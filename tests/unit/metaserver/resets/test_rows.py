@@ -122,8 +122,7 @@ def test_reset_tokens_continue_above_the_brokers_fence(rows: Rows):
 
 
 def test_reset_is_planned_anew_when_partitions_opened_since(rows: Rows):
-    """What was planned before they were there is refused, with nothing changed: a consumer may have read them.  One
-    partition by itself is set whatever becomes of the others."""
+    """A consumer may have read the new ones, so nothing is set.  A reset of one partition does not depend on others."""
     all_of_them, alone = rows.scope(), rows.scope(partition_id=2)
     child = {"subject_id": 1, "name": "s.p2", "queue": 2, "range_start": 0, "range_end": 512}
     rows.say(sa.insert(partitions).values(**child, broker_group="g1", state="open"))

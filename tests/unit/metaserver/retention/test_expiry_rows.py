@@ -70,7 +70,7 @@ class Rows:
         return [(one.partition_id, end) for one, end in found]
 
     def join(self) -> list[int]:
-        """A consumer of group `g`; what it is granted."""
+        """Join a consumer of group `g`; returns its grants."""
         ask = Join(subject="s", group="g", session=A, ttl_ms=TTL_MS)
         self.run(join_group, ask, sessions_max=9)
         return self.granted()
