@@ -88,7 +88,7 @@ async def test_flush_counts_every_batch_when_hundreds_are_given_up():
             await SendFuture(batch, 0)
     told = budget.untold()
     assert told is not None
-    assert told.details["messages"] == 100
+    assert told.messages == 100
 
 
 async def test_an_error_is_new_for_each_future_when_a_batch_is_given_up():
