@@ -143,10 +143,10 @@ def newer_go_before_older(patches: Patches) -> None:
     """What had to leave a sealed partition goes behind what was sent since."""
 
     def drain(self: Any) -> None:
-        self._hold.reverse()
+        self._held.reverse()
         real(self)
 
-    real = patches.set(SubjectSender, "_drain_hold", drain)
+    real = patches.set(SubjectSender, "_release_held", drain)
 
 
 def older_route_accepted(patches: Patches) -> None:
