@@ -1,10 +1,10 @@
 """In some seeds a broker's disk is lost for good: an operator accepts the loss, and an empty broker takes its place.
 
-It draws from a generator of its own.  What only that disk had is owed to nobody from the moment in which the database
-says that the partition is lost, and not before: until then whatever continues the partition waits for it.  The database
-may say so only of partitions that were on the lost disk.  All else is judged as ever: what the disk had counts as stored
-once, where it was; the order of what is before and behind it holds; a producer is told of each message that may have
-been there, and of no other.
+The loser draws from a generator of its own.  Messages that only the lost disk had need not be handled any more from the
+moment at which the database says that their partition is lost; until then the partition's children wait for it.  The
+database may say so only of partitions that were on the lost disk.  Everything else is judged as in other seeds: messages
+of the disk count as stored once, at their place; the order of messages before and behind them holds; a producer is told
+of each message that may have been on the disk, and of no other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def for_losses(swarm: Swarm) -> Swarm:
 
 
 class Loser:
-    """Loses one disk, and does what operators do about it until all goes on."""
+    """Loses one disk, accepts the loss, and starts an empty broker in its place."""
 
     def __init__(self, world: World, meta: MetaClient) -> None:
         self._world = world
@@ -94,7 +94,9 @@ class Loser:
                         await self._meta.cancel_operation(busy.operation_id)
                 if not answer.busy and not answer.operations and await self._nothing_runs():
                     return
-            except KeylaneError as error:  # it is not yet silent for long enough, or nobody answers
+            except (
+                KeylaneError
+            ) as error:  # the broker is not silent for long enough yet, or no metaserver answers
                 self._world.trace(f"not accepted: {error!r}")
 
     async def _nothing_runs(self) -> bool:

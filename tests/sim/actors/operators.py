@@ -29,7 +29,7 @@ ACTIONS = ("abandon", "reset")
 SILENT_S = 8.0
 """A broker that is to be given up is away for as long at most: more than its ttl."""
 PATIENCE_S = 6.0
-"""An operator gives up what was never begun after so long."""
+"""After this an operator gives up a reset that was never begun."""
 
 
 def is_operated(seed: int) -> bool:
@@ -77,7 +77,7 @@ class Operator:
 
     # ── a broker group given up ───────────────────────────────────────────────────────────────────────
     async def _abandon(self) -> None:
-        """A broker is dead, or only nobody at the metaservers hears of it: its group is left without its help."""
+        """A broker is dead, or only cut off from the metaservers: its group is evacuated without its help."""
         world, rng = self._world, self._rng
         broker = rng.choice(world.brokers)
         back = self._take_away(broker)
@@ -133,7 +133,7 @@ class Operator:
 
     # ── progress ──────────────────────────────────────────────────────────────────────────────────────
     async def _reset(self) -> None:
-        """A group stops, is set to another place, and goes on from there."""
+        """A group stops, its progress is set, and it starts again from there."""
         world = self._world
         group = f"group{self._rng.randrange(world.swarm.groups)}"
         ask = self._draw_reset()
