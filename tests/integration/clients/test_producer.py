@@ -110,14 +110,14 @@ async def test_another_strategy_than_the_stored_is_refused(shared_cluster: Clust
     assert not any((await shared_cluster.log(route)).values())
 
 
-async def test_what_is_not_bytes_is_refused(shared_cluster: Cluster):
+async def test_a_value_is_refused_when_it_is_not_bytes(shared_cluster: Cluster):
     """Text is not encoded behind the user's back."""
     async with Producer(shared_cluster.meta) as producer:
         with pytest.raises(InvalidRequestError):
             producer.send("known", "text")
 
 
-async def test_a_full_queue_says_so(shared_cluster: Cluster):
+async def test_a_send_raises_when_the_queue_is_full(shared_cluster: Cluster):
     """The queue has a limit; room() waits for place, and nothing is lost."""
     route = await shared_cluster.create("narrow", partitions=1)
     settings = ProducerSettings(queue_bytes=1 << 20)
@@ -182,7 +182,7 @@ async def test_strict_rides_out_a_killed_broker(cluster: Cluster):
 
 
 @pytest.mark.crash
-async def test_best_tried_goes_elsewhere_and_says_so(cluster: Cluster):
+async def test_best_tried_declares_messages_reordered_when_they_go_elsewhere(cluster: Cluster):
     """While a broker is down its messages are stored elsewhere, each receipt declaring it; later they are home again."""
     route = await cluster.create("anywhere", strategy="best_tried")
     home = {one.partition_id: one.broker_group for one in route.partitions}

@@ -76,7 +76,7 @@ async def test_head_segments_vanish_and_the_rest_goes_on(cluster: Cluster):
         assert await reader.bounds(0) == (5, 8)
         with pytest.raises(OffsetOutOfRangeError) as refused:
             await reader.read(0, 4)
-        assert refused.value.details["first_offset"] == 5
+        assert refused.value.first_offset == 5
         found = await reader.read(0, 5)
         assert [one.logic_offset for one in found.messages] == list(
             range(5, 5 + len(found.messages))
