@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from keylane.broker.store.store import Store
 from keylane.protocol.errors import AcceptedAsLostError, KeylaneError
-from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
 from sim.actors.clients import SUBJECT
 from sim.actors.hosts import BrokerHost
+from sim.actors.operators import uncordon, uncordon_all_but
 from sim.machines.loop import Process
 from sim.swarm import Swarm
 
@@ -62,7 +63,7 @@ class Loser:
         world.trace(f"{broker.name} begins anew")
         broker.gone = False
         world.faults.restart(broker)
-        await self._uncordon(broker.group)
+        await uncordon(broker, self._meta)
         self.idle = True
 
     def _lose(self, broker: BrokerHost) -> None:
@@ -84,9 +85,7 @@ class Loser:
         while True:
             await asyncio.sleep(0.2 + 0.8 * self._rng.random())
             try:
-                for other in self._world.brokers:
-                    if other is not broker:
-                        await self._meta.cordon(other.group, Cordon(cordoned=False))
+                await uncordon_all_but(self._world.brokers, broker, self._meta)
                 answer = await self._meta.reshape(ask)
                 self._world.trace(f"loss: {answer!r}")
                 for busy in answer.busy:
@@ -101,14 +100,6 @@ class Loser:
 
     async def _nothing_runs(self) -> bool:
         return all(one.state in ENDED for one in (await self._meta.operations(SUBJECT)).operations)
-
-    async def _uncordon(self, broker_group: str) -> None:
-        while True:
-            try:
-                await self._meta.cordon(broker_group, Cordon(cordoned=False))
-                return
-            except KeylaneError:
-                await asyncio.sleep(0.3)
 
     # ── what the database says ────────────────────────────────────────────────────────────────────────
     def check_lost(self, disks: Iterable[Store]) -> None:
