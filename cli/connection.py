@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from ..protocol.address import addresses_of
 from ..protocol.errors import KeylaneError
-from .options import parse_addresses
 
 if TYPE_CHECKING:
     from ..protocol.control import PartitionStatus
@@ -26,7 +26,7 @@ async def connect(meta: str) -> AsyncIterator[tuple[MetaClient, Network]]:
     from ..rpc.client import MetaClient
     from ..rpc.http_network import HttpNetwork
 
-    addresses = parse_addresses(meta)
+    addresses = addresses_of(meta)
     network = HttpNetwork()
     try:
         yield MetaClient(network, addresses), network

@@ -14,7 +14,7 @@ from ...protocol.ids import check_name
 from ...protocol.routing import ConsumeStrategy
 from ...protocol.text import counted
 from ..connection import connect, partition_status
-from ..options import OutputFormat, parse_addresses
+from ..options import OutputFormat
 from ..screen import make_table, show_json, show_line, show_table
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ async def group_progress(meta: str, *, subject: str, group: str) -> GroupProgres
 
 
 async def _queues(meta: str, subject: str, group: str) -> tuple[QueueProgress, ...]:
-    async with QueueReader(parse_addresses(meta), subject=subject) as reader:
+    async with QueueReader(meta, subject=subject) as reader:
         views = await reader.queues()
         found = await asyncio.gather(
             *(reader.progress(one.queue, group) for one in views), return_exceptions=True

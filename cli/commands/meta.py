@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...protocol.address import addresses_of
 from ...protocol.text import counted
 from ...protocol.verification import Verification
 from ..connection import connect
-from ..options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, parse_addresses
+from ..options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
 from ..screen import make_table, run, show_json, show_line, show_table
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ async def rebuild(
     from ...metaserver.rebuild.service import rebuild_database
     from ...rpc.http_network import HttpNetwork
 
-    addresses = [one for text in brokers for one in parse_addresses(text)]
+    addresses = [one for text in brokers for one in addresses_of(text)]
     network = HttpNetwork()
     try:
         cluster = await rebuild_database(_checked(given), network, addresses, word=Word(**word))

@@ -86,9 +86,8 @@ def read(
 
 def _reader(meta: str, subject: str) -> QueueReader:
     from ...consumer import QueueReader
-    from ..options import parse_addresses
 
-    return QueueReader(parse_addresses(meta), subject=subject)
+    return QueueReader(meta, subject=subject)
 
 
 async def _show_queues(meta: str, output: OutputFormat, subject: str) -> None:

@@ -23,7 +23,7 @@ from ...protocol.errors import (
     SubjectExistsError,
     SubjectUnknownError,
 )
-from ...protocol.ids import RouteVersion, Subject, check_name
+from ...protocol.ids import RouteVersion, Subject, check_name, partition_name
 from ...protocol.routing import (
     OrderStrategy,
     Partition,
@@ -143,7 +143,7 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
         names = [
             {
                 "subject_id": row.subject_id,
-                "name": f"{ask.subject}.p{named + queue}",
+                "name": partition_name(ask.subject, named + queue),
                 "queue": queue,
                 "range_start": start,
                 "range_end": end,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from ....protocol.address import parse_address
 from ....rpc.client import BrokerClient
 from ....rpc.http_network import HttpNetwork
-from ...options import OutputFormat, parse_addresses
+from ...options import OutputFormat
 from ...screen import make_table, show_json, show_table
 
 
@@ -18,10 +19,10 @@ async def show_health(address: str, form: OutputFormat) -> None:
         ConfigError, NotSentError.
         InvalidRequestError: another program than a broker answers there.
     """
-    (place,) = parse_addresses(address)[:1]
+    parse_address(address)
     network = HttpNetwork()
     try:
-        health = await BrokerClient(network, place).health()
+        health = await BrokerClient(network, address).health()
     finally:
         await network.close()
     if form is OutputFormat.JSON:
@@ -29,6 +30,6 @@ async def show_health(address: str, form: OutputFormat) -> None:
     else:
         title = "takes writes" if health.ready else f"not ready: {health.reason}"
         rows = [(name.replace("_", " "), value) for name, value in sorted(health.details.items())]
-        show_table(make_table(f"broker at {place}: {title}", ("", "now#"), rows))
+        show_table(make_table(f"broker at {address}: {title}", ("", "now#"), rows))
     if not health.ready:
         raise typer.Exit(1)
