@@ -38,6 +38,7 @@ from ..protocol.control import (
 )
 from ..protocol.endpoints import Endpoint
 from ..protocol.errors import (
+    ForeignServerError,
     InvalidRequestError,
     NotSentError,
     OutcomeUnknownError,
@@ -62,7 +63,7 @@ class MetaClient:
     """
     Calls to a metaserver, the one that answered last before the others.
 
-    One that cannot be reached, does not answer or has no database is asked last from then on.  The call itself goes on
+    One that cannot be reached, does not answer, has no database or is another program's is asked last from then on.  The call itself goes on
     to the next address unless it may have been done and may not be done twice: that is raised.  Heartbeats ask one
     address each.
     """
@@ -104,7 +105,7 @@ class MetaClient:
                     query=query,
                     timeout_ms=(timeout_ms or self._timeout_ms) + wait_ms,
                 )
-            except (NotSentError, OutcomeUnknownError, StorageError) as error:
+            except (NotSentError, OutcomeUnknownError, ForeignServerError, StorageError) as error:
                 if self._addresses[0] == address:
                     self._addresses.append(self._addresses.pop(0))
                 again = endpoint.repeatable or isinstance(error, NotSentError)

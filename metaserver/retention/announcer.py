@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from ...protocol.errors import KeylaneError, NotSentError, OutcomeUnknownError
+from ...protocol.errors import ForeignServerError, KeylaneError, NotSentError, OutcomeUnknownError
 from ...protocol.progress import KnowGroups
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
@@ -114,7 +114,7 @@ class Announcer:
             broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
             try:
                 await broker.know_groups(one.partition_id, ask)
-            except (NotSentError, OutcomeUnknownError) as error:
+            except (NotSentError, OutcomeUnknownError, ForeignServerError) as error:
                 gone.add(one.address)
                 log.info("partition %d: %s", one.partition_id, error.message)
                 return False

@@ -59,7 +59,9 @@ async def test_nothing_newer_passes_what_an_unknown_partition_refused():
         sender = producer._senders["s"]
         (executor,) = sender.executors
         asks = network.route_asks
-        network.unreachable.add("meta:1")  # it pauses ever longer before it asks again for the route
+        network.unreachable.add(
+            "meta:1"
+        )  # it pauses ever longer before it asks again for the route
         sender._refresh.set()
         await eventually(lambda: network.route_asks >= asks + 2)
         network.unknown.add(1)
