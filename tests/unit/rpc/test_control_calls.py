@@ -280,8 +280,9 @@ async def test_clients_raise_foreign_server_error_when_another_program_answers(f
     async with QueueReader(foreign_address, subject="s") as reader:
         with pytest.raises(ForeignServerError):
             await reader.queues()
-    async with asyncio.timeout(30), Consumer(foreign_address, subject="s", group="g") as consumer:
-        with pytest.raises(ForeignServerError):
+    consumer = Consumer(foreign_address, subject="s", group="g")
+    with pytest.raises(ForeignServerError):
+        async with asyncio.timeout(30), consumer:
             await anext(aiter(consumer))
 
 
