@@ -1,31 +1,25 @@
-"""`keylane broker health`: what a broker says of itself."""
+"""`keylane broker health`: whether a broker takes writes."""
 
 from __future__ import annotations
 
 import typer
 
-from ....protocol.address import parse_address
-from ....rpc.client import BrokerClient
-from ....rpc.http_network import HttpNetwork
+from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_table
 
 
-async def show_health(address: str, form: OutputFormat) -> None:
+async def show_health(address: str, output: OutputFormat) -> None:
     """
     Show a broker's health; exit status 1 if it is not ready: it takes no writes, or is refused by the metaserver.
 
     Raises:
-        ConfigError, NotSentError.
+        ConfigError, NotSentError
         InvalidRequestError: another program than a broker answers there.
     """
-    parse_address(address)
-    network = HttpNetwork()
-    try:
-        health = await BrokerClient(network, address).health()
-    finally:
-        await network.close()
-    if form is OutputFormat.JSON:
+    async with open_admin(address) as admin:  # it asks no metaserver
+        health = await admin.broker_health(address)
+    if output is OutputFormat.JSON:
         show_json(health)
     else:
         title = "takes writes" if health.ready else f"not ready: {health.reason}"
