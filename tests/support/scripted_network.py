@@ -212,4 +212,4 @@ QUICK = ProducerSettings(backoff=Backoff(first_ms=1, max_ms=5))
 
 def producer_on(network: ScriptedNetwork, settings: ProducerSettings = QUICK) -> Producer:
     """A producer, not yet open, that meets this network."""
-    return Producer("meta", settings=settings, _environment=Environment(network=network))
+    return Producer("meta:1", settings=settings, _environment=Environment(network=network))
