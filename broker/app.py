@@ -148,7 +148,7 @@ def _report(
         writable=not store.commit.reason,
         opening=opening.opening,
         opened_after=() if taken else opening.before,
-        log_end=store.log.durable_end,
+        log_end=store.log.end,
         hosted=len(store.state.partitions),
         untold=untold,
     )

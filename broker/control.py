@@ -31,7 +31,7 @@ from .partition.partition import HostedPartition
 from .standing import Standing, check_standing
 from .store.known_groups import know_groups
 from .store.set_cursor import set_cursor
-from .store.store import Store
+from .store.store import DURABLE, Store
 
 LISTED_MAX = 500
 """Partitions in one answer: more would hold the event loop up."""
@@ -194,7 +194,7 @@ class BrokerControl:
                 "first_position": self._store.log.first_position,
                 "next_position": self._store.log.end,
                 "cut_bytes": self._store.recovered.cut_bytes,
-                "flush": self._store.level,
+                "durable": DURABLE,
                 "snapshot_position": self._store.snapshotter.position,
                 "snapshot": unsaved or "written when it is due",
                 "retention": self._retention() or "nothing is kept too long",

@@ -57,7 +57,7 @@ from .partition.pull_lock import (
     take,
 )
 from .standing import Standing, check_standing
-from .store.store import Store
+from .store.store import DURABLE, Store
 from .waiting import Waiting
 
 Handled = tuple[Answer, bytes]
@@ -105,7 +105,7 @@ class BrokerService:
                 request.partition_id, payload, in_turn=True
             )
         await durable
-        return Appended(request.correlation_id, base_offset, self._store.level, duplicate), b""
+        return Appended(request.correlation_id, base_offset, DURABLE, duplicate), b""
 
     async def _acquire(self, request: Acquire | AcquireShared, _payload: memoryview) -> Handled:
         check_session(request.session)

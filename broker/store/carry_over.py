@@ -142,7 +142,6 @@ class CarryOver:
             record,
             partition_id=partition.partition_id,
             base_offset=partition.next_offset,
-            durable=True,
         )
         self._commit.submit(entry)
         return entry

@@ -61,8 +61,8 @@ class Entry:
     """One record on its way to the disk; `count` messages, 0 for the broker's own records, no bytes for a marker."""
 
     __slots__ = (
-        "appended_at_ms", "base_offset", "count", "durable", "future", "partition_id", "position",
-        "record", "settled", "stamped", "undo",
+        "appended_at_ms", "base_offset", "count", "future", "partition_id", "position", "record", "settled", "stamped",
+        "undo",
     )  # fmt: skip
 
     def __init__(
@@ -75,7 +75,6 @@ class Entry:
         appended_at_ms: int = 0,
         settled: Callable[[Entry], None] | None = None,
         undo: Callable[[], None] | None = None,
-        durable: bool = False,
     ) -> None:
         self.record = record
         self.partition_id = partition_id
@@ -90,8 +89,6 @@ class Entry:
         """Called when it is durable, before `future` is resolved."""
         self.undo = undo
         """Takes the decision back if it cannot be made durable."""
-        self.durable = durable
-        """To be synced before it is settled, however the broker flushes."""
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -115,7 +112,6 @@ class GroupCommit:
         clock: Clock,
         queued_bytes_max: int,
         commit_bytes_max: int,
-        flush_ms: int = 0,
         free_bytes: Callable[[], int] = lambda: 1 << 62,
     ) -> None:
         self._log = log
@@ -132,11 +128,6 @@ class GroupCommit:
         self._late: dict[Hashable, _Late] = {}
         self._task: asyncio.Task[None] | None = None
         self._failure: KeylaneError | None = None
-        self._flush_ms = flush_ms
-        """How long written records may wait for their sync; 0: each commit has its own."""
-        self._sync_due_ms = 0
-        """When what was written without a sync has to have one; 0: there is nothing."""
-        self._timer: asyncio.TimerHandle | None = None
         self._free_bytes = free_bytes
         self._full_until_ms = 0
         self._full_bytes = 0
@@ -242,12 +233,6 @@ class GroupCommit:
             return entry.future
         return self.submit(entry)
 
-    def synced(self) -> asyncio.Future[None]:
-        """As `flushed`, and synced also where that may come later."""
-        if not self._flush_ms:
-            return self.flushed()
-        return self.submit(Entry(b"", durable=True))
-
     def _start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._drain(), name="group commit")
 
@@ -259,9 +244,8 @@ class GroupCommit:
                 fits = True
                 try:
                     units = self._take(plan, entries)
-                    durable = self._is_due(entries)
-                    if plan.end > plan.start or (durable and self._sync_due_ms):
-                        fits = await self._run_blocking(self._write, plan, units, durable)
+                    if plan.end > plan.start:
+                        fits = await self._run_blocking(self._write, plan, units)
                 except StorageError as error:
                     self._fail(error, entries, plan)
                 except Exception as error:
@@ -272,7 +256,6 @@ class GroupCommit:
                         self._full(plan)
                     elif plan.end > plan.start:
                         self._full_until_ms = 0
-                    self._plan_sync(plan, durable)
                     self._settle(entries)
         finally:
             self._task = None
@@ -310,41 +293,17 @@ class GroupCommit:
             entries += [_waiting(future) for future in one.futures]
         return units
 
-    def _write(self, plan: WritePlan, units: list[tuple[int, Unit]], durable: bool) -> bool:
-        """False if the log has it and the index no room for it: readers find it all the same."""
-        if plan.end == plan.start:
-            self._log.sync()
-            return True
-        self._log.write(plan, durable=durable)
+    def _write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
+        """False if the log has the records and the index no room for them: readers find them all the same."""
+        self._log.write(plan)
         try:
             self._queues.dispatch(units)
         except DiskFullError:
             return False
         except StorageError as error:
-            # The log has it: whether it was done must not be denied.
+            # The records are durable: nobody may be told that they are not.
             raise FlushFailedError(error.message, **error.details) from error
         return True
-
-    def _is_due(self, entries: list[Entry]) -> bool:
-        """Has this commit to end with a sync?"""
-        if not self._flush_ms or any(entry.durable for entry in entries):
-            return True
-        return 0 < self._sync_due_ms <= self._clock.boot_ms()
-
-    def _plan_sync(self, plan: WritePlan, durable: bool) -> None:
-        """Have what was not synced now be synced soon, also if nothing more is written."""
-        if durable:
-            self._sync_due_ms = 0
-        elif not self._sync_due_ms and plan.end > plan.start:
-            self._sync_due_ms = self._clock.boot_ms() + self._flush_ms
-            if self._timer is None:
-                loop = asyncio.get_running_loop()
-                self._timer = loop.call_later(self._flush_ms / 1000, self._sync_now)
-
-    def _sync_now(self) -> None:
-        self._timer = None
-        if self._sync_due_ms and self._failure is None:
-            self.synced()
 
     def _settle(self, entries: list[Entry]) -> None:
         self.commits += 1
@@ -387,10 +346,6 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Wait until everything submitted is durable or has failed."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._sync_due_ms and self._failure is None:
-            self.synced()
         while self._task is not None:
             await asyncio.wait([self._task])
 

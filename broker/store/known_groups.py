@@ -78,7 +78,6 @@ def _keep(store: Store, partition: HostedPartition, group: Group) -> asyncio.Fut
         base_offset=body.cursor,
         settled=settled,
         undo=undo,
-        durable=True,
     )
     return store.commit.submit(entry)
 
@@ -96,6 +95,5 @@ def _mark(store: Store, partition: HostedPartition) -> asyncio.Future[None]:
         partition_id=partition.partition_id,
         base_offset=partition.next_offset,
         settled=settled,
-        durable=True,
     )
     return store.commit.submit(entry)

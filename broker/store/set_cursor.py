@@ -78,6 +78,5 @@ def _submit(
         base_offset=cursor,
         settled=settled,
         undo=undo,
-        durable=True,
     )
     return store.commit.submit(entry)

@@ -105,7 +105,7 @@ class Snapshotter:
             state = self._state
             problems = [one for one in state.problems if one not in state.mended]
             extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged))
-            await self._commit.synced()
+            await self._commit.flushed()
             if self._commit.failures != failures:
                 raise StorageError("writes failed while it was made")
             await self._run_blocking(self._put, chunks, whole, clean, position, extra)

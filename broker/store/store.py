@@ -45,7 +45,8 @@ from .tail_cache import TailCache
 
 OWN_RECORD_BYTES = 4096
 """Room asked for a fence, a seal or a partition before its record is made."""
-LEVELS = {"sync": "fsync", "async": "async"}
+DURABLE = "fsync"
+"""How durable a record is when it is answered: on the disk.  The word of answers, receipts and health."""
 
 
 class Store:
@@ -70,8 +71,6 @@ class Store:
         self.state = state
         self.log = log
         self.recovered = recovered
-        self.level = LEVELS[settings.flush]
-        """How durable what is answered is: "fsync", or "async" for a moment later."""
         self._clock = clock
         self.queues = queues
         self._reader = BatchReader(log, queues)
@@ -85,7 +84,6 @@ class Store:
             clock=clock,
             queued_bytes_max=settings.queued_bytes_max,
             commit_bytes_max=settings.commit_bytes_max,
-            flush_ms=0 if settings.flush == "sync" else settings.flush_ms,
             free_bytes=files.free_bytes,
         )
         self.snapshotter = Snapshotter(
@@ -248,7 +246,6 @@ class Store:
             partition_id=partition_id,
             settled=settled,
             undo=partial(self.state.unhost, partition_id),
-            durable=True,
         )
         return partition, self.commit.submit(entry)
 
@@ -276,7 +273,6 @@ class Store:
             base_offset=partition.next_offset,
             settled=settled,
             undo=partial(setattr, partition, "sealed", False),
-            durable=True,
         )
         return partition, self.commit.submit(entry)
 
@@ -310,7 +306,6 @@ class Store:
             partition_id=partition.partition_id,
             settled=settled,
             undo=partial(partition.undo_fence, group.name, before),
-            durable=True,
         )
         return self.commit.submit(entry)
 

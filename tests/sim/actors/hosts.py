@@ -284,7 +284,7 @@ class BrokerHost(Host):
                 writable=not store.commit.reason,
                 opening=opening.opening,
                 opened_after=opening.before if registration.problem else (),
-                log_end=store.log.durable_end,
+                log_end=store.log.end,
                 hosted=len(store.state.partitions),
                 untold=() if self._cleaning is None else self._cleaning.untold,
             )
