@@ -233,7 +233,7 @@ class BrokerService:
             decide_ack(group.acked, ranges, next_offset=partition.readable_offset)
             self._store.commit.check_room(0, own=True)
             if apply_ack(group.acked, ranges):
-                group.version += 1
+                group.changed()
             if group.lock.shared:
                 group.handed_out().acked(ranges)
         cursor = group.acked.cursor
@@ -249,7 +249,7 @@ class BrokerService:
         Raises:
             BrokerReadOnlyError: it cannot be made durable now.
         """
-        if group.version <= group.saved_version:
+        if not group.unsaved:
             return None
         self._store.commit.check_room(0, own=True)
         return self._store.save_progress(partition, group)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from ...protocol.errors import FencedError
 from ...protocol.limits import ACK_RANGES_MAX, IN_FLIGHT_PER_SESSION_MAX, IN_FLIGHT_RANGES_MAX
-from ...protocol.offsets import AckedOffsets, Range
+from ...protocol.offsets import AckedOffsets, Range, outside
 
 RANGES_PER_HANDING_MAX = 1_000
 SILENT_MAX = 1_000
@@ -245,8 +245,8 @@ class InFlight:
             if session not in {None, one.session}:
                 left.append(one)
                 continue
-            if one.start < start:
-                left.append(Held(one.start, start, one.session, one.until_ms))
-            if one.end > end:
-                left.append(Held(end, one.end, one.session, one.until_ms))
+            left += [
+                Held(*part, one.session, one.until_ms)
+                for part in outside(one.start, one.end, start, end)
+            ]
         held[first:last] = left

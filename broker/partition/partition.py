@@ -8,9 +8,8 @@ the end of what readers may see.  If the disk refuses, `undo_…` brings the sta
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -23,13 +22,13 @@ from ...protocol.errors import (
     SequenceReusedError,
     StaleRouteError,
 )
-from ...protocol.ids import check_name
+from ...protocol.ids import MAX_I64, check_name
 from ...protocol.limits import (
     GROUPS_PER_SUBJECT_MAX,
     PARTITION_MESSAGES_MAX,
     PRODUCERS_PER_PARTITION_MAX,
 )
-from ...protocol.offsets import AckedOffsets, Range
+from ...protocol.offsets import AckedOffsets, IntervalSet, Range
 from ...protocol.record import Header
 from ...protocol.routing import PartitionState
 from .appends import Duplicate, ProducerState, after_append, decide_append
@@ -45,8 +44,8 @@ class Group:
     """One consumer group on one partition."""
 
     __slots__ = (
-        "acked", "durable_cursor", "durable_fence", "durable_ranges", "in_flight", "kept", "lock", "name",
-        "removed_unread", "saved_version", "version",
+        "_saved_version", "_version", "acked", "durable_cursor", "durable_fence", "durable_ranges", "in_flight", "kept",
+        "lock", "name", "removed_unread",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -55,9 +54,9 @@ class Group:
         self.durable_fence = 0
         """The highest fence that is on the disk."""
         self.acked = AckedOffsets()
-        self.version = 0
-        """Rises with every ack that changed something."""
-        self.saved_version = 0
+        self._version = 0
+        """Rises whenever the progress changes."""
+        self._saved_version = 0
         """The version that is on the disk."""
         self.durable_cursor = 0
         """The cursor that is on the disk; nobody is told of a higher one."""
@@ -80,18 +79,36 @@ class Group:
         """Its fence and progress are on the disk, and nobody holds the lock."""
         return (
             self.durable_fence == self.lock.fence
-            and self.version == self.saved_version
+            and not self.unsaved
             and self.lock.expires_at_ms <= now_ms
             and (self.in_flight is None or self.in_flight.empty(now_ms))
         )
 
-    def skip_to(self, first_offset: int) -> bool:
-        """Take what retention has removed for acked; True if that was anything."""
-        if self.acked.cursor >= first_offset:
-            return False
-        self.acked.add(self.acked.cursor, first_offset)
-        self.version += 1
-        return True
+    def skip_to(self, first_offset: int) -> None:
+        """Count the offsets below `first_offset`, which retention has removed, as acked."""
+        if self.acked.cursor < first_offset:
+            self.acked.add(self.acked.cursor, first_offset)
+            self.changed()
+
+    def changed(self) -> None:
+        """Its progress differs from what is on the disk until it is saved again."""
+        self._version += 1
+
+    @property
+    def unsaved(self) -> bool:
+        """True if its progress has changed since the newest record of it that is on the disk."""
+        return self._version > self._saved_version
+
+    def begin_save(self) -> tuple[CursorBody, Callable[[], None]]:
+        """The record of its progress now, and what to call when that record is on the disk."""
+        body = self.cursor_body()
+        return body, partial(self._saved, body, self._version)
+
+    def _saved(self, body: CursorBody, version: int) -> None:
+        self.kept = True
+        if version >= self._saved_version:
+            self._saved_version = version
+            self.durable_cursor, self.durable_ranges = body.cursor, body.ranges
 
     def cursor_body(self) -> CursorBody:
         """The record of its progress now."""
@@ -99,13 +116,6 @@ class Group:
         return CursorBody(
             self.name, self.lock.fence, acked.cursor, acked.ranges, self.removed_unread
         )
-
-    def saved(self, body: CursorBody, version: int) -> None:
-        """The record of its progress at `version` is on the disk."""
-        self.kept = True
-        if version >= self.saved_version:
-            self.saved_version = version
-            self.durable_cursor, self.durable_ranges = body.cursor, body.ranges
 
     def drained(self, end_offset: int) -> bool:
         """Is it acked up to `end_offset`, on the disk."""
@@ -120,7 +130,6 @@ class Lost(NamedTuple):
     position: int
 
 
-_start = attrgetter("start")
 AppendUndo = tuple[int, int, int, ProducerState | None, tuple[int, ProducerState] | None]
 
 
@@ -159,20 +168,27 @@ class HostedPartition:
     # ── damage ────────────────────────────────────────────────────────────────────────────────────────
     def lose(self, start: int, end: int, *, position: int) -> None:
         """Offsets `[start, end)` are lost, by damage at `position`; end -1: and whatever came after them."""
-        lost = self.lost
-        first = bisect_right(lost, start, key=_start)
-        if first and (lost[first - 1].end == -1 or lost[first - 1].end >= start):
-            first -= 1
-            start, known, position = lost[first]
-            end = -1 if -1 in {known, end} else max(known, end)
-        last = first
-        while last < len(lost) and (end == -1 or lost[last].start <= end):
-            end = -1 if lost[last].end == -1 else max(end, lost[last].end)
-            last += 1
-        found = (*lost[:first], Lost(start, end, position), *lost[last:])
-        if len(found) > LOST_MAX:
-            found = (*found[: LOST_MAX - 1], found[-1]) if found[-1].end == -1 else found[:LOST_MAX]
-        self.lost = found
+        if len(self.lost) == LOST_MAX and self._is_left_out(start, end):
+            return
+        ranges = IntervalSet((one.start, _end_of(one.end)) for one in self.lost)
+        ranges.add(start, _end_of(end))
+        positions = {one.start: one.position for one in self.lost}
+        lost = [
+            Lost(start, -1 if end == MAX_I64 else end, positions.get(start, position))
+            for start, end in ranges
+        ]
+        if len(lost) > LOST_MAX:
+            lost[LOST_MAX - 1 :] = (
+                lost[-1:] if lost[-1].end == -1 else lost[LOST_MAX - 1 : LOST_MAX]
+            )
+        self.lost = tuple(lost)
+
+    def _is_left_out(self, start: int, end: int) -> bool:
+        """True if the range lies behind the LOST_MAX ranges that are kept; a range without a known end is kept."""
+        last = self.lost[-1]
+        known = self.lost[-2] if last.end == -1 else last
+        limit = last.start if last.end == -1 else MAX_I64
+        return known.end < start and _end_of(end) < limit
 
     def check_whole(self) -> None:
         """Raises CorruptLogError if the log has lost any of it: its end cannot be trusted."""
@@ -372,6 +388,11 @@ class HostedPartition:
             facts=self.facts,
             groups_told=self.groups_told,
         )
+
+
+def _end_of(end: int) -> int:
+    """The end of a lost range as a number; -1 stands for an unknown one."""
+    return MAX_I64 if end == -1 else end
 
 
 def stored_facts(facts: HostPartition) -> HostPartition:

@@ -51,7 +51,7 @@ class FirstOffsets:
         for group in partition.groups.values():
             unread = group.acked.unacked(before, first)
             group.skip_to(first)
-            if group.version > group.saved_version:
+            if group.unsaved:
                 self._unsaved[partition_id, group.name] = partition, group
             if unread:
                 group.removed_unread += unread
@@ -68,11 +68,7 @@ class FirstOffsets:
         """
         some = list(self._unsaved.items())
         await asyncio.gather(
-            *(
-                self._save(partition, group)
-                for _, (partition, group) in some
-                if group.version > group.saved_version
-            )
+            *(self._save(partition, group) for _, (partition, group) in some if group.unsaved)
         )
         for who, _ in some:
             del self._unsaved[who]

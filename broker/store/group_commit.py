@@ -74,7 +74,7 @@ class Entry:
         count: int = 0,
         appended_at_ms: int = 0,
         settled: Callable[[Entry], None] | None = None,
-        undo: Callable[[], None] | None = None,
+        undo: Callable[[], object] | None = None,
     ) -> None:
         self.record = record
         self.partition_id = partition_id

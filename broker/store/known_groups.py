@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from ...protocol.offsets import AckedOffsets
 from ..partition.partition import Group, HostedPartition
-from ..partition.records import encode_body, encode_told
+from ..partition.records import encode_told
 from .group_commit import Entry
 from .store import OWN_RECORD_BYTES, Store
 
@@ -59,27 +59,11 @@ def forget_told(store: Store) -> None:
 
 
 def _keep(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
-    store.state.touch(partition)
     store.firsts.grouped.add(partition.partition_id)  # retention may be deciding without it
     group.acked = AckedOffsets(partition.first_offset)
-    group.version += 1
-    version, body = group.version, group.cursor_body()
+    group.changed()
     partition.groups[group.name] = group
-
-    def settled(_entry: Entry) -> None:
-        group.saved(body, version)
-
-    def undo() -> None:
-        partition.groups.pop(group.name, None)
-
-    entry = Entry(
-        encode_body(partition.partition_id, body),
-        partition_id=partition.partition_id,
-        base_offset=body.cursor,
-        settled=settled,
-        undo=undo,
-    )
-    return store.commit.submit(entry)
+    return store.save_now(partition, group, undo=lambda: partition.groups.pop(group.name, None))
 
 
 def _mark(store: Store, partition: HostedPartition) -> asyncio.Future[None]:

@@ -16,8 +16,6 @@ from ...protocol.offsets import AckedOffsets
 from ...protocol.progress import SetCursor
 from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import decide_acquire, operator_session
-from ..partition.records import encode_body
-from .group_commit import Entry
 from .store import OWN_RECORD_BYTES, Store
 
 
@@ -54,29 +52,13 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
 def _submit(
     store: Store, partition: HostedPartition, group: Group, cursor: int
 ) -> asyncio.Future[None]:
-    store.state.touch(partition)
     store.firsts.grouped.add(partition.partition_id)  # it may need older messages than before
     before = group.acked
     group.acked = AckedOffsets(cursor)
-    group.version += 1
-    version = group.version
-
-    body = group.cursor_body()
-
-    def settled(_entry: Entry) -> None:
-        group.saved(body, version)
+    group.changed()
 
     def undo() -> None:
         group.acked = before
-        group.version += (
-            1  # a record made meanwhile may have carried the new cursor: it is written again
-        )
+        group.changed()  # a record made meanwhile may have the new cursor: the old one is written again
 
-    entry = Entry(
-        encode_body(partition.partition_id, body),
-        partition_id=partition.partition_id,
-        base_offset=cursor,
-        settled=settled,
-        undo=undo,
-    )
-    return store.commit.submit(entry)
+    return store.save_now(partition, group, undo=undo)

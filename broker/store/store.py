@@ -313,22 +313,19 @@ class Store:
         """Make a group's progress durable with the next commit."""
         self.state.touch(partition)
 
-        def make() -> Entry:
-            version, body = group.version, group.cursor_body()
+        def saved() -> None:
+            if group.lock.shared and partition.ended and group.drained(partition.next_offset):
+                self._wake(partition.partition_id)  # the other sessions hear of the end
 
-            def settled(_entry: Entry) -> None:
-                group.saved(body, version)
-                if group.lock.shared and partition.ended and group.drained(partition.next_offset):
-                    self._wake(partition.partition_id)  # the other sessions hear of the end
+        key = partition.partition_id, group.name
+        return self.commit.submit_late(key, lambda: _cursor_entry(partition, group, then=saved))
 
-            return Entry(
-                encode_body(partition.partition_id, body),
-                partition_id=partition.partition_id,
-                base_offset=body.cursor,
-                settled=settled,
-            )
-
-        return self.commit.submit_late((partition.partition_id, group.name), make)
+    def save_now(
+        self, partition: HostedPartition, group: Group, *, undo: Callable[[], object]
+    ) -> asyncio.Future[None]:
+        """Write a group's progress as it is now; `undo` takes the change back if the disk refuses it."""
+        self.state.touch(partition)
+        return self.commit.submit(_cursor_entry(partition, group, undo=undo))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────
     async def read(
@@ -401,3 +398,26 @@ class Store:
     def _close(self) -> None:
         self.queues.close()
         self.log.close()
+
+
+def _cursor_entry(
+    partition: HostedPartition,
+    group: Group,
+    *,
+    then: Callable[[], object] = lambda: None,
+    undo: Callable[[], object] | None = None,
+) -> Entry:
+    """The record of a group's progress now; `then` is called when it is on the disk."""
+    body, saved = group.begin_save()
+
+    def settled(_entry: Entry) -> None:
+        saved()
+        then()
+
+    return Entry(
+        encode_body(partition.partition_id, body),
+        partition_id=partition.partition_id,
+        base_offset=body.cursor,
+        settled=settled,
+        undo=undo,
+    )
