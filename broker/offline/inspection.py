@@ -12,7 +12,8 @@ from ..partition.state import BrokerState
 from ..storage.files import Files
 from ..storage.identity import Identity, read_identity
 from ..storage.log.commit_log import segment_bases
-from ..storage.log.recovery import Hole, scan_log
+from ..storage.log.holes import Hole
+from ..storage.log.recovery import scan_log
 from ..storage.snapshot import Snapshots
 from ..store.replay import Replay
 

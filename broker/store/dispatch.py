@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...protocol.record import HEADER_BYTES, Header, Kind
-from ..storage.index.interface import Unit
-from ..storage.log.batch_reader import unit_of
-from ..storage.log.recovery import Hole
+from ..storage.index.interface import Unit, unit_of
+from ..storage.log.holes import Hole
 
 DISPATCH_UNITS = 4096
 KNOWN_MAX = 200_000

@@ -17,7 +17,8 @@ from ..partition.state import BrokerState
 from ..storage.files import Files
 from ..storage.index.interface import ConsumeQueues, Unit
 from ..storage.log.commit_log import segment_bases
-from ..storage.log.recovery import Hole, Recovered, recover_log
+from ..storage.log.holes import Hole
+from ..storage.log.recovery import Recovered, recover_log
 from ..storage.snapshot import Loaded, Snapshots
 from .dispatch import Dispatch
 from .first_offsets import correct_first_offsets

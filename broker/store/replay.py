@@ -21,7 +21,7 @@ from ..partition.image import Part, part_of
 from ..partition.partition import HostedPartition
 from ..partition.records import WITHOUT_BODY, CursorBody, FenceBody, decode_body
 from ..partition.state import PROBLEMS_MAX, BrokerState
-from ..storage.log.recovery import Hole
+from ..storage.log.holes import Hole
 
 HOLES_MAX = PROBLEMS_MAX // 2
 """Holes that are told of one by one: they leave room for what else is wrong."""

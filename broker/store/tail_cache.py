@@ -7,13 +7,15 @@ Invariants
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
-from ..storage.append_file import Buffer
+if TYPE_CHECKING:
+    from ..storage.append_file import Buffer
 
 ENTRY_BYTES = 512
 """What a batch costs here besides its own bytes, about."""
 
-_Cached = tuple[int, int, Buffer, Buffer]
+_Cached = tuple[int, int, "Buffer", "Buffer"]
 """(next offset, length, header, body)"""
 
 

@@ -24,7 +24,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 from ....protocol.errors import DataFolderError, StorageError
 from ....protocol.record import (
@@ -39,7 +38,8 @@ from ....protocol.record import (
 from ....protocol.text import counted
 from ..files import AppendFile, Files, replace_large_file
 from .commit_log import BARRIER, FOLDER, segment_bases, segment_path
-from .trail import Trace, TrailCursor, durable_end, trail_bases
+from .holes import Hole, Trace, Visitor
+from .trail import TrailCursor, durable_end, trail_bases
 
 log = logging.getLogger("keylane.broker")
 
@@ -49,33 +49,6 @@ AHEAD_BYTES = 8 << 20
 TRACES_MAX = 20_000
 """Of one part of a hole: the records of a lost segment are a million."""
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hole:
-    """Positions `[start, end)` that were durable and hold no whole record any more."""
-
-    start: int
-    end: int
-    reason: str
-    traces: tuple[Trace, ...] = ()
-    """The records known to have been there, in the order of the log."""
-    explained: bool = False
-    """They are all that was there."""
-    damage: tuple[int, int] | None = None
-    """Positions of the whole damage, of which this is a part."""
-
-
-class Visitor(Protocol):
-    """What is told of the log."""
-
-    def record(self, header: Header, body: memoryview) -> None:
-        """A whole record; the body is valid during the call only."""
-        ...
-
-    def hole(self, hole: Hole) -> None:
-        """Bytes that are lost."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,7 @@ from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.partition.pull_lock import check_holder
 from keylane.broker.partition.records import CursorBody, FenceBody, encode_body
 from keylane.broker.partition.state import BrokerState
-from keylane.broker.storage.log.recovery import Hole
-from keylane.broker.storage.log.trail import Trace
+from keylane.broker.storage.log.holes import Hole, Trace
 from keylane.broker.store.replay import Replay
 from keylane.protocol.errors import (
     CorruptLogError,
