@@ -28,7 +28,7 @@ from .service import BrokerService
 from .settings import BrokerSettings
 from .storage.fail_points import files_of
 from .storage.files import narrow_rights
-from .storage.identity import Identity, claim_folder
+from .storage.identity import FolderIdentity, claim_folder
 from .storage.opening import Opening, begin_opening, note_heard
 from .store.known_groups import forget_told
 from .store.old_tokens import refuse_old_tokens
@@ -47,7 +47,7 @@ class RunningBroker:
     """A broker that serves."""
 
     address: str
-    identity: Identity
+    identity: FolderIdentity
     store: Store
 
 
@@ -76,7 +76,7 @@ async def running_broker(
         run_read = _in_pool(stack, settings.reader_threads, "read")
         run_background = _in_pool(stack, 1, "background")
 
-        def open_store() -> tuple[Identity, Store, Opening]:
+        def open_store() -> tuple[FolderIdentity, Store, Opening]:
             files.lock()
             identity = claim_folder(files, broker_group=settings.group, rng=rng)
             narrow_rights(str(settings.data))
@@ -133,7 +133,7 @@ async def running_broker(
 
 def _report(
     store: Store,
-    identity: Identity,
+    identity: FolderIdentity,
     opening: Opening,
     address: str,
     *,

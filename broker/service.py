@@ -58,7 +58,7 @@ from .partition.pull_lock import (
 )
 from .standing import Standing, check_standing
 from .store.store import DURABLE, Store
-from .waiting import Waiting
+from .waiting import LongPolls
 
 Handled = tuple[Answer, bytes]
 
@@ -70,7 +70,7 @@ class BrokerService:
         self._store = store
         self._standing = standing
         self._clock = clock
-        self._waiting = Waiting()
+        self._waiting = LongPolls()
         store.on_change(self._waiting.wake)
         self._handlers: dict[type[Any], Callable[[Any, memoryview], Awaitable[Handled]]] = {
             Append: self._append,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Waiting:
+class LongPolls:
     """Futures of long polls, by partition."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ NEVER_MS = 1 << 62
 
 
 @dataclass(slots=True, order=True)
-class Held:
+class HandedOut:
     """`[start, end)` is with `session` until `until_ms`."""
 
     start: int
@@ -43,7 +43,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Heard:
+class LastHeard:
     """A session was heard, and counts as silent from `until_ms` on, if it is not heard again."""
 
     ttl_ms: int
@@ -57,18 +57,18 @@ class InFlight:
 
     def __init__(self, token: int) -> None:
         self.token = token
-        self._held: list[Held] = []
+        self._held: list[HandedOut] = []
         """By start, apart from each other, nothing of it acked."""
         self._look_from = 0
         """No message below is free."""
         self._due_ms = NEVER_MS
         """No deadline is earlier, of what is in flight or of a session that has some of it."""
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, LastHeard] = {}
         self._left: dict[str, None] = {}
         """Sessions that gave back all they had, the latest last."""
 
     @property
-    def held(self) -> list[Held]:
+    def held(self) -> list[HandedOut]:
         """Everything in flight, by offset."""
         return list(self._held)
 
@@ -126,7 +126,7 @@ class InFlight:
         self._look_from = offset
         until_ms = now_ms + hold_ms
         for start, end in found:
-            insort(self._held, Held(start, end, session, until_ms))
+            insort(self._held, HandedOut(start, end, session, until_ms))
         if found:
             self._due_ms = min(self._due_ms, until_ms, self._silent_ms(session))
         return found
@@ -196,7 +196,7 @@ class InFlight:
             heard.until_ms = now_ms + heard.ttl_ms
 
     def _know(self, session: str, ttl_ms: int, now_ms: int) -> None:
-        self._heard[session] = Heard(ttl_ms, now_ms + ttl_ms)
+        self._heard[session] = LastHeard(ttl_ms, now_ms + ttl_ms)
         self._due_ms = min(self._due_ms, now_ms + ttl_ms)
 
     def check_entered(self, session: str) -> None:
@@ -237,7 +237,7 @@ class InFlight:
         held = self._held
         first = bisect_right(held, start, key=lambda one: one.start)
         first -= bool(first and held[first - 1].end > start)
-        left: list[Held] = []
+        left: list[HandedOut] = []
         last = first
         while last < len(held) and held[last].start < end:
             one = held[last]
@@ -246,7 +246,7 @@ class InFlight:
                 left.append(one)
                 continue
             left += [
-                Held(*part, one.session, one.until_ms)
+                HandedOut(*part, one.session, one.until_ms)
                 for part in outside(one.start, one.end, start, end)
             ]
         held[first:last] = left

@@ -37,7 +37,7 @@ from ..store.store import Store
 from .policy import (
     DiskUse,
     Limits,
-    Segment,
+    SealedSegment,
     allowed_position,
     reason_to_hold,
     wanted_position,
@@ -144,7 +144,7 @@ class Cleaning:
             await self._forget()
         return gone
 
-    async def _remove(self, segments: list[Segment], wanted: int, disk: DiskUse) -> int:
+    async def _remove(self, segments: list[SealedSegment], wanted: int, disk: DiskUse) -> int:
         self._firsts.grouped.clear()
         self._untold = []
         floor = await self._floor(wanted, list(self._store.state.partitions))
@@ -163,7 +163,7 @@ class Cleaning:
         log.info("removed the log up to position %d", self._store.log.first_position)
         return gone
 
-    def _allowed(self, segments: list[Segment], wanted: int, floor: int | None) -> int:
+    def _allowed(self, segments: list[SealedSegment], wanted: int, floor: int | None) -> int:
         allowed = allowed_position(segments, wanted, floor)
         self.problem = ""
         if allowed < wanted:
@@ -202,7 +202,7 @@ class Cleaning:
                 counted(messages, "message"), subject, group, counted(partitions, "partition"),
             )  # fmt: skip
 
-    async def _decide(self, segments: list[Segment], position: int) -> int:
+    async def _decide(self, segments: list[SealedSegment], position: int) -> int:
         """Up to where the log goes, once the groups that came meanwhile are looked at; what rises is pending then."""
         firsts = self._firsts
         pending = await self._behind(position)
@@ -227,15 +227,15 @@ class Cleaning:
     def _disk(self) -> DiskUse:
         return DiskUse(free_bytes=self._files.free_bytes(), total_bytes=self._files.total_bytes())
 
-    def _look(self) -> tuple[DiskUse, list[Segment]]:
+    def _look(self) -> tuple[DiskUse, list[SealedSegment]]:
         bases = self._store.log.bases
         self._first_ms = {base: at for base, at in self._first_ms.items() if base in bases}
-        segments: list[Segment] = []
+        segments: list[SealedSegment] = []
         newest_ms: int | None = None
         for base, end in reversed(list(pairwise(bases))):
             # No message of a segment is newer than the first one that comes after it.
             newest_ms = self._first_message_ms(end) or newest_ms
-            segments.append(Segment(base, end, newest_ms))
+            segments.append(SealedSegment(base, end, newest_ms))
         return self._disk(), segments[::-1]
 
     def _first_message_ms(self, base: int) -> int | None:

@@ -24,7 +24,7 @@ FULL_PERCENT = 90
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SealedSegment:
     """A sealed segment: positions `[base, end)`, its newest message stored at `newest_ms`, None if unknown."""
 
     base: int
@@ -54,7 +54,7 @@ class DiskUse:
 
 
 def wanted_position(
-    segments: Sequence[Segment], limits: Limits, disk: DiskUse, *, end: int, now_ms: int
+    segments: Sequence[SealedSegment], limits: Limits, disk: DiskUse, *, end: int, now_ms: int
 ) -> int:
     """The log position up to which segments should go, `end` being that of the log; the first base if none."""
     position = segments[0].base if segments else end
@@ -72,7 +72,7 @@ def wanted_position(
     return position
 
 
-def allowed_position(segments: Sequence[Segment], wanted: int, floor: int | None) -> int:
+def allowed_position(segments: Sequence[SealedSegment], wanted: int, floor: int | None) -> int:
     """As much of `wanted` as the first position that a group still needs leaves; None: no group needs any."""
     if floor is None or floor >= wanted:
         return wanted

@@ -26,12 +26,12 @@ class IndexDamage:
 
     async def found(self, error: CorruptIndexError) -> None:
         """Tell it in health; the index is not trusted again once the broker has stopped."""
-        if self._state.mended:
+        if self._state.until_restart:
             return
         text = f"{error.message}; the next start makes the index anew"
         log.error("%s", text)
         self._state.problems.append(text)
-        self._state.mended.add(text)
+        self._state.until_restart.add(text)
         try:
             await self._run_blocking(mark, self._files, self._kind)
         except StorageError as failed:

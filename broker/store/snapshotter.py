@@ -103,7 +103,7 @@ class Snapshotter:
         try:
             chunks = await self._chunks(table.ids() if whole else list(dirty))
             state = self._state
-            problems = [one for one in state.problems if one not in state.mended]
+            problems = [text for text in state.problems if text not in state.until_restart]
             extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged))
             await self._commit.flushed()
             if self._commit.failures != failures:

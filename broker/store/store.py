@@ -33,7 +33,7 @@ from ..storage.index.interface import ConsumeQueues, offset_at
 from ..storage.index.kinds import mark_others, open_index
 from ..storage.log.batch_reader import BatchReader
 from ..storage.log.commit_log import CommitLog
-from ..storage.log.recovery import Recovered
+from ..storage.log.recovery import RecoveredLog
 from ..storage.snapshot import Snapshots
 from .carry_over import CarryOver
 from .first_offsets import FirstOffsets
@@ -60,7 +60,7 @@ class Store:
         state: BrokerState,
         log: CommitLog,
         queues: ConsumeQueues,
-        recovered: Recovered,
+        recovered: RecoveredLog,
         snapshots: Snapshots,
         position: int,
         run_commit: RunBlocking,

@@ -61,7 +61,7 @@ def test_a_kill_in_an_old_folder_at(kind, point, old, room):
 
 
 @pytest.mark.parametrize("kind", ["file", "rocksdb"])
-def test_what_the_work_in_an_old_folder_is(kind, old, room):
+def test_an_old_folder_says_which_work_it_needs(kind, old, room):
     """Not killed, a life in the old folder removes segments, snapshots and the torn end."""
     before = old[kind]
     run = before.copy(room / "life", batches=4)

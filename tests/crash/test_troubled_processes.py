@@ -79,7 +79,7 @@ async def test_a_program_that_died_is_told_with_its_last_words(tmp_path: Path):
             await stage.judge()
 
 
-async def test_one_programs_calendar_is_moved_alone(tmp_path: Path):
+async def test_a_calendar_is_moved_for_a_single_program(tmp_path: Path):
     """The producer's messages show its own calendar: the others' an hour off are nothing to it."""
     async with Stage(tmp_path, keys=10, per_second=100, consumers=1) as stage:
 

@@ -52,7 +52,7 @@ _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
+class RecoveredLog:
     """What recovery found: the segments' bases, the end of the log, what was cut off it."""
 
     bases: list[int]
@@ -62,7 +62,9 @@ class Recovered:
     """What lies from this position on may be in the page cache only."""
 
 
-def recover_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> Recovered:
+def recover_log(
+    files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0
+) -> RecoveredLog:
     """
     Read the log from the record at position `start` to its end, and make it ready to be written on.
 
@@ -110,7 +112,7 @@ def _write_again(files: Files, file: AppendFile, *, base: int, start: int, end: 
         at += len(data)
 
 
-def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> Recovered:
+def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> RecoveredLog:
     """As `recover_log`, but changes nothing: what is to be cut is only counted."""
     return _Scan(files, visitor, start=start, durable=durable).run()
 
@@ -129,7 +131,7 @@ class _Scan:
         self._durable = max([durable, *(durable_end(files, one) for one in self._trails[-1:])])
         self._cursors = {base: TrailCursor(files, base) for base in self._trails}
 
-    def run(self) -> Recovered:
+    def run(self) -> RecoveredLog:
         self._check_ours()
         self._check_sizes()
         if self._bases and self._at < self._bases[0]:
@@ -177,7 +179,7 @@ class _Scan:
                 self._lose(following, "a segment is missing or cut")
         self._at = start
 
-    def _run_last(self) -> Recovered:
+    def _run_last(self) -> RecoveredLog:
         base = self._bases[-1] if self._bases else self._at
         end = base + (self._files.size(segment_path(base)) or 0)
         while (problem := self._read(base, end)) is not None:
@@ -194,8 +196,8 @@ class _Scan:
             self._bases.append(self._at)
         return self._recovered(cut_bytes=max(0, end - self._at))
 
-    def _recovered(self, *, cut_bytes: int) -> Recovered:
-        return Recovered(
+    def _recovered(self, *, cut_bytes: int) -> RecoveredLog:
+        return RecoveredLog(
             bases=self._bases,
             end=self._at,
             cut_bytes=cut_bytes,

@@ -42,7 +42,7 @@ class Reception:
         return BrokerWelcome(heartbeat_ms=1, ttl_ms=10, fence=self.fence)
 
 
-async def test_it_reports_until_it_is_welcome_and_then_goes_on(monkeypatch):
+async def test_registration_reports_until_it_is_accepted_and_then_keeps_reporting(monkeypatch):
     """Refusals and silence are waited out with back-off; then a report comes every heartbeat."""
     monkeypatch.setattr(registration, "WAITS", Backoff(first_ms=1, max_ms=2))
     desk = Reception(NotSentError("not there"), WrongBrokerError("another folder"))

@@ -42,7 +42,7 @@ async def desk(disk, clock) -> Desk:
     return desk
 
 
-async def test_what_waits_shares_one_sync(desk, disk):
+async def test_waiting_appends_share_a_sync(desk, disk):
     """Appends that come while another commit is at the disk are made durable by one sync together."""
     syncs = disk.syncs
     answers = await asyncio.gather(
@@ -174,7 +174,7 @@ async def test_a_failed_write_ends_writing(desk, disk, operation):
 
 
 @pytest.mark.parametrize("operation", ["write", "fdatasync"])
-async def test_what_a_failed_write_carried_has_not_happened(desk, disk, operation):
+async def test_decisions_are_undone_when_their_write_fails(desk, disk, operation):
     """A fence or a partition whose write failed is gone: asking again does not find it as if it were durable."""
     await desk.append(batch())
     await desk.acquire(1)
@@ -192,7 +192,7 @@ async def test_what_a_failed_write_carried_has_not_happened(desk, disk, operatio
     assert desk.store.state.partition(1).next_offset == 2
 
 
-async def test_what_waited_behind_a_failed_write_was_not_done(disk, clock):
+async def test_waiting_appends_are_refused_when_the_write_before_them_fails(disk, clock):
     """A batch that had not reached the disk when a write failed is refused, not unknown."""
     desk = Desk(open_store(disk, clock=clock, commit_bytes_max=BATCH_BYTES_MAX), clock)
     await desk.host()
