@@ -101,7 +101,7 @@ async def running_broker(
             report,
             rng=rng,
             clock=clock,
-            on_welcome=lambda: run_background(note_heard, files, opening),
+            on_accepted=lambda: run_background(note_heard, files, opening),
             on_missed=lambda: forget_told(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
         )

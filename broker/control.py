@@ -195,7 +195,7 @@ class BrokerControl:
                 "durable": DURABLE,
                 "snapshot_position": self._store.snapshotter.position,
                 "snapshot": unsaved or "written when it is due",
-                "retention": self._retention() or "nothing is kept too long",
+                "retention": self._retention() or "ok",
                 "damage": damage_of(self._store.state),
                 "commits": self._store.commit.commits,
             },

@@ -49,7 +49,7 @@ CHECK_MS = 10_000
 """RocketMQ's."""
 SLICE = 500
 """Partitions between two turns of the event loop."""
-UNWELCOME = "nothing is removed until a metaserver takes this broker's report"
+NOT_ACCEPTED = "nothing is removed until a metaserver takes this broker's report"
 """Its folder may be an older copy, which does not know of every consumer group."""
 HEADERS_MAX = 10_000
 """How far a segment is read for its first message."""
@@ -110,12 +110,12 @@ class Cleaning:
 
     async def _pause(self) -> None:
         """Until the next check is due, or this broker is welcome, before which nothing goes."""
-        if self._standing is None or self.problem != UNWELCOME:
+        if self._standing is None or self.problem != NOT_ACCEPTED:
             await asyncio.sleep(CHECK_MS / 1000)
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CHECK_MS / 1000):
-                await self._standing.wait_welcome()
+                await self._standing.wait_accepted()
 
     async def check(self) -> int:
         """
@@ -134,8 +134,8 @@ class Cleaning:
         )
         await self._run_read(self._reserve.keep)
         gone = 0
-        if self._standing is not None and not self._standing.welcome:
-            self.problem, self.untold = UNWELCOME, ()
+        if self._standing is not None and not self._standing.accepted:
+            self.problem, self.untold = NOT_ACCEPTED, ()
         elif segments and wanted > segments[0].base:
             gone = await self._remove(segments, wanted, disk)
         else:

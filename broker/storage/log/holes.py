@@ -17,26 +17,26 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hole:
-    """Positions `[start, end)` that were durable and hold no whole record any more."""
+    """Positions `[start, end)` that held durable records and hold no whole one any more."""
 
     start: int
     end: int
     reason: str
     traces: tuple[Trace, ...] = ()
-    """The records known to have been there, in the order of the log."""
+    """The known records that were there, in the order of the log."""
     explained: bool = False
-    """They are all that was there."""
+    """True if `traces` are all the records that were there."""
     damage: tuple[int, int] | None = None
     """Positions of the whole damage, of which this is a part."""
 
 
 class Visitor(Protocol):
-    """What is told of the log."""
+    """Receives the records and the holes of a log, in order."""
 
     def record(self, header: Header, body: memoryview) -> None:
         """A whole record; the body is valid during the call only."""
         ...
 
     def hole(self, hole: Hole) -> None:
-        """Bytes that are lost."""
+        """Records that are lost."""
         ...

@@ -297,7 +297,7 @@ class BrokerHost(Host):
             report,
             rng=self.rng,
             clock=machine,
-            on_welcome=heard,
+            on_accepted=heard,
             on_missed=lambda: forget_told(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
         )

@@ -196,7 +196,7 @@ async def test_a_fence_is_raised_before_anybody_is_served(monkeypatch):
         on_fence=on_fence,
     )
     task = asyncio.create_task(loop.run())
-    await asyncio.wait_for(loop.wait_welcome(), 5)
+    await asyncio.wait_for(loop.wait_accepted(), 5)
     assert not loop.set_aside
     assert raised[0] == 7
     task.cancel()
