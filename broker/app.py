@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat
@@ -37,9 +37,9 @@ from .store.store import Store
 log = logging.getLogger("keylane.broker")
 
 SWITCH_S = 0.0005
-"""How long a thread whose disk has answered waits for a busy event loop; with Python's 5 ms the disk idles meanwhile."""
+"""How long a thread waits for a busy event loop after its disk operation; with Python's 5 ms the disk idles meanwhile."""
 GC_THRESHOLDS = (10_000, 4, 200)
-"""Messages leave no cycles: the collector looks seldom, and never long at what stays."""
+"""Messages leave no cycles: the collector runs seldom, and never long over objects that stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,14 @@ class RunningBroker:
     store: Store
 
 
+class _Opened(NamedTuple):
+    """A data folder opened for serving."""
+
+    identity: FolderIdentity
+    store: Store
+    opening: Opening
+
+
 @contextlib.asynccontextmanager
 async def running_broker(
     settings: BrokerSettings,
@@ -60,7 +68,7 @@ async def running_broker(
     rng: random.Random | None = None,
 ) -> AsyncIterator[RunningBroker]:
     """
-    Recover, listen and report; stop in the other order at the end of the block.
+    Recover, listen and report; stop in reverse order at the end of the block.
 
     The metaserver need not be reachable.  A network given is the caller's to close.
 
@@ -76,7 +84,7 @@ async def running_broker(
         run_read = _in_pool(stack, settings.reader_threads, "read")
         run_background = _in_pool(stack, 1, "background")
 
-        def open_store() -> tuple[FolderIdentity, Store, Opening]:
+        def open_store() -> _Opened:
             files.lock()
             identity = claim_folder(files, broker_group=settings.group, rng=rng)
             narrow_rights(str(settings.data))
@@ -84,9 +92,10 @@ async def running_broker(
                 files, settings, clock=clock, run_commit=run_commit, run_read=run_read,
                 run_background=run_background,
             )  # fmt: skip
-            return identity, store, begin_opening(files, rng=random.SystemRandom())
+            return _Opened(identity, store, begin_opening(files, rng=random.SystemRandom()))
 
-        identity, store, opening = await run_commit(open_store)
+        opened = await run_commit(open_store)
+        store = opened.store
         stack.push_async_callback(store.close)
         if network is None:
             network = HttpNetwork()
@@ -94,14 +103,14 @@ async def running_broker(
 
         def report() -> BrokerHeartbeat:
             taken, untold = not registration.problem, cleaning.untold
-            return _report(store, identity, opening, server.address, untold=untold, taken=taken)
+            return _report(opened, server.address, untold=untold, taken=taken)
 
         registration = Registration(
             MetaClient(network, settings.meta),
             report,
             rng=rng,
             clock=clock,
-            on_accepted=lambda: run_background(note_heard, files, opening),
+            on_accepted=lambda: run_background(note_heard, files, opened.opening),
             on_missed=lambda: forget_told(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
         )
@@ -110,17 +119,7 @@ async def running_broker(
             run_read=run_background,
         )  # fmt: skip
         service = BrokerService(store, clock=clock, standing=registration)
-        control = BrokerControl(
-            store,
-            broker_group=settings.group,
-            broker_id=identity.broker_id,
-            opening=opening.opening,
-            standing=registration,
-            clock=clock,
-            registration=lambda: registration.problem,
-            refusal=lambda: registration.refusal,
-            retention=lambda: cleaning.problem,
-        )
+        control = _control(opened, registration, cleaning, clock=clock)
         server = Server(control.routes(), data_handler=service.handle, limits=_limits(settings))
         await server.start(settings.host, settings.port)
         stack.push_async_callback(server.stop)
@@ -128,19 +127,30 @@ async def running_broker(
         for name, loop in (("registration", registration.run()), ("retention", cleaning.run())):
             task = asyncio.create_task(loop, name=name)
             stack.push_async_callback(_end, task)
-        yield RunningBroker(address=server.address, identity=identity, store=store)
+        yield RunningBroker(address=server.address, identity=opened.identity, store=store)
+
+
+def _control(
+    opened: _Opened, registration: Registration, cleaning: Cleaning, *, clock: Clock
+) -> BrokerControl:
+    return BrokerControl(
+        opened.store,
+        broker_group=opened.identity.broker_group,
+        broker_id=opened.identity.broker_id,
+        opening=opened.opening.opening,
+        standing=registration,
+        clock=clock,
+        registration=lambda: registration.problem,
+        refusal=lambda: registration.refusal,
+        retention=lambda: cleaning.problem,
+    )
 
 
 def _report(
-    store: Store,
-    identity: FolderIdentity,
-    opening: Opening,
-    address: str,
-    *,
-    untold: tuple[int, ...],
-    taken: bool,
+    opened: _Opened, address: str, *, untold: tuple[int, ...], taken: bool
 ) -> BrokerHeartbeat:
-    """What a broker says of itself; `taken`: its last report was, so that the openings before need not be said."""
+    """The report of a broker; without earlier openings if its last report was `taken`."""
+    identity, store, opening = opened
     return BrokerHeartbeat(
         broker_group=identity.broker_group,
         broker_id=identity.broker_id,
@@ -161,7 +171,7 @@ def _limits(settings: BrokerSettings) -> HttpLimits:
 def _in_pool(
     stack: contextlib.AsyncExitStack, threads: int, name: str
 ) -> Callable[..., Awaitable[Any]]:
-    """Runs functions in threads of their own, which end with the stack."""
+    """A function that runs functions in `threads` threads of its own; they end with the stack."""
     pool = ThreadPoolExecutor(threads, name)
     stack.callback(pool.shutdown)
 
@@ -178,7 +188,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 def tune_interpreter() -> None:
-    """Set the whole process up for serving; what is in memory now stays, and no collection looks at it again."""
+    """Set the whole process up for serving; objects in memory now stay, and are left out of garbage collections."""
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()

@@ -1,19 +1,19 @@
-"""Group commit: what was decided waits here, and one writer at a time makes all of it durable with one sync.
+"""Group commit: decided records wait here, and one writer at a time makes all of them durable with one sync.
 
     decide ▶ submit ▶ queue ─┐                                  ┌▶ settled, future resolved
                              ├▶ take ▶ write, fdatasync, index ─┤
     mark ▶ late records ─────┘    (off the event loop)          └▶ failed: see below
 
-While one commit is at the disk the next gathers.  "Late" records (cursors) are made when a commit is taken: one
-per key, whatever happened since the one before.  A commit that is full leaves messages for the next one, and nothing
-else: a late record says more than any other that was decided before it, and must not come before that one.
+While one commit is being written the next one gathers.  "Late" records (cursors) are made when a commit is taken: one
+per key, with everything decided until then.  A full commit leaves messages for the next one, and nothing else: a late
+record must not come before a record that was decided earlier.
 
 Invariants
     A future is resolved only after the sync that carries its record.
-    After a failure everything decided and not durable is undone, newest first: the state is what the disk is known
-    to hold.
-    After a failed write or sync nothing is written again: what was at the disk fails with UNKNOWN fate, what waited
-    with NOT_DONE.  After a full disk nothing is kept, and after RETRY_FULL_MS the next append tries again.
+    After a failure every decision that is not durable is undone, newest first: the state is then what the disk is
+    known to hold.
+    After a failed write or sync nothing is written again: the records of that commit fail with UNKNOWN fate, waiting
+    ones with NOT_DONE.  After a full disk no record of the commit is kept; after RETRY_FULL_MS the next append tries again.
 
 Source: Gray's group commit; PostgreSQL's fsyncgate for why a failed sync is never repeated.
 """
@@ -45,7 +45,7 @@ log = logging.getLogger("keylane.broker")
 
 RETRY_FULL_MS = 1_000
 OWN_QUEUED_BYTES_MAX = 1 << 20
-"""Room that messages never fill: however quick producers are, owners are let in, and partitions sealed."""
+"""Room for the broker's own records, which messages never fill: fences and seals are taken however fast producers are."""
 _NOTHING = bytearray()
 
 
@@ -58,7 +58,7 @@ class RunBlocking(Protocol):
 
 
 class Entry:
-    """One record on its way to the disk; `count` messages, 0 for the broker's own records, no bytes for a marker."""
+    """A record on its way to the disk; `count` is 0 for the broker's own records; a marker has no bytes."""
 
     __slots__ = (
         "appended_at_ms", "base_offset", "count", "future", "partition_id", "position", "record", "settled", "stamped",
@@ -82,9 +82,9 @@ class Entry:
         self.count = count
         self.appended_at_ms = appended_at_ms
         self.position = -1
-        """In the log, once it is taken."""
+        """Position in the log, once a commit has taken it."""
         self.stamped: bytearray = _NOTHING
-        """The header as it is in the log, once it is taken."""
+        """The header as it is in the log, once a commit has taken it."""
         self.settled = settled
         """Called when it is durable, before `future` is resolved."""
         self.undo = undo
@@ -122,28 +122,28 @@ class GroupCommit:
         self._commit_bytes_max = commit_bytes_max
         self._queue: deque[Entry] = deque()
         self._queued_bytes = 0
-        """Of the queue and of the commit at the disk."""
+        """Bytes in the queue and in the commit that is being written."""
         self._own = 0
-        """The broker's own records in the queue."""
+        """How many of the broker's own records are in the queue."""
         self._late: dict[Hashable, _Late] = {}
         self._task: asyncio.Task[None] | None = None
         self._failure: KeylaneError | None = None
         self._free_bytes = free_bytes
         self._full_until_ms = 0
         self._full_bytes = 0
-        """What did not fit when the disk was full."""
+        """Bytes of the commit that did not fit on the disk."""
         self._held = ""
         self._line = Line(WAITING_MAX, self._has_room)
         self.commits = 0
         """Commits settled since the start."""
         self.failures = 0
-        """Times that decisions had to be taken back."""
+        """How often decisions were undone."""
         self.on_settled: Callable[[], None] = lambda: None
         """Called after each commit."""
 
     @property
     def failed(self) -> bool:
-        """Has a write or sync failed, so that nothing is written again."""
+        """True after a failed write or sync: nothing is written again."""
         return self._failure is not None
 
     @property
@@ -168,7 +168,7 @@ class GroupCommit:
             return False
 
     def hold(self, reason: str) -> None:
-        """Take no messages for this reason from now on; "" to take them again.  What consumers do goes on."""
+        """Take no messages for this reason from now on; "" to take them again.  Consumers are still served."""
         self._held = reason
 
     def _has_room(self, length: int) -> bool:
@@ -176,17 +176,18 @@ class GroupCommit:
         return taken + length <= self._queued_bytes_max or not taken
 
     def turn(self, length: int) -> AbstractAsyncContextManager[None]:
-        """Wait for room for messages of `length` bytes; inside the block they are decided on, with `in_turn`."""
-        if self._line.passes(length) or self.reason:  # which `check_room` tells
+        """Wait for room for messages of `length` bytes; they are decided on inside the block, with `in_turn`."""
+        if self._line.passes(length) or self.reason:  # `check_room` raises it
             return nullcontext()
         return self._line.turn(length)
 
     def check_room(self, length: int, *, own: bool = False, in_turn: bool = False) -> None:
         """
-        Let a record of `length` bytes be decided on; the broker's `own` have room, and go on, where messages do not.
+        Check that a record of `length` bytes may be decided on.
 
         Args:
-            in_turn: its room was waited for.
+            own: the record is the broker's own: it has extra room, and is taken while messages are held.
+            in_turn: the caller has waited for room with `turn`.
 
         Raises:
             BrokerReadOnlyError: a write failed before, or the disk was full a moment ago.
@@ -206,7 +207,7 @@ class GroupCommit:
             )
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
-        """Queue what was decided after `check_room`; the future is resolved when it is durable."""
+        """Queue a record that was decided on after `check_room`; the future is resolved when it is durable."""
         self._queue.append(entry)
         self._queued_bytes += len(entry.record)
         self._own += _is_own(entry)
@@ -215,7 +216,7 @@ class GroupCommit:
         return entry.future
 
     def submit_late(self, key: Hashable, make: Callable[[], Entry]) -> asyncio.Future[None]:
-        """Have the next commit carry the record that `make` gives then; one for all who ask under this key."""
+        """Have the next commit write the record that `make` returns then; callers with the same key share a record."""
         late = self._late.get(key)
         if late is None:
             late = self._late[key] = _Late(make)
@@ -261,7 +262,7 @@ class GroupCommit:
             self._task = None
 
     def _take(self, plan: WritePlan, entries: list[Entry]) -> list[tuple[int, Unit]]:
-        """Move what waits into a commit; what of it are messages, for the index."""
+        """Move waiting entries into a commit; the units of those that are messages, for the index."""
         units = []
         queue = self._queue
         left = self._commit_bytes_max
@@ -363,4 +364,4 @@ def _waiting(future: asyncio.Future[None]) -> Entry:
 def _refuse(entry: Entry, error: KeylaneError) -> None:
     if not entry.future.done():
         entry.future.set_exception(error)
-        entry.future.exception()  # nobody may be waiting for it any more
+        entry.future.exception()  # marks it as retrieved: its caller may have been cancelled

@@ -1,7 +1,7 @@
-"""The store of a broker: state, log, index and cache joined; every decision is made here, at once, on the event loop.
+"""The store of a broker: state, log, index and cache joined.  Runs on one event loop.
 
-Methods that decide return the entry or future to wait for: awaiting it is the caller's, so that calls made one after
-another are decided in that order.
+Appends, partitions, seals and fences are decided here, and made durable; acks are decided in `service.py`.  A method
+that decides returns a future for the caller to await, so calls made one after another are decided in that order.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from .snapshotter import Snapshotter
 from .tail_cache import TailCache
 
 OWN_RECORD_BYTES = 4096
-"""Room asked for a fence, a seal or a partition before its record is made."""
+"""Room that is checked for a fence, a seal or a partition before its record is made."""
 DURABLE = "fsync"
 """How durable a record is when it is answered: on the disk.  The word of answers, receipts and health."""
 
 
 class Store:
-    """What a broker stores, recovered; `open` it, then use it from one event loop."""
+    """A recovered store; made by `open`, then used from one event loop."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Store:
         self.index_damage = IndexDamage(state, files, settings.index, run_blocking=run_read)
         self.firsts = FirstOffsets(state, save=self.save_progress)
         self.fence_floor = 0
-        """Tokens up to it are from before this data folder was accepted by an operator: no group takes them."""
+        """Tokens up to this were granted before an operator accepted this data folder: they are refused."""
         self._wake: Callable[[int], None] = lambda _partition_id: None
 
     @classmethod
@@ -162,10 +162,10 @@ class Store:
         Decide on one batch.
 
         Args:
-            in_turn: its room was waited for, with `commit.turn`.
+            in_turn: the caller has waited for room, with `commit.turn`.
 
         Returns:
-            What to wait for, the base offset, whether it is a duplicate.
+            A future that is resolved when the batch is durable, the base offset, and True if it is a duplicate.
 
         Raises:
             CorruptBatchError, InvalidRequestError, PartitionUnknownError, StaleRouteError, SequenceGapError,
@@ -232,7 +232,7 @@ class Store:
             known.check_same_facts(facts)
             return known, self.commit.flushed()
         self.state.check_no_orphan(partition_id)
-        # Not as the broker's own: one that takes no messages now is no place for a new partition.
+        # Not with the room of the broker's own records: a broker that takes no messages should host no new partition.
         self.commit.check_room(OWN_RECORD_BYTES)
         partition = self.state.host(facts)
         self.state.hosting.add(partition_id)
@@ -279,14 +279,14 @@ class Store:
     def check_seal(self, partition: HostedPartition) -> None:
         """Raises CorruptLogError, OverloadedError, BrokerReadOnlyError if it could not be sealed now."""
         partition.check_end_known()
-        # A disk too full for messages has room for a seal, and is relieved by what leaves it.
+        # A disk too full for messages has room for a seal: after it messages go to another broker.
         self.commit.check_room(OWN_RECORD_BYTES, own=True)
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
     def raise_fence(
         self, partition: HostedPartition, group: Group, *, token: int, session: str
     ) -> asyncio.Future[None]:
-        """Raise a group's fence after `decide_acquire` said so; the group is kept from now on."""
+        """Raise a group's fence, as `decide_acquire` decided; the partition keeps the group from now on."""
         self.commit.check_room(OWN_RECORD_BYTES, own=True)
         self.state.touch(partition)
         before = copy(group.lock) if group.name in partition.groups else None
@@ -352,7 +352,7 @@ class Store:
                 else:
                     self.state.met_damage(partition, error)
                 raise
-            # Retention has removed it meanwhile.
+            # Retention has removed it during the read.
             raise OffsetOutOfRangeError(
                 offset=offset,
                 first_offset=partition.first_offset,
@@ -378,16 +378,16 @@ class Store:
             raise
         found = offset_at(unit, bound)
         if bound is TimeBound.UPPER and found is not None and found >= end:
-            found = end - 1  # what came meanwhile
+            found = end - 1  # the index has newer batches by now
         if bound is TimeBound.LOWER and found is not None and found < first < end:
             found = first  # the index is about to forget it; times never fall
         return found if found is not None and first <= found < end else None
 
     async def close(self) -> None:
         """
-        Finish what is queued, write a snapshot that stands for all of the log, close files.
+        Write queued records, then a snapshot that stands for the whole log, and close the files.
 
-        Nothing may be decided any more.  A snapshot that fails is logged: the next start reads more of the log.
+        No call may decide anything from now on.  A failed snapshot is logged: the next start reads more of the log.
         """
         await self.commit.close()
         await self.snapshotter.ended()
