@@ -73,9 +73,8 @@ def _check_progress(builder: RowBuilder, answer: Batches, planned: PlannedRange)
         raise CorruptBatchError(
             f"partition {planned.partition_id}: offsets up to {expected} were announced, "
             f"up to {builder.next_offset} came",
-            partition=planned.partition_id,
-            requested=builder.next_offset,
-            found=expected,
+            partition_id=planned.partition_id,
+            offset=builder.next_offset,
         )
 
 
@@ -122,17 +121,17 @@ class Fetcher:
 
     async def _read(self, offset: int) -> Answered:
         planned = self._planned
-        request = Read(0, planned.partition_id, offset, PULL_BYTES_MAX)
+        request = Read(planned.partition_id, offset, PULL_BYTES_MAX)
         answer, payload = await self._broker.call(request)
         if not isinstance(answer, Batches) or (payload and answer.upto <= offset):
             raise CorruptBatchError("the broker answered something else", answer=str(answer))
         if answer.first_offset > offset or not payload:
             raise OffsetOutOfRangeError(
                 f"offset {offset} is not stored in partition {planned.partition_id}",
-                partition=planned.partition_id,
-                requested=offset,
-                earliest=answer.first_offset,
-                latest=answer.next_offset,
+                partition_id=planned.partition_id,
+                offset=offset,
+                first_offset=answer.first_offset,
+                next_offset=answer.next_offset,
             )
         return answer, payload
 
@@ -142,11 +141,14 @@ class Fetcher:
             route = await self._meta.route(self._subject)
         except KeylaneError:
             return
-        for one in route.partitions:
-            if one.partition_id == self._planned.partition_id and one.address is not None:
-                if one.address != self._broker.address:
+        for partition in route.partitions:
+            if (
+                partition.partition_id == self._planned.partition_id
+                and partition.address is not None
+            ):
+                if partition.address != self._broker.address:
                     await self._broker.close()
-                    self._broker = BrokerClient(self._network, one.address)
+                    self._broker = BrokerClient(self._network, partition.address)
                 return
 
     async def close(self) -> None:

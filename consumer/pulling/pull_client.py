@@ -226,7 +226,7 @@ class PullClient:
     def _lose(self, error: FencedError) -> None:
         if not self.fenced:
             self.fenced = True
-            self.fence = int(error.details.get("current_token") or 0)
+            self.fence = error.current_token or 0
             self.deadline_ns = 0
             self._on_lost(self)
 
@@ -260,7 +260,7 @@ class PullClient:
         return self._sealed_end is not None and self._reading.next_offset >= self._sealed_end
 
     def _acquire_request(self) -> Acquire | AcquireShared:
-        return Acquire(0, *self._who, self._settings.ttl_ms)
+        return Acquire(*self._who, self._settings.ttl_ms)
 
     async def _acquire(self) -> None:
         answer, _ = await self._broker.call(self._acquire_request())
@@ -294,7 +294,7 @@ class PullClient:
         self.waiting_for = "messages"
         wait_ms = min(self._settings.pull_wait_ms, self._settings.ttl_ms // 3)
         answer, payload = await self._broker.call(
-            Pull(0, *self._who, self._reading.next_offset, self._settings.pull_bytes, wait_ms),
+            Pull(*self._who, self._reading.next_offset, self._settings.pull_bytes, wait_ms),
             wait_ms=wait_ms,
         )
         assert isinstance(answer, Batches)
@@ -315,7 +315,7 @@ class PullClient:
 
     def _pass_over(self, error: OffsetOutOfRangeError) -> None:
         """Go on at what is left if retention by time was faster than the handlers; else raises `error`."""
-        first_offset = int(error.details.get("first_offset") or 0)
+        first_offset = error.first_offset or 0
         if self._reading.next_offset >= first_offset:
             raise error
         missed = self._reading.pass_over(first_offset)
@@ -361,7 +361,7 @@ class PullClient:
         self._ack_is_due = False
         self._ack_due.clear()
         try:
-            answer, _ = await self._broker.call(Ack(0, *self._who, self._acks.take()))
+            answer, _ = await self._broker.call(Ack(*self._who, self._acks.take()))
         except OverloadedError as error:
             return self._refused(error)
         except BaseException:
@@ -400,7 +400,7 @@ class PullClient:
                 while self._acks and await self._send_acks():
                     pass
                 if self._reading.begun:
-                    await self._broker.call(Release(0, *self._who))
+                    await self._broker.call(Release(*self._who))
         except (TimeoutError, KeylaneError) as error:
             # The next owner's higher token takes the partition all the same; what was not acked comes again.
             log.info("hand-over of partition %d: %s", self.partition_id, error or "too slow")

@@ -274,7 +274,7 @@ class QueueReader(Resident):
                 if offset < start:
                     raise OffsetOutOfRangeError(offset=offset)  # what was before it is gone
                 answer, payload = await self._broker(one.partition).call(
-                    Read(0, one.partition.partition_id, offset - start, bytes_max)
+                    Read(one.partition.partition_id, offset - start, bytes_max)
                 )
             except OffsetOutOfRangeError:
                 if not sure:

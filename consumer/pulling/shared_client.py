@@ -74,7 +74,7 @@ class SharedClient(PullClient):
         return self.drained
 
     def _acquire_request(self) -> AcquireShared:
-        return AcquireShared(0, *self._who, self._settings.ttl_ms)
+        return AcquireShared(*self._who, self._settings.ttl_ms)
 
     def _pass_over(self, error: OffsetOutOfRangeError) -> None:
         # What was to be handed out is gone; the broker hands out what is left.
@@ -91,7 +91,6 @@ class SharedClient(PullClient):
         wait_ms = min(settings.pull_wait_ms, settings.ttl_ms // 3, hold_ms // 3)
         answer, payload = await self._broker.call(
             PullShared(
-                0,
                 *self._who,
                 self._room.left(settings.in_flight_messages),
                 settings.pull_bytes,

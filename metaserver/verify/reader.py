@@ -10,8 +10,9 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import Retention
 from ...protocol.operations import OperationState, StepAction
 from ...protocol.routing import OrderStrategy
-from ..cluster.partitions import Choice, some_partitions
-from ..sql.dialect import at_one_moment, now_ms
+from ..cluster.partitions import PartitionFilter, read_partitions
+from ..operations.states import MOVING
+from ..sql.dialect import begin_snapshot, now_ms
 from ..sql.schema import (
     brokers,
     drained,
@@ -36,7 +37,7 @@ from .views import (
 
 def read_sql_view(connection: Connection) -> SqlView:
     """Everything, as it is at one moment.  The first thing its transaction does."""
-    at_one_moment(connection)
+    begin_snapshot(connection)
     return SqlView(
         subjects=_subjects(connection),
         partitions=_partitions(connection),
@@ -73,7 +74,7 @@ def _partitions(connection: Connection) -> dict[int, PartitionView]:
             end_offset=rows[one.partition_id].end_offset,
             abandoned=rows[one.partition_id].abandoned,
         )
-        for one in some_partitions(connection, Choice(sa.true()))
+        for one in read_partitions(connection, PartitionFilter(sa.true()))
     }
 
 
@@ -103,7 +104,7 @@ def _groups(connection: Connection) -> list[GroupRow]:
 
 
 def _operations(connection: Connection) -> list[OperationRow]:
-    unfinished = operations.c.state.not_in([OperationState.DONE, OperationState.CANCELED])
+    unfinished = operations.c.state.in_(MOVING)
     actions: dict[int, dict[int, StepAction]] = defaultdict(dict)
     found = sa.select(steps).join(operations).where(unfinished)
     for row in connection.execute(found):

@@ -15,6 +15,7 @@ from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from sim.machines.store import SESSION, batch, facts
 from support.broker_process import BrokerProcess
+from support.ports import free_port
 
 PRODUCERS = 4
 BATCHES = 150
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.crash
 
 @pytest.fixture
 def process(tmp_path) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path / "data", "--segment-bytes", "200000")
+    where = ("--port", str(free_port()))
+    process = BrokerProcess(tmp_path / "data", "--segment-bytes", "200000", *where)
     yield process
     process.end()
 
@@ -50,7 +52,7 @@ class Sender:
         )
 
     async def send(self, client: BrokerClient, number: int) -> None:
-        answer, _ = await client.call(Append(0, self.partition_id), self.data_of(number))
+        answer, _ = await client.call(Append(self.partition_id), self.data_of(number))
         known = self.offsets.setdefault(number, answer.base_offset)
         assert answer.base_offset in (known, -1)
 
@@ -72,7 +74,7 @@ async def read_all(client: BrokerClient, partition_id: int) -> list[tuple[int, i
     found = []
     offset = 0
     while True:
-        answer, payload = await client.call(Read(0, partition_id, offset, 1 << 20))
+        answer, payload = await client.call(Read(partition_id, offset, 1 << 20))
         if answer.upto == offset:
             return found
         for at, header in batch_starts(payload):
@@ -88,11 +90,8 @@ async def test_kill_under_load(process):
     """SIGKILL at any moment: every answered batch is at the offset that was answered, every message there once."""
     rng = random.Random(3)
     network = HttpNetwork()
-    port = 0
     senders = [Sender(producer_id) for producer_id in range(1, PRODUCERS + 1)]
     process.start()
-    port = int(process.address.rpartition(":")[2])
-    process._arguments += ("--port", str(port))
     clients = [BrokerClient(network, process.address) for _ in senders]
     for partition_id in (1, 2):
         await clients[0].host_partition(facts(partition_id))
@@ -131,22 +130,22 @@ async def test_a_killed_broker_keeps_fence_cursor_and_sequence(process):
     network = HttpNetwork()
     client = BrokerClient(network, process.address)
     await client.host_partition(facts())
-    await client.call(Append(0, 1), batch(count=10))
-    await client.call(Acquire(0, 1, "audit", "b" * 16, 1, 30_000))
-    await client.call(Acquire(0, 1, "audit", SESSION, 2, 30_000))
-    await client.call(Ack(0, 1, "audit", SESSION, 2, ((0, 4), (6, 8))))
+    await client.call(Append(1), batch(count=10))
+    await client.call(Acquire(1, "audit", "b" * 16, 1, 30_000))
+    await client.call(Acquire(1, "audit", SESSION, 2, 30_000))
+    await client.call(Ack(1, "audit", SESSION, 2, ((0, 4), (6, 8))))
     await client.close()
     process.kill()
     process.start()
     client = BrokerClient(network, process.address)
 
     with pytest.raises(FencedError):
-        await client.call(Ack(0, 1, "audit", "b" * 16, 1, ((4, 5),)))
+        await client.call(Ack(1, "audit", "b" * 16, 1, ((4, 5),)))
     with pytest.raises(FencedError):
-        await client.call(Acquire(0, 1, "audit", "b" * 16, 1, 30_000))
-    again, _ = await client.call(Append(0, 1), batch(count=10))
+        await client.call(Acquire(1, "audit", "b" * 16, 1, 30_000))
+    again, _ = await client.call(Append(1), batch(count=10))
     assert (again.base_offset, again.duplicate) == (0, True)
-    acquired, _ = await client.call(Acquire(0, 1, "audit", "c" * 16, 3, 30_000))
+    acquired, _ = await client.call(Acquire(1, "audit", "c" * 16, 3, 30_000))
     assert (acquired.cursor, acquired.ranges, acquired.next_offset) == (4, ((6, 8),), 10)
     await client.close()
     await network.close()

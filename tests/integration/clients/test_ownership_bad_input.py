@@ -44,7 +44,9 @@ DEAD, LIVE = "d" * 16, "e" * 16
 HOUR_MS = 3_600_000
 
 
-async def test_tokens_of_the_future(shared_cluster: Cluster) -> None:
+async def test_requests_are_refused_when_their_token_is_above_the_fence(
+    shared_cluster: Cluster,
+) -> None:
     """Requests under a token above the fence, and one far above it as a new fence, are refused; nothing changes."""
     route = await shared_cluster.create("future", partitions=1)
     async with Producer(shared_cluster.meta) as producer:
@@ -57,13 +59,13 @@ async def test_tokens_of_the_future(shared_cluster: Cluster) -> None:
     await meta.join(Join(subject="future", group="g", session=A))
     (granted,) = (await meta.heartbeat(Heartbeat(session=A))).grants
     token = granted.token
-    await broker.call(Acquire(0, one, "g", A, token, 30_000))
+    await broker.call(Acquire(one, "g", A, token, 30_000))
     before = await broker.partition(one)
     for future in (token + 1, 2**63 - 1):
         for request in (
-            Pull(0, one, "g", A, future, 0, 1 << 20, 0),
-            Ack(0, one, "g", A, future, ((0, 1),)),
-            Release(0, one, "g", A, future),
+            Pull(one, "g", A, future, 0, 1 << 20, 0),
+            Ack(one, "g", A, future, ((0, 1),)),
+            Release(one, "g", A, future),
         ):
             with pytest.raises(TokenUnknownError):
                 await broker.call(request)
@@ -71,15 +73,17 @@ async def test_tokens_of_the_future(shared_cluster: Cluster) -> None:
             await meta.release(ReleaseGrant(session=A, partition_id=one, token=future))
     for future in (token + TOKEN_STEP_MAX + 1, 2**63 - 1):
         with pytest.raises(TokenUnknownError):
-            await broker.call(Acquire(0, one, "g", A, future, 30_000))
+            await broker.call(Acquire(one, "g", A, future, 30_000))
     assert (await broker.partition(one)).groups == before.groups
     assert (await meta.heartbeat(Heartbeat(session=A))).grants == (granted,)
-    await broker.call(Ack(0, one, "g", A, token, ((0, 1),)))
+    await broker.call(Ack(one, "g", A, token, ((0, 1),)))
     await broker.close()
     await network.close()
 
 
-async def test_a_metaserver_that_is_behind_catches_up(shared_cluster: Cluster) -> None:
+async def test_a_metaserver_catches_up_when_a_fence_is_above_its_tokens(
+    shared_cluster: Cluster,
+) -> None:
     """A fence above every token granted, as after a database was restored from a copy, stops a group for a moment."""
     route = await shared_cluster.create("behind", partitions=1)
     (partition,) = route.partitions
@@ -93,7 +97,7 @@ async def test_a_metaserver_that_is_behind_catches_up(shared_cluster: Cluster) -
             await producer.send("behind", b"one", key=b"k")
             await eventually(lambda: len(handled) == 1)
             fence = handled[0].fencing_token + 1_000
-            await broker.call(Acquire(0, partition.partition_id, "g", A, fence, 1_000))
+            await broker.call(Acquire(partition.partition_id, "g", A, fence, 1_000))
             await producer.send("behind", b"two", key=b"k")
             await eventually(lambda: handled[-1].value == b"two")
     # Once fenced, once more than the fence: not a long way up in small steps.
@@ -102,7 +106,7 @@ async def test_a_metaserver_that_is_behind_catches_up(shared_cluster: Cluster) -
     await network.close()
 
 
-async def test_heartbeats_of_the_dead(shared_cluster: Cluster) -> None:
+async def test_a_heartbeat_is_refused_when_the_session_has_ended(shared_cluster: Cluster) -> None:
     """A session whose ttl has passed cannot renew, report or release anything, and is not brought back by trying."""
     await shared_cluster.create("dead", partitions=2)
     network = HttpNetwork()
@@ -159,7 +163,9 @@ async def held_by(database: SqlDatabase) -> dict[int, tuple[str | None, int]]:
     return await database.read(read)
 
 
-async def test_a_database_clock_that_runs_backwards(tmp_path: Path) -> None:
+async def test_leases_do_not_end_early_when_the_database_clock_runs_backwards(
+    tmp_path: Path,
+) -> None:
     """An hour back: nobody's lease ends early, no token is given twice, and who was swept stays dead."""
     clock = Clock()
     async with open_database(
@@ -197,7 +203,7 @@ async def test_a_database_clock_that_runs_backwards(tmp_path: Path) -> None:
         assert min(token for _, token in last.values()) > max(token for _, token in first.values())
 
 
-def test_a_broker_clock_that_runs_backwards() -> None:
+def test_a_fence_stays_when_the_broker_clock_runs_backwards() -> None:
     """The lock may seem to live longer, the fence does not move: the older owner stays out, a newer gets in."""
     lock = PullLock()
     raise_fence(lock, token=4, session=A)
@@ -211,7 +217,9 @@ def test_a_broker_clock_that_runs_backwards() -> None:
     assert decide_acquire(lock, token=6, session=A, ttl_ms=1_000)
 
 
-async def test_two_operators_at_once(shared_cluster: Cluster) -> None:
+async def test_one_creation_is_refused_when_two_operators_create_a_subject_at_once(
+    shared_cluster: Cluster,
+) -> None:
     """Two creations of one name with different settings: one stands, the other is refused, nothing is mixed."""
     network = HttpNetwork()
     meta = MetaClient(network, [shared_cluster.meta])

@@ -62,7 +62,7 @@ def _words(sql: str) -> list[str]:
 
 
 def test_head_is_the_newest_revision() -> None:
-    """The revision known without Alembic is the one that the files end with, and they are one line."""
+    """HEAD is the last revision of the files, which form one line."""
     config = Config()
     config.set_main_option("script_location", str(FOLDER))
     script = ScriptDirectory.from_config(config)
@@ -70,8 +70,8 @@ def test_head_is_the_newest_revision() -> None:
     assert script.get_bases() == ["0001"]
 
 
-def test_down_to_nothing(engine: sa.Engine) -> None:
-    """Every migration can be undone."""
+def test_every_migration_can_be_undone(engine: sa.Engine) -> None:
+    """Nothing but Alembic's own table is left."""
     with engine.begin() as connection:
         migrate(connection)
         config = Config()
@@ -83,16 +83,106 @@ def test_down_to_nothing(engine: sa.Engine) -> None:
     engine.dispose()
 
 
-def test_again_is_harmless(engine: sa.Engine) -> None:
-    """A database that is up to date is left alone."""
+def _go(connection: sa.Connection, revision: str) -> None:
+    """Bring the database to a revision, from an older or a newer one."""
+    config = Config()
+    config.set_main_option("script_location", str(FOLDER))
+    config.attributes["connection"] = connection
+    at = MigrationContext.configure(connection).get_current_revision() or ""
+    (command.upgrade if at < revision else command.downgrade)(config, revision)
+
+
+def _insert(connection: sa.Connection, table_name: str, /, **values: object) -> None:
+    """A row; columns that are not named and may not be empty get 0."""
+    table = sa.Table(table_name, sa.MetaData(), autoload_with=connection)
+    zeros = {
+        column.name: "0" if isinstance(column.type, sa.String) else 0
+        for column in table.columns
+        if not column.nullable and column.server_default is None
+    }
+    connection.execute(sa.insert(table), zeros | values)
+
+
+def _column(connection: sa.Connection, name: str, key: str, value: str) -> dict[object, object]:
+    """One column of a table by another."""
+    found = connection.exec_driver_sql(f"SELECT {key}, {value} FROM {name}")
+    return {row[0]: row[1] for row in found}
+
+
+def test_accepted_losses_are_carried_over_in_both_directions(engine: sa.Engine) -> None:
+    """0008: an operation that accepted a loss marks its steps that seal, and only those; back again it is marked."""
+    with engine.begin() as connection:
+        _go(connection, "0007")
+        for operation_id, accept_loss in ((1, True), (2, False)):
+            _insert(connection, "operations", operation_id=operation_id, accept_loss=accept_loss)
+            for action, partition_id in (("host", 10), ("seal", 11), ("seal", 12)):
+                _insert(
+                    connection,
+                    "steps",
+                    operation_id=operation_id,
+                    action=action,
+                    partition_id=100 * operation_id + partition_id,
+                )
+        _go(connection, "0008")
+        given_up = _column(connection, "steps", "partition_id", "given_up")
+        assert {step for step, flag in given_up.items() if flag} == {111, 112}
+        assert len(given_up) == 6
+        _go(connection, "0007")
+        assert _column(connection, "operations", "operation_id", "accept_loss") == {1: 1, 2: 0}
+        assert len(_column(connection, "steps", "partition_id", "action")) == 6
+    engine.dispose()
+
+
+def test_abandoned_partitions_keep_their_mark_under_its_new_name(engine: sa.Engine) -> None:
+    """0010 renames the column, there and back; no row changes."""
+    marks = {1: 0, 2: 1}
+    with engine.begin() as connection:
+        _go(connection, "0009")
+        for partition_id, forsaken in marks.items():
+            _insert(
+                connection,
+                "partitions",
+                partition_id=partition_id,
+                name=f"p{partition_id}",
+                forsaken=forsaken,
+            )
+        _go(connection, "0010")
+        assert _column(connection, "partitions", "partition_id", "abandoned") == marks
+        _go(connection, "0009")
+        assert _column(connection, "partitions", "partition_id", "forsaken") == marks
+    engine.dispose()
+
+
+def test_migrate_does_nothing_when_repeated(engine: sa.Engine) -> None:
+    """A database that is up to date is not changed."""
     for _ in range(2):
         with engine.begin() as connection:
             migrate(connection)
     engine.dispose()
 
 
+def test_duties_are_kept_when_their_table_is_made(engine: sa.Engine) -> None:
+    """A lease that a metaserver holds is held in the new table too, and in the facts again after a downgrade."""
+    lease = {"name": "duty:reset:7", "value": "1234 holder.1"}
+    facts = sa.text("SELECT name, value FROM facts WHERE name LIKE 'duty:%'")
+    with engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(FOLDER))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0010")
+        connection.execute(sa.text("INSERT INTO facts VALUES (:name, :value)"), lease)
+        command.upgrade(config, "0011")
+        assert connection.execute(sa.text("SELECT * FROM duties")).all() == [
+            ("reset:7", "holder.1", 1234)
+        ]
+        assert connection.execute(facts).all() == []
+        command.downgrade(config, "0010")
+        assert connection.execute(facts).mappings().all() == [lease]
+    engine.dispose()
+
+
 def test_newer_database_is_refused(engine: sa.Engine) -> None:
-    """A database that a newer version has written is not touched."""
+    """A database that a newer version has written is not changed."""
     with engine.begin() as connection:
         migrate(connection)
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))

@@ -1,4 +1,4 @@
-"""Two metaservers on PostgreSQL, one of them slow: whatever the other does between two statements, order is kept."""
+"""Two metaservers on PostgreSQL, one of them slow: a change between two of its statements breaks no order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
 from keylane.metaserver.groups.lease_rows import read_grants, settle_group
 from keylane.metaserver.groups.sessions import join_group
-from keylane.metaserver.operations.journal import advance_operation, claim_operation, note_steps
-from keylane.metaserver.operations.planning import begin_operations
+from keylane.metaserver.operations.begin import begin_operations
+from keylane.metaserver.operations.journal import claim_operation, finish_round
 from keylane.metaserver.operations.views import subject_history
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.protocol.clock import SystemClock
@@ -53,8 +53,7 @@ class Slow:
             hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
             done = {int(todo.partition_id): None if hosts else 100 for todo in operation.todo}
             heard = [group_id for group_id, _ in operation.groups]
-            await self.database.write(note_steps, one, done, "", heard=heard)
-            await self.database.write(advance_operation, one)
+            await self.database.write(finish_round, one, done, heard=heard)
 
     async def run(
         self, subject: str, pause: int, work: Callable[..., Any], *args: Any
@@ -91,7 +90,7 @@ async def slow(postgres: Postgres, tmp_path: Path) -> AsyncIterator[Slow]:
             await engine.dispose()
 
 
-async def test_a_child_opened_while_a_group_is_settled_waits_for_its_parent(slow: Slow):
+async def test_child_opened_during_settling_waits_for_its_parent(slow: Slow):
     """Before whichever statement of the settling the subject is resized: only the parent is granted, which the group
     has not drained."""
     for pause in range(1, STATEMENTS_MAX):
@@ -110,8 +109,8 @@ async def test_a_child_opened_while_a_group_is_settled_waits_for_its_parent(slow
 
 
 @pytest.mark.parametrize("read", [read_route, subject_history])
-async def test_what_is_read_while_partitions_change_hangs_together(slow: Slow, read: Any):
-    """Before whichever statement the subject is resized: no partition is shown without what it continues."""
+async def test_views_read_during_a_resize_are_consistent(slow: Slow, read: Any):
+    """The subject is resized before each statement in turn: no partition is shown without its parents."""
     for pause in range(1, STATEMENTS_MAX):
         subject = f"s{pause}"
         await slow.create(subject)

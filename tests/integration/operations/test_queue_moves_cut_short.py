@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ from keylane.protocol.operations import OperationKind, OperationState, Operation
 from keylane.protocol.queues import QueueView
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.cluster import Cluster, alert_cluster, done_operation, eventually
+from support.cluster import ALERT, Cluster, done_operation, eventually
 from support.load import Load
 
 TTL_MS = 20_000
@@ -41,10 +41,7 @@ async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
         await network.close()
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with alert_cluster(tmp_path) as cluster:
-        yield cluster
+pytestmark = pytest.mark.cluster(meta_settings=ALERT)
 
 
 async def begin(meta: MetaClient, ask: Reshape) -> OperationView:
@@ -81,7 +78,7 @@ async def check(cluster: Cluster, load: Load, subject: str) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "sealed", "opened"])
+@pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "opened"])
 async def test_a_metaserver_killed_after_any_step(cluster: Cluster, step: str):
     """The move goes on where it was, a second one is refused meanwhile, and no logic offset is missing."""
     await cluster.create("cut", partitions=1, static=True)

@@ -1,10 +1,8 @@
-"""Groups whose consumers died before they came to a partition find all of it, whatever retention has done meanwhile."""
+"""Groups whose consumers died before they began a partition find all of it, despite retention."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,18 +18,11 @@ from support.cluster import Cluster, eventually
 SEGMENT = 16_384
 COUNT = 300
 SETTINGS = ConsumerSettings(ttl_ms=1_500)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Brokers that keep little, and look when they start; nothing that the metaserver does every `expire_ms` is done."""
-    settings = "expire_ms = 600000\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
-    broker = f"segment_bytes = {SEGMENT}\nretention_bytes = {2 * SEGMENT}\n"
-    cluster = Cluster(tmp_path, 2, meta_settings=settings, broker_settings=broker)
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
+KEEP_LITTLE = f"segment_bytes = {SEGMENT}\nretention_bytes = {2 * SEGMENT}\n"
+"""A broker looks for segments to remove when it starts."""
+SETTINGS_OF_META = "expire_ms = 600000\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
+"""Nothing that the metaserver does every `expire_ms` is done."""
+pytestmark = pytest.mark.cluster(meta_settings=SETTINGS_OF_META, broker_settings=KEEP_LITTLE)
 
 
 async def send(cluster: Cluster, start: int) -> list[bytes]:
@@ -81,8 +72,8 @@ async def cleaned(cluster: Cluster) -> None:
     await network.close()
 
 
-async def test_a_group_that_was_granted_and_died_finds_everything(cluster: Cluster):
-    """What the others have handled stays for it, though none of its consumers ever asked a broker for anything."""
+async def test_group_that_died_after_its_grant_finds_every_message(cluster: Cluster):
+    """Messages that the others have handled stay for it, though none of its consumers ever called a broker."""
     await cluster.create("orders", partitions=2)
     network = HttpNetwork()
     meta = MetaClient(network, [cluster.meta])
@@ -94,8 +85,8 @@ async def test_a_group_that_was_granted_and_died_finds_everything(cluster: Clust
     await network.close()
 
 
-async def test_a_group_that_lags_finds_all_of_a_moved_partition(cluster: Cluster):
-    """It is behind in the parent and has not come to the child; the metaserver dies right after the move."""
+async def test_lagging_group_finds_all_of_a_moved_partition(cluster: Cluster):
+    """It is behind in the parent and has not begun the child; the metaserver dies right after the move."""
     await cluster.create("orders", partitions=1)
     network = HttpNetwork()
     meta = MetaClient(network, [cluster.meta])

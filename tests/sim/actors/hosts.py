@@ -25,14 +25,14 @@ from keylane.checker.events import Event, Expired, Recovered, Resetting, Served
 from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.calls import control_routes
 from keylane.metaserver.catalogue.service import Catalogue
-from keylane.metaserver.groups.service import Members
-from keylane.metaserver.operations.driver import Reshaper
-from keylane.metaserver.resets.service import Resetter
+from keylane.metaserver.groups.service import GroupService
+from keylane.metaserver.operations.driver import OperationDriver
+from keylane.metaserver.resets.service import ResetService
 from keylane.metaserver.retention.announcer import Announcer
 from keylane.metaserver.retention.expirer import Expirer
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.clock_restart import adopt_boot
-from keylane.metaserver.verify.service import Verifier
+from keylane.metaserver.verify.service import VerifyService
 from keylane.protocol import endpoints
 from keylane.protocol.control import BrokerHeartbeat, Health
 from keylane.protocol.errors import KeylaneError
@@ -144,8 +144,8 @@ class MetaHost(Host):
             catalogue=catalogue,
             holder=f"{self.name}.{self.starts}",
         )
-        members = Members(database, META_SETTINGS, announce=announcer.announce)
-        reshaper = Reshaper(
+        members = GroupService(database, META_SETTINGS, announce=announcer.announce)
+        operations = OperationDriver(
             database,
             network,
             META_SETTINGS,
@@ -160,15 +160,15 @@ class MetaHost(Host):
             await catalogue.brokers()
             return Health(program="metaserver", ready=True)
 
-        resetter = Resetter(
+        resetter = ResetService(
             database,
             network,
             META_SETTINGS,
             holder=f"{self.name}.{self.starts}",
             after_step=self._stepped,
         )
-        verifier = Verifier(database, network)
-        routes = control_routes(catalogue, members, health, reshaper, verifier, resetter)
+        verify_service = VerifyService(database, network)
+        routes = control_routes(catalogue, members, health, operations, verify_service, resetter)
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
         duties = self._duties(database, network, catalogue) if self._expires else ()
         attendant = Attendant(
@@ -176,16 +176,16 @@ class MetaHost(Host):
             members,
             catalogue,
             META_SETTINGS,
-            reshaper,
+            operations,
             duties=duties,
-            quick_duties=(announcer.look,),
+            quick_duties=(announcer.run_once,),
         )
         self.spawn(attendant.run(), self.process.context.copy())
 
     def _duties(self, database: Any, network: SimNetwork, catalogue: Catalogue) -> tuple[Any, ...]:
         holder = f"{self.name}.{self.starts}"
         expirer = Expirer(database, network, META_SETTINGS, catalogue=catalogue, holder=holder)
-        return (expirer.look,)
+        return (expirer.run_once,)
 
     def _stepped(self, step: str) -> None:
         """An operation has finished a step; some of them are the last thing this process does."""

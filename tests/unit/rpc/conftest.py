@@ -12,6 +12,7 @@ from keylane.protocol.errors import FencedError
 from keylane.protocol.frames import Answer, Append, Appended, Batches, Read, Released, Request
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
+from support import ports
 
 FENCED = 13
 """Appends to this partition are refused."""
@@ -33,14 +34,12 @@ class Desk:
                 raise FencedError(partition_id=FENCED, message="not the text", token=5)
             if request.partition_id == FAULTY:
                 raise ZeroDivisionError("a secret of the server")
-            answer = Appended(request.correlation_id, len(self.arrived) - 1, "fsync", False)
+            answer = Appended(len(self.arrived) - 1, "fsync", False)
             return answer, bytes(payload)
         if isinstance(request, Read):
             await self.let_go.wait()
-            return Batches(request.correlation_id, 0, request.offset, 0, False), bytes(
-                request.bytes_max
-            )
-        return Released(request.correlation_id), b""
+            return Batches(0, request.offset, 0, False), bytes(request.bytes_max)
+        return Released(), b""
 
 
 class Wire:
@@ -128,10 +127,5 @@ async def wire(server: Server) -> AsyncIterator[Wire]:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port nobody listened on a moment ago."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port on which nothing listens."""
+    return ports.free_port()

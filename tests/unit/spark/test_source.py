@@ -146,7 +146,7 @@ def test_an_empty_range_yields_nothing_and_asks_nothing(filled):
     assert filled.reads == []
 
 
-def test_what_spark_makes_of_no_partitions_reads_as_nothing(shelves):
+def test_empty_list_of_partitions_reads_as_no_rows(shelves):
     """A subject without partitions plans an empty list; the one task Spark makes of it has no rows."""
     found = reader(shelves)
     assert found.partitions() == []
@@ -247,7 +247,7 @@ def test_rows_gone_since_planning_are_told(filled):
     filled.shelf(3).first_offset = 500
     with pytest.raises(OffsetOutOfRangeError) as caught:
         list(found.read(found.partitions()[0]))
-    assert told(caught).details == {"requested": 0, "earliest": 500, "latest": ROWS}
+    assert told(caught).details == {"offset": 0, "first_offset": 500, "next_offset": ROWS}
 
 
 def cut(_request, answer, payload):
@@ -270,11 +270,11 @@ def stop_short(_request, answer, payload):
 
 def go_too_far(_request, answer, payload):
     size = int.from_bytes(payload[8:12], "little")
-    return Batches(answer.correlation_id, 0, 5_000, 2_000, False), payload[:size]
+    return Batches(0, 5_000, 2_000, False), payload[:size]
 
 
 def stand_still(request, answer, payload):
-    return Batches(answer.correlation_id, 0, 5_000, request.offset, False), payload
+    return Batches(0, 5_000, request.offset, False), payload
 
 
 def stranger(_request, answer, payload):
@@ -302,11 +302,11 @@ def test_a_log_shorter_than_planned_is_told(filled):
     del filled.shelf(3).batches[-3:]
     with pytest.raises(OffsetOutOfRangeError) as caught:
         list(found.read(found.partitions()[0]))
-    assert told(caught).details["latest"] < ROWS
+    assert told(caught).next_offset < ROWS
 
 
 @pytest.mark.parametrize("error", [OverloadedError(), StaleRouteError()], ids=str)
-def test_errors_that_pass_are_waited_for(filled, quick, error):
+def test_passing_error_is_waited_for(filled, quick, error):
     """A refusal that says "later" or "new route" is tried again, and the rows are whole."""
     filled.fail = [error] * (TRIES_MAX - 1)
     found = reader(filled, partitions="3", columns="offset")
@@ -314,7 +314,7 @@ def test_errors_that_pass_are_waited_for(filled, quick, error):
     assert filled.calls.count("route") == 1 + TRIES_MAX - 1
 
 
-def test_errors_that_do_not_pass_are_raised_at_last(filled, quick):
+def test_persistent_error_is_raised_after_the_last_try(filled, quick):
     """After its last try the error itself is raised, marked; one that says "never" is raised at once."""
     found = reader(filled, partitions="3")
     filled.fail = [OverloadedError(in_flight=3)] * TRIES_MAX

@@ -1,4 +1,4 @@
-"""The rows of a loss that is accepted: what waits for the lost disk goes on, and what is elsewhere is still read first."""
+"""The rows of an accepted loss: operations continue, and grandparents are read first."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ import pytest
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.heard import unheard_children
 from keylane.metaserver.cluster.subjects import find_subject, read_route
-from keylane.metaserver.groups.leases import Readable, readable_partitions
+from keylane.metaserver.groups.leases import PartitionFacts, readable_partitions
 from keylane.metaserver.groups.sessions import join_group
-from keylane.metaserver.operations.journal import (
-    advance_operation,
-    claim_operation,
-    idle_operations,
-    note_steps,
-)
-from keylane.metaserver.operations.planning import plan_operations
+from keylane.metaserver.operations.begin import plan_operations
+from keylane.metaserver.operations.journal import claim_operation, finish_round, idle_operations
 from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.protocol.control import BrokerHeartbeat, Join
 from keylane.protocol.errors import LossAcceptedError
@@ -39,8 +34,8 @@ def lost(rows: Rows, name: str) -> set[int]:
     return {one.partition.partition_id for one in found if one.lost}
 
 
-def test_a_strict_subject_leaves_a_lost_disk_open_and_sealed_partitions_alike(rows: Rows) -> None:
-    """A dry run tells what is given up and changes nothing; then it is done, and the folder is refused for ever."""
+def test_strict_subject_leaves_a_lost_disk_with_all_its_partitions(rows: Rows) -> None:
+    """A dry run lists the losses and changes nothing; the real one refuses the folder for ever."""
     rows.create("s", 3, order_strategy=STRICT)
     rows.resize("s", 6)
     there = {
@@ -68,8 +63,8 @@ def test_a_strict_subject_leaves_a_lost_disk_open_and_sealed_partitions_alike(ro
     rows.run(report_broker, empty, ttl_ms=DAY_MS)
 
 
-def test_an_operation_that_waits_for_a_lost_disk_goes_on(rows: Rows) -> None:
-    """One in its seal opens its children; one that had only to fence has nothing left to do."""
+def test_operation_continues_when_the_disk_it_waits_for_is_lost(rows: Rows) -> None:
+    """An operation in SEAL opens its children; one that had only to fence is done."""
     rows.create("fenced", 2, order_strategy=OrderStrategy.BEST_TRIED)
     rows.create("sealing", 3, order_strategy=STRICT)
     (source,) = (
@@ -95,8 +90,8 @@ def test_an_operation_that_waits_for_a_lost_disk_goes_on(rows: Rows) -> None:
     assert view.state is OperationState.DONE
 
 
-def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> Readable:
-    return Readable(
+def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> PartitionFacts:
+    return PartitionFacts(
         partition_id=PartitionId(number),
         state=state,
         parents=tuple(PartitionId(one) for one in parents),
@@ -106,7 +101,7 @@ def part(number: int, *parents: int, state: PartitionState, lost: bool = False) 
 
 
 @pytest.mark.parametrize(("drained", "readable"), [((), [1]), ((1,), [3])])
-def test_a_child_of_a_lost_partition_waits_for_what_that_continued(
+def test_child_of_a_lost_partition_waits_for_its_grandparents(
     drained: tuple[int, ...], readable: list[int]
 ) -> None:
     """1 is unread elsewhere, 2 continued it and is lost, 3 continues 2."""
@@ -119,13 +114,13 @@ def test_a_child_of_a_lost_partition_waits_for_what_that_continued(
     assert [one.partition_id for one in readable_partitions(chain, through)] == readable
 
 
-def test_the_loss_of_a_disk_gives_up_nothing_of_another_that_is_silent(rows: Rows) -> None:
+def test_loss_of_a_disk_spares_another_silent_one(rows: Rows) -> None:
     """A resize waits for two silent brokers; the loss of one is accepted, and it waits for the other."""
     rows.create("s", 3, order_strategy=STRICT)
     ((operation_id, _),) = rows.begin(Reshape(kind=OperationKind.RESIZE, subject="s", partitions=1))
     todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).todo
-    rows.run(note_steps, operation_id, dict.fromkeys(one.partition_id for one in todo), "")
-    assert rows.run(advance_operation, operation_id) is OperationState.SEAL
+    hosted = dict.fromkeys(one.partition_id for one in todo)
+    assert rows.run(finish_round, operation_id, hosted) is OperationState.SEAL
     (child,) = rows.run(operation_views, [operation_id])[0].children
     away = sorted({"g1", "g2", "g3"} - {child.broker_group})
     rows.silence(*away)
@@ -145,13 +140,12 @@ def begin_unheard_move(rows: Rows) -> int:
     source, *_ = (one for one in rows.run(read_route, "s").partitions if one.broker_group != "g3")
     move = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3")
     ((operation_id, _),) = rows.begin(move)
+    rows.run(join_group, Join(subject="s", group="g", session="a" * 16), sessions_max=9)
     claim = {"driver": "d", "lease_ms": 1_000}
     for state, end_offset in ((OperationState.SEAL, None), (OperationState.OPEN, 100)):
         todo = rows.run(claim_operation, operation_id, **claim).todo
         done = {one.partition_id: end_offset for one in todo}
-        rows.run(note_steps, operation_id, done, "")
-        assert rows.run(advance_operation, operation_id) is state
-    rows.run(join_group, Join(subject="s", group="g", session="a" * 16), sessions_max=9)
+        assert rows.run(finish_round, operation_id, done) is state
     rows.silence("g3")
     assert rows.drive(operation_id) is OperationState.OPEN
     return operation_id
@@ -165,7 +159,7 @@ def unheard(rows: Rows, name: str, broker_group: str) -> list[int]:
     return list(rows.run(unheard_children, subject_id, found))
 
 
-def test_an_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_group(
+def test_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_group(
     rows: Rows,
 ) -> None:
     """Nobody else would end the operation, and with it the subject could not leave the lost disk."""
@@ -179,7 +173,7 @@ def test_an_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_grou
     assert "g3" not in open_places(rows, "s")
 
 
-def test_a_folder_is_refused_when_its_loss_let_a_child_open_before_it_heard_of_a_group(
+def test_folder_is_refused_when_its_loss_opened_a_child_that_had_not_heard_of_a_group(
     rows: Rows,
 ) -> None:
     """It would serve the child, and remove messages there that the group has not read."""
@@ -191,7 +185,7 @@ def test_a_folder_is_refused_when_its_loss_let_a_child_open_before_it_heard_of_a
         rows.report("g3")
 
 
-def test_a_child_hears_of_a_group_when_its_broker_returns_before_the_loss_took_effect(
+def test_child_hears_of_a_group_when_its_broker_returns_before_the_loss_takes_effect(
     rows: Rows,
 ) -> None:
     """As with parents: what a broker that is back can still do is not given up."""
