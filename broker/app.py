@@ -27,9 +27,10 @@ from .retention.loop import Cleaning
 from .service import BrokerService
 from .settings import BrokerSettings
 from .storage.fail_points import files_of
-from .storage.files import narrow_rights
+from .storage.files import Files, narrow_rights
 from .storage.identity import FolderIdentity, claim_folder
 from .storage.opening import Opening, begin_opening, note_heard
+from .store.group_commit import RunBlocking
 from .store.known_groups import forget_told
 from .store.old_tokens import refuse_old_tokens
 from .store.store import Store
@@ -84,17 +85,9 @@ async def running_broker(
         run_read = _in_pool(stack, settings.reader_threads, "read")
         run_background = _in_pool(stack, 1, "background")
 
-        def open_store() -> _Opened:
-            files.lock()
-            identity = claim_folder(files, broker_group=settings.group, rng=rng)
-            narrow_rights(str(settings.data))
-            store = Store.open(
-                files, settings, clock=clock, run_commit=run_commit, run_read=run_read,
-                run_background=run_background,
-            )  # fmt: skip
-            return _Opened(identity, store, begin_opening(files, rng=random.SystemRandom()))
-
-        opened = await run_commit(open_store)
+        opened = await run_commit(
+            lambda: _open(files, settings, clock, rng, (run_commit, run_read, run_background))
+        )
         store = opened.store
         stack.push_async_callback(store.close)
         if network is None:
@@ -128,6 +121,25 @@ async def running_broker(
             task = asyncio.create_task(loop, name=name)
             stack.push_async_callback(_end, task)
         yield RunningBroker(address=server.address, identity=opened.identity, store=store)
+
+
+def _open(
+    files: Files,
+    settings: BrokerSettings,
+    clock: Clock,
+    rng: random.Random,
+    pools: tuple[RunBlocking, ...],
+) -> _Opened:
+    """Lock the data folder, recover its store and name this opening; blocks."""
+    run_commit, run_read, run_background = pools
+    files.lock()
+    identity = claim_folder(files, broker_group=settings.group, rng=rng)
+    narrow_rights(str(settings.data))
+    store = Store.open(
+        files, settings, clock=clock, run_commit=run_commit, run_read=run_read,
+        run_background=run_background,
+    )  # fmt: skip
+    return _Opened(identity, store, begin_opening(files, rng=random.SystemRandom()))
 
 
 def _control(
