@@ -1,6 +1,6 @@
-"""Named leases of metaservers: which of several does something alone, and until when.  SQL, synchronous.
+"""A duty: which of several metaservers does a piece of work alone, and until when.  SQL, synchronous.
 
-A lease saves work that would be done twice, or keeps others off for a while.  It ends by the database's time.
+A duty is a named lease. It saves work that would be done twice, or keeps others off for a while.  It ends by the database's time.
 """
 
 from __future__ import annotations
