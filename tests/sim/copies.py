@@ -55,10 +55,10 @@ class Copier:
             broker = rng.choice(world.brokers)
             if not broker.running or not broker.heard or broker.store is None:
                 continue
-            copy, end = _copy_of(broker.disk), broker.store.log.durable_end
+            copy, end = _copy_of(broker.disk), broker.store.log.end
             starts = broker.starts
             await asyncio.sleep(0.5 + 2 * rng.random())
-            farther = broker.running and broker.store.log.durable_end > end
+            farther = broker.running and broker.store.log.end > end
             await asyncio.sleep(REPORTED_S)
             same = broker.running and broker.starts == starts and broker.heard
             if farther and same and not world.faults.healed:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane import Consumer, Message, Producer
-from keylane.broker.retention.loop import UNWELCOME
+from keylane.broker.retention.loop import NOT_ACCEPTED
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.operations import OperationKind, Reshape
@@ -64,8 +64,8 @@ async def cleaned(cluster: Cluster) -> None:
             while True:
                 seen = (await broker.health()).details
                 if seen["first_position"] or seen["retention"] not in {
-                    "nothing is kept too long",
-                    UNWELCOME,
+                    "ok",
+                    NOT_ACCEPTED,
                 }:
                     break
                 await asyncio.sleep(0.05)

@@ -283,7 +283,7 @@ class BrokerHost(Host):
                 writable=not store.commit.reason,
                 opening=opening.opening,
                 opened_after=opening.before if registration.problem else (),
-                log_end=store.log.durable_end,
+                log_end=store.log.end,
                 hosted=len(store.state.partitions),
                 untold=() if self._cleaning is None else self._cleaning.untold,
             )
@@ -297,7 +297,7 @@ class BrokerHost(Host):
             report,
             rng=self.rng,
             clock=machine,
-            on_welcome=heard,
+            on_accepted=heard,
             on_missed=lambda: forget_told(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
         )
