@@ -13,7 +13,7 @@ import pytest
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import read_route
-from keylane.metaserver.groups.service import Members
+from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import SqlDatabase, open_database
@@ -98,7 +98,7 @@ class House:
             )
             await self.database.write(report_broker, report, ttl_ms=60_000)
         catalogue = Catalogue(self.database, network, self.settings)
-        self.members = Members(self.database, self.settings)
+        self.members = GroupService(self.database, self.settings)
         self.driver = OperationDriver(
             self.database, network, self.settings,
             catalogue=catalogue, members=self.members, driver="d", rng=random.Random(1),
