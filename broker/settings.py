@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..protocol.address import parse_address
 from ..protocol.errors import ConfigError, InvalidNameError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, HTTP_CONNECTIONS_MAX
@@ -85,9 +86,11 @@ def _value_problems(values: Mapping[str, Any]) -> list[str]:
     if "meta" in values:
         if not values["meta"]:
             found.append("meta: at least one address, as 127.0.0.1:7000")
-        found += [
-            f"meta: {one!r} is not host:port" for one in values["meta"] if not _is_address(one)
-        ]
+        for address in values["meta"]:
+            try:
+                parse_address(address)
+            except ConfigError as error:
+                found.append(f"meta: {error.message}")
     if values.get("index", "file") not in INDEX_KINDS:
         found.append(f"index: {values['index']!r} is neither {' nor '.join(INDEX_KINDS)}")
     found += [
@@ -101,11 +104,6 @@ def _value_problems(values: Mapping[str, Any]) -> list[str]:
 def _refuse(problems: list[str]) -> None:
     if problems:
         raise ConfigError("broker settings:\n  " + "\n  ".join(problems), problems=len(problems))
-
-
-def _is_address(text: str) -> bool:
-    host, colon, port = text.rpartition(":")
-    return bool(host and colon) and port.isdecimal() and 0 < int(port) < 1 << 16
 
 
 def broker_settings(flags: Mapping[str, Any], config: Path | None = None) -> BrokerSettings:
