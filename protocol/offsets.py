@@ -105,8 +105,10 @@ class AckedOffsets:
             return self._above.add(start, end)
         if end <= self.cursor:
             return False
-        self.cursor = self._above.next_out(end)
-        self._above.remove_below(self.cursor)
+        self.cursor = end
+        if self._above:
+            self.cursor = self._above.next_out(end)
+            self._above.remove_below(self.cursor)
         return True
 
     @property
