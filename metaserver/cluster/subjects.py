@@ -22,7 +22,7 @@ from ...protocol.errors import (
     SubjectExistsError,
     SubjectUnknownError,
 )
-from ...protocol.ids import RouteVersion, Subject, check_name
+from ...protocol.ids import RouteVersion, Subject, check_name, partition_name
 from ...protocol.routing import (
     OrderStrategy,
     Partition,
@@ -155,7 +155,7 @@ def _insert_planned(
     planned = [
         {
             "subject_id": row.subject_id,
-            "name": f"{row.name}.p{named + queue}",
+            "name": partition_name(row.name, named + queue),
             "queue": queue,
             "range_start": start,
             "range_end": end,

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import OperationRunningError
-from ...protocol.ids import BrokerGroup, PartitionId, PartitionName, QueueNumber
+from ...protocol.ids import BrokerGroup, PartitionId, QueueNumber, partition_name
 from ...protocol.operations import (
     BusySubject,
     LossView,
@@ -44,7 +44,7 @@ class PlannedOperation:
             planned.append(
                 Partition(
                     partition_id=PartitionId(0),
-                    name=PartitionName(f"{self.subject.name}.p{number}"),
+                    name=partition_name(self.subject.name, number),
                     queue=queue,
                     range_start=child.range_start,
                     range_end=child.range_end,

@@ -20,9 +20,9 @@ import msgspec
 
 from ...protocol.control import HostPartition, PartitionStatus, Retention
 from ...protocol.errors import InvalidRequestError
-from ...protocol.ids import check_name
+from ...protocol.ids import check_name, partition_name, partition_number
 from ...protocol.limits import TTL_MS_DEFAULT
-from ...protocol.queues import name_number, start_behind_loss
+from ...protocol.queues import start_behind_loss
 from ...protocol.routing import (
     PartitionState,
     Route,
@@ -137,7 +137,7 @@ def _subject(
     kept = {one.retention for one in facts.values()} - {None}
     if len(kept) > 1:
         raise InvalidRequestError("its partitions do not agree on a retention")
-    numbers = [number for one in found if (number := name_number(one.name)) is not None]
+    numbers = [number for one in found if (number := partition_number(one.name)) is not None]
     subject = RebuiltSubject(
         name=name,
         order_strategy=strategy,
@@ -261,7 +261,7 @@ def _creation_goes_on(subject: RebuiltSubject, found: Sequence[PartitionStatus])
             missing = msgspec.structs.replace(
                 template,
                 partition_id=0,
-                name=f"{subject.name}.p{queue}",
+                name=partition_name(subject.name, queue),
                 queue=queue,
                 range_start=start,
                 range_end=end,
