@@ -179,7 +179,7 @@ def twins(network: ScriptedNetwork) -> list[Producer]:
 
 
 async def test_producers_of_one_id_store_everything_in_order(caplog):
-    """A broker refuses the second one's batches; it goes on under another id, says so, and nothing is lost or doubled."""
+    """A broker refuses the second one's batches; it logs that, takes another id, and each message is stored once."""
     network = ScriptedNetwork()
     one, other = twins(network)
     async with one, other:

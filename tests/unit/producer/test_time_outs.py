@@ -1,4 +1,4 @@
-"""Messages that are not acked in their time, and the keys that they halt."""
+"""Messages that are not acked within their time-out, and the keys that they halt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 
 async def test_an_error_has_the_message_when_it_times_out():
-    """The error has the message and says that it is not stored; nothing newer of its key was sent, others go on."""
+    """The error has the message and says that it is not stored; newer messages of its key fail, other keys continue."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -47,7 +47,7 @@ async def test_an_error_has_the_message_when_it_times_out():
 
 
 async def test_a_message_in_flight_fails_as_unknown_when_it_times_out():
-    """It cannot be taken out of its batch: its fate is open, the others of the batch are acked, and order holds."""
+    """It cannot be taken out of its batch: its fate is unknown, the other messages are acked, and order holds."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
