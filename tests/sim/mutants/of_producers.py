@@ -107,7 +107,7 @@ def later_detour_not_declared(patches: Patches) -> None:
 
 
 def second_copy_not_declared(patches: Patches) -> None:
-    """What may be stored where nobody answered is sent elsewhere, and the receipt does not say so."""
+    """Messages that a silent broker may have stored are sent elsewhere, and the receipt does not say so."""
 
     def leave(self: Any, *, refused: bool) -> None:
         real(self, refused=True)
@@ -166,7 +166,7 @@ def older_route_accepted(patches: Patches) -> None:
 
 
 def lost_is_not_asked(patches: Patches) -> None:
-    """The metaserver tells where brokers are, and nobody asks it which partitions are lost."""
+    """The metaserver is asked where brokers are, and not which partitions are lost."""
 
     async def ask(self: Any) -> None:
         history = await self._meta.history(self.subject)

@@ -78,7 +78,7 @@ async def test_a_held_message_fails_when_it_times_out():
     """It fails while there is no route; a message without a key fails too, and halts no key."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
-        network.unreachable.add("meta")
+        network.unreachable.add("meta:1")
         futures = [producer.send("s", b"1", key=key, timeout=0.05) for key in (b"k", b"")]
         behind = producer.send("s", b"2")
         for future, whose in zip(futures, ("key digest", "no key"), strict=True):
