@@ -22,7 +22,9 @@ async def send() -> None:
             for customer in CUSTOMERS
         ]
         for future in futures:
-            receipt = await future  # stored, and on disk
+            receipt = (
+                await future
+            )  # stored, and on disk; a future that is not awaited fails at flush or close
         print(f"sent {len(futures)}, the last to offset {receipt.offset}: {receipt.durable}")
 
 

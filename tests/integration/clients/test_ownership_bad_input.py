@@ -217,7 +217,7 @@ def test_a_fence_stays_when_the_broker_clock_runs_backwards() -> None:
     assert decide_acquire(lock, token=6, session=A, ttl_ms=1_000)
 
 
-async def test_one_creation_is_refused_when_two_operators_create_a_subject_at_once(
+async def test_a_creation_is_refused_when_two_operators_create_a_subject_at_once(
     shared_cluster: Cluster,
 ) -> None:
     """Two creations of one name with different settings: one stands, the other is refused, nothing is mixed."""

@@ -118,7 +118,7 @@ async def test_a_value_is_refused_when_it_is_not_bytes(shared_cluster: Cluster):
 
 
 async def test_a_send_raises_when_the_queue_is_full(shared_cluster: Cluster):
-    """The queue has a limit; room() waits for place, and nothing is lost."""
+    """The queue has a limit; `drain` waits for room, and every message that was queued is stored."""
     route = await shared_cluster.create("narrow", partitions=1)
     settings = ProducerSettings(queue_bytes=1 << 20)
     value = bytes(100_000)

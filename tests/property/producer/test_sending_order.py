@@ -1,4 +1,4 @@
-"""A producer beside brokers that fail and come back, in virtual time: what is reordered was due, and is declared."""
+"""A producer with brokers that fail and recover, in virtual time: reordered messages were due, and are declared."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def break_or_mend(network: ScriptedNetwork, what: str, partition_id: int) -> Non
 
 
 async def run(loop: SimLoop, plan, strategy: OrderStrategy, seed: int):
-    """Everything sent, in order, each with its receipt; and the network."""
+    """All messages sent, in order, each with its receipt; and the network."""
     network = ScriptedNetwork()
     network.route = route_over(RANGES, version=1, strategy=strategy)
     clock = Machine(loop, "p", rate=1.0, boot_s=10.0)
@@ -142,7 +142,7 @@ def test_an_inversion_is_due_and_declared_under_best_tried(plan, seed):
 @settings(max_examples=60, deadline=None)
 @given(plan=steps, seed=st.integers(0, 1_000))
 def test_best_tried_keeps_the_order_when_failures_are_short(strategy, plan, seed):
-    """Where each partition is mended before `leave_after_ms`, both strategies keep every key at home, in order."""
+    """When each partition recovers before `leave_after_ms`, both strategies keep the messages of a key in its partition."""
     short = []
     for what, whom in plan:
         short.append((what, min(whom, 100) if what == "wait" else whom))
@@ -168,7 +168,7 @@ def test_best_tried_keeps_the_order_when_failures_are_short(strategy, plan, seed
 @settings(max_examples=60, deadline=None)
 @given(plan=steps, seed=st.integers(0, 1_000))
 def test_strict_stores_each_message_once_and_in_order(plan, seed):
-    """Whatever fails and for however long."""
+    """It does so for every failure of any length."""
     sent, network = outcome(plan, OrderStrategy.STRICT, seed)
     stored = [value for values in network.stored.values() for value in values]
     assert sorted(stored) == sorted(one.value for one in sent)

@@ -1,4 +1,4 @@
-"""What users give wrongly is answered with a typed error of ours, and nothing is queued."""
+"""Malformed arguments raise a typed error, and no message is queued."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SilentNetwork:
 
 @pytest.mark.parametrize("meta", [5, None, [], [5], "", [""], b"127.0.0.1:7000"])
 def test_an_address_is_refused_when_it_is_malformed(meta):
-    """What is no address is refused at once, by both clients."""
+    """Both clients refuse a malformed address at once."""
     with pytest.raises(ConfigError, match="host:port"):
         Producer(meta)
     with pytest.raises(ConfigError, match="host:port"):
@@ -36,7 +36,7 @@ def test_an_address_is_refused_when_it_is_malformed(meta):
 
 
 def test_a_strategy_is_refused_when_it_does_not_exist():
-    """A strategy that there is not is refused, with those there are."""
+    """An unknown strategy is refused; the error names those that exist."""
     with pytest.raises(ConfigError, match="strict or best_tried, not 'bogus'"):
         Producer("127.0.0.1:7000", strategy="bogus")
     with pytest.raises(ConfigError, match="exclusive or shared, not 'bogus'"):
@@ -50,7 +50,7 @@ def test_a_handler_is_refused_when_it_cannot_be_called():
 
 
 def test_settings_are_refused_when_they_are_not_numbers():
-    """Settings that are no numbers are refused as those out of range are."""
+    """Settings that are not numbers are refused like those out of range."""
     with pytest.raises(ConfigError, match="batch_bytes must be in"):
         ProducerSettings(batch_bytes="many")
     with pytest.raises(ConfigError, match="concurrency must be in"):
@@ -78,7 +78,7 @@ def test_settings_are_refused_when_they_are_not_numbers():
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 async def test_a_send_is_refused_when_its_arguments_are_malformed(arguments, kind, words):
-    """What is no message is refused by `send` itself."""
+    """`send` itself refuses a malformed message."""
     producer = Producer("meta:1", _environment=Environment(network=SilentNetwork()))
     await producer.__aenter__()
     with pytest.raises(kind, match=words):

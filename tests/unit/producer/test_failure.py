@@ -1,4 +1,4 @@
-"""What follows a failed batch."""
+"""The decision after a failed batch."""
 
 import pytest
 
@@ -58,7 +58,7 @@ def decide(
 @pytest.mark.parametrize("error", PASSING)
 @pytest.mark.parametrize("tries", [1, 3, 10, 1_000_000])
 def test_strict_stays_at_its_partition_when_errors_may_pass(error, tries):
-    """STRICT sends what may pass later to the same partition again, however often and however long."""
+    """STRICT sends a batch to the same partition again after errors that may pass, without any limit."""
     assert decide(error, STRICT, tries=tries, failing_ms=tries * 1_000) is Step.AGAIN
 
 
@@ -82,13 +82,13 @@ def test_best_tried_gives_up_after_its_time_and_its_tries(error):
 @pytest.mark.parametrize("error", [StaleRouteError, PartitionUnknownError])
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
 def test_a_sealed_partition_asks_for_a_new_route(error, strategy):
-    """Only a route change moves messages of either strategy without a word."""
+    """Under both strategies a route change moves messages without declaring them reordered."""
     assert decide(error, strategy, failing_ms=30_000) is Step.NEW_ROUTE
 
 
 @pytest.mark.parametrize("error", PASSING)
 def test_a_batch_that_is_not_stored_leaves_when_the_route_has_left_its_partition(error):
-    """Only what may be stored waits for the broker of a partition that the route has left."""
+    """Only a doubtful batch waits for the broker of a partition that the route has left."""
     for strategy in (STRICT, BEST_TRIED):
         assert decide(error, strategy, left=True) is Step.NEW_ROUTE
         assert decide(error, strategy, left=True, doubtful=True) is Step.AGAIN
@@ -101,7 +101,7 @@ def test_a_batch_that_is_not_stored_leaves_when_the_route_has_left_its_partition
 
 @pytest.mark.parametrize("error", [PartitionUnknownError, WrongBrokerError])
 def test_a_doubtful_batch_stays_when_a_wrong_broker_refuses_it(error):
-    """Only the right broker knows a batch sent again; where the partition is gone for good, nobody does."""
+    """Only the right broker recognizes a repeated batch; when the partition is gone for good, no broker does."""
     assert decide(error, STRICT, tries=1_000, doubtful=True) is Step.AGAIN
     assert decide(error, STRICT, doubtful=True, hopeless=True) is Step.GIVE_UP
     assert decide(error, STRICT, hopeless=True) is Step.NEW_ROUTE
@@ -115,13 +115,13 @@ def test_a_doubtful_batch_stays_when_a_wrong_broker_refuses_it(error):
 
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
 def test_batch_is_given_up_when_no_retry_mends_it(strategy):
-    """A refusal for good is told to the sender at once."""
+    """A refusal that no retry mends ends the batch at once."""
     assert decide(InvalidRequestError, strategy) is Step.GIVE_UP
 
 
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
 def test_a_batch_is_sent_again_when_its_producer_id_is_shared(strategy):
-    """A batch that is surely not stored is sent again, under another id; nobody would know again one that may be."""
+    """A batch that is not stored is sent again under another id; no broker would recognize a doubtful one."""
     for error in (SequenceReusedError, ProducerFencedError):
         assert decide(error, strategy) is Step.AGAIN
     assert decide(ProducerFencedError, strategy, doubtful=True) is Step.GIVE_UP

@@ -1,4 +1,4 @@
-"""Nothing is given up in silence, and `send_all` loses nothing."""
+"""`flush` and `close` tell of every message that was given up, and `send_all` loses no message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_flush_tells_how_many_messages_failed_when_only_some_were_awaited(
 
 
 async def test_close_tells_what_it_gave_up_and_what_may_be_stored():
-    """When its time is over, what is queued is given up: how many messages, and how many of them have a fate unknown."""
+    """After `close_timeout_ms` queued messages are given up; the error counts them, and those of unknown fate."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, close_timeout_ms=50, in_flight_max=1)
     producer = producer_on(network, settings)
@@ -67,7 +67,7 @@ async def test_send_all_waits_for_room_before_each_message():
 
 
 async def test_send_all_tells_how_many_were_queued_when_a_message_is_refused():
-    """The others before it are on their way, and the error says how many."""
+    """The messages before it are queued, and the error has their number."""
     network = ScriptedNetwork()
     messages = [(b"k", b"0"), (b"k", b"1"), (b"k", bytes(2 << 20)), (b"k", b"3")]
     async with producer_on(network) as producer:
@@ -81,7 +81,7 @@ async def test_send_all_tells_how_many_were_queued_when_a_message_is_refused():
 
 
 def test_producer_that_is_never_closed_says_how_many_messages_it_gives_up(caplog):
-    """The event loop ends under it: nobody is left to await a future."""
+    """The event loop ends before the producer is closed: a WARNING counts the messages that are given up."""
 
     async def leave_open() -> None:
         network = ScriptedNetwork()

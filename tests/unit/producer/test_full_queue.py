@@ -132,7 +132,7 @@ async def test_sends_of_many_tasks_raise_when_too_many_of_them_await_nothing():
 
 
 async def test_a_send_that_raises_over_the_limit_counts_for_nothing():
-    """A mistake of the caller's, or a halted key, leaves the task its one message over the limit."""
+    """After a malformed message, or one of a halted key, the task may still queue its one message over the limit."""
     async with producer_of_slow_broker() as (network, producer):
         fill(producer)
 

@@ -1,4 +1,4 @@
-"""The hold of a producer: what waits in it keeps its order, and what leaves it for another partition says so."""
+"""Held messages: they keep their order, and are declared reordered if they go to another partition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _key_in(start: int, end: int) -> bytes:
 
 
 async def test_held_messages_are_declared_reordered_when_they_go_elsewhere():
-    """BEST_TRIED: a message that waited in the hold and goes to another partition than its own is reordered."""
+    """BEST_TRIED: a held message that goes to another partition than its own is reordered."""
     left, right, other = _key_in(0, 341), _key_in(341, 682), _key_in(682, 1024)
     network = ScriptedNetwork()
     network.route = route_over(
@@ -51,7 +51,7 @@ async def test_held_messages_are_declared_reordered_when_they_go_elsewhere():
 
 
 async def test_newer_messages_wait_when_an_unknown_partition_refused_older_ones():
-    """STRICT: while the metaserver is silent and a broker for a moment does not know its partition, order is kept."""
+    """STRICT: a broker briefly does not know its partition while the metaserver is silent; the order is kept."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=Backoff(first_ms=20, max_ms=600_000, factor=50.0))
     async with producer_on(network, settings) as producer:
@@ -78,7 +78,7 @@ async def test_newer_messages_wait_when_an_unknown_partition_refused_older_ones(
 
 
 async def test_newer_messages_wait_when_two_partitions_refused_older_ones():
-    """STRICT: what one partition refused is not passed because a second one refuses something as well."""
+    """STRICT: newer messages do not overtake those that a partition refused when a second partition refuses as well."""
     left, right = _key_in(0, 512), _key_in(512, 1024)
     network = ScriptedNetwork()
     network.route = route_over(
@@ -88,14 +88,14 @@ async def test_newer_messages_wait_when_two_partitions_refused_older_ones():
     async with producer_on(network, settings) as producer:
         futures = [producer.send("s", b"0", key=left), producer.send("s", b"0", key=right)]
         await asyncio.gather(*futures)
-        one, two = producer._senders["s"].executors
+        first, second = producer._senders["s"].executors
         network.unreachable.add("meta:1")
         producer._senders["s"]._refresh.set()
         network.unknown |= {1, 2}
         futures = [producer.send("s", b"1", key=left)]
-        await eventually(lambda: one.state.refuses)
+        await eventually(lambda: first.state.refuses)
         futures.append(producer.send("s", b"1", key=right))
-        await eventually(lambda: two.state.refuses)
+        await eventually(lambda: second.state.refuses)
         futures += [producer.send("s", b"2", key=key) for key in (left, right)]
         network.unknown.clear()
         for future in futures:

@@ -1,4 +1,4 @@
-"""A producer's id: the operating system's, of one opening, and another one where a broker knows it already."""
+"""A producer's id: from the operating system, new for each opening, and replaced where a broker knows it already."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.forked import Child, error_of
 from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 SINGLE = replace(QUICK, batch_count=1)
-"""Each message is a batch, several of which are under way at once."""
+"""Each message is a batch of its own, and several are in flight at once."""
 
 
 def ids_at(network: ScriptedNetwork) -> set[int]:
@@ -45,7 +45,7 @@ async def test_a_producer_id_does_not_repeat_when_the_users_random_generator_doe
 
 
 async def test_a_second_opening_begins_anew(caplog):
-    """Its id, its counts and its queue are its own; what was given up at the end of the first is not in it."""
+    """The second opening has its own id, counts and queue; messages given up by the first are not counted in it."""
     network = ScriptedNetwork()
     producer = producer_on(network)
     for values in ((b"0", b"1"), (b"2",)):
@@ -64,7 +64,7 @@ async def test_a_second_opening_begins_anew(caplog):
 
 
 async def test_an_open_producer_is_not_opened_again():
-    """Not while it is open, and not while it closes; the first opening is none the worse for it."""
+    """It is refused while the producer is open or closing; the first opening still works."""
     producer = producer_on(ScriptedNetwork())
     async with producer:
         with pytest.raises(AlreadyOpenError):
@@ -101,7 +101,7 @@ async def send_one(producer: Producer) -> None:
 
 
 def refusals(producer: Producer) -> list[str]:
-    """What each call says in a new event loop, and `send` without one."""
+    """The errors of each call in a new event loop, and of `send` without a loop."""
     found = [
         error_of(lambda call=call: asyncio.run(call(producer)))
         for call in (send_one, flush, ask_room)
@@ -110,7 +110,7 @@ def refusals(producer: Producer) -> list[str]:
 
 
 def test_a_forked_producer_is_refused():
-    """In the child nothing is sent and closing is nothing; the parent sends on, what was queued too."""
+    """In the child no message is sent and `close` does nothing; the parent sends its queued messages."""
     network = ScriptedNetwork()
     loop = asyncio.new_event_loop()
     producer = opened_in(loop, network)
@@ -133,7 +133,7 @@ def test_a_forked_producer_is_refused():
 
 
 def test_another_loop_or_thread_is_refused():
-    """A send that would wait for a loop which does not know of it is told at once, and so is a future's wait."""
+    """A `send`, or the wait of a future, raises at once when its event loop is not the producer's."""
     network = ScriptedNetwork()
     loop = asyncio.new_event_loop()
     producer = opened_in(loop, network)
@@ -179,7 +179,7 @@ def twins(network: ScriptedNetwork) -> list[Producer]:
 
 
 async def test_producers_of_one_id_store_everything_in_order(caplog):
-    """A broker refuses the second one's batches; it goes on under another id, says so, and nothing is lost or doubled."""
+    """A broker refuses the second one's batches; it logs that, takes another id, and each message is stored once."""
     network = ScriptedNetwork()
     one, other = twins(network)
     async with one, other:
@@ -202,7 +202,7 @@ async def test_producers_of_one_id_store_everything_in_order(caplog):
 
 
 async def test_batches_behind_a_refused_batch_are_not_stored_when_an_id_is_shared():
-    """A batch whose sequence happens to be the next is not stored while an older one of its producer was refused."""
+    """A batch with the next sequence is not stored when an older batch of the same producer was refused."""
     network = ScriptedNetwork()
     one, other = twins(network)
     async with one, other:
@@ -214,7 +214,7 @@ async def test_batches_behind_a_refused_batch_are_not_stored_when_an_id_is_share
 
 
 def test_a_send_in_another_thread_is_refused_while_a_batch_gathers():
-    """Two threads that fill one batch would give a message the key of another: the second is told so, each time."""
+    """Two threads that fill a batch could give a message the key of another: every send of the second thread raises."""
     network = ScriptedNetwork()
     loop = asyncio.new_event_loop()
     producer = opened_in(loop, network)
@@ -239,7 +239,7 @@ def test_a_send_in_another_thread_is_refused_while_a_batch_gathers():
 
 
 def test_a_future_awaited_in_another_loop_tells_an_unknown_fate():
-    """The message is on its way: whoever is told that it is not stored would send it twice."""
+    """The message is in flight: a caller that reads "not stored" would send it twice."""
     network = ScriptedNetwork()
     loop = asyncio.new_event_loop()
     producer = opened_in(loop, network)

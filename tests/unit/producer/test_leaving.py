@@ -1,4 +1,4 @@
-"""When messages leave a partition that does not answer, and what their receipts declare."""
+"""Messages that leave a partition which does not answer, and what their receipts declare."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_restart_of_a_broker_reorders_nothing():
 
 
 async def test_newer_messages_wait_for_the_decision_about_older_ones():
-    """BEST_TRIED: when the time is over all leave together, in order, declared; later ones follow them."""
+    """BEST_TRIED: after `leave_after_ms` all messages leave together, in order and declared; later ones follow them."""
     network = network_of(BEST_TRIED)
     async with producer_on(network, leaving_after(60)) as producer:
         await producer.send("s", b"0", key=LEFT)
@@ -76,7 +76,7 @@ async def test_newer_messages_wait_for_the_decision_about_older_ones():
 
 
 async def test_a_receipt_is_reordered_only_for_messages_that_left_when_a_batch_mixes_them():
-    """Messages at home that share a batch with those of another partition are not called reordered."""
+    """Messages in their own partition are not declared reordered when they share a batch with others."""
     network = network_of(BEST_TRIED)
     async with producer_on(network, leaving_after(20)) as producer:
         for key in (LEFT, RIGHT):
@@ -93,7 +93,7 @@ async def test_a_receipt_is_reordered_only_for_messages_that_left_when_a_batch_m
 
 
 async def test_a_message_may_be_stored_twice_when_its_first_home_had_it():
-    """What was sent without an answer and then left says so; what was never sent there does not."""
+    """A receipt declares a possible duplicate if the message was sent without an answer before it left, and only then."""
     network = network_of(BEST_TRIED)
     settings = leaving_after(60, in_flight_max=1)
     async with producer_on(network, settings) as producer:
@@ -110,7 +110,7 @@ async def test_a_message_may_be_stored_twice_when_its_first_home_had_it():
 
 
 async def test_best_tried_gives_up_after_its_time_and_says_why():
-    """With no broker left a message is given up after `give_up_after_ms` and so many tries, surely not stored."""
+    """With no broker left a message is given up after `give_up_after_ms` and `tries_min` tries, and is not stored."""
     network = network_of(BEST_TRIED)
     settings = leaving_after(5, give_up_after_ms=100, tries_min=3)
     async with producer_on(network, settings) as producer:
@@ -123,7 +123,7 @@ async def test_best_tried_gives_up_after_its_time_and_says_why():
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
 @pytest.mark.parametrize("static", [False, True])
 async def test_messages_without_a_key_pass_over_a_partition_that_does_not_answer(strategy, static):
-    """Those never sent go elsewhere at once under either strategy, and are never called reordered."""
+    """Under both strategies, unsent messages without a key go elsewhere at once, and are never declared reordered."""
     network = network_of(strategy, static=static)
     async with producer_on(network, leaving_after(600_000)) as producer:
         for key in (LEFT, RIGHT):
@@ -143,7 +143,7 @@ async def test_messages_without_a_key_pass_over_a_partition_that_does_not_answer
 
 
 async def test_a_message_without_a_key_stays_when_it_may_be_stored():
-    """STRICT: what was sent without an answer waits for its broker, so that it is stored once."""
+    """STRICT: a message that was sent without an answer waits for its broker, so that it is stored once."""
     network = network_of(STRICT)
     settings = leaving_after(0)
     async with producer_on(network, settings) as producer:
@@ -185,7 +185,7 @@ async def test_messages_leave_a_silent_broker_when_the_producer_started_meanwhil
 
 
 async def test_messages_for_a_silent_broker_are_shown_when_the_producer_started_meanwhile():
-    """STRICT: they wait, `stats.waiting` names the partition, and they go as soon as the broker is known."""
+    """STRICT: `stats.waiting` names the partition, and its messages are sent as soon as the broker is known."""
     network = network_of(STRICT, silent=(1,))
     async with producer_on(network) as producer:
         future = producer.send("s", b"1", key=LEFT)
@@ -212,7 +212,7 @@ async def test_receipts_of_healthy_partitions_come_when_another_is_silent_from_t
 
 
 async def test_a_sealed_partition_is_not_waited_for_when_it_refused_for_good():
-    """STRICT: what it refused is not doubtful at the next one, whose silent broker is not asked whether it has it."""
+    """STRICT: a refused message is not doubtful, so it does not wait for the silent broker of the next partition."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -234,7 +234,7 @@ async def test_a_sealed_partition_is_not_waited_for_when_it_refused_for_good():
 
 
 async def test_a_wait_is_logged_after_seconds_and_once_when_it_is_over(caplog, monkeypatch):
-    """A strict send that waits says so: where, why, how many messages; nothing is said of short waits."""
+    """A WARNING says where, why and how many strict messages wait; short waits are not logged."""
     monkeypatch.setattr("keylane.producer.waiting.FIRST_MS", 50)
     network = network_of(STRICT)
     with caplog.at_level(logging.WARNING, logger="keylane.producer"):

@@ -1,4 +1,4 @@
-"""What a producer is told of messages whose partition the route has no more, and whose broker does not have it."""
+"""Messages whose partition the route does not list any more, and whose broker does not have it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.scripted_network import ScriptedNetwork, producer_on, route_over
 async def doubtful_at(
     network: ScriptedNetwork, strategy: OrderStrategy = OrderStrategy.STRICT
 ) -> AsyncIterator[tuple[Producer, SendFuture]]:
-    """A producer of which one message is stored in partition 1, and nobody told it so."""
+    """A producer with a message that is stored in partition 1, and that it has no answer for."""
     network.route = route_over({1: (0, 1024)}, version=1, strategy=strategy)
     network.past = list(network.route.partitions)
     async with producer_on(network) as producer:
@@ -42,7 +42,7 @@ def replace_route(network: ScriptedNetwork) -> None:
 async def test_a_message_is_told_as_lost_when_the_new_broker_answers_before_the_metaserver(
     strategy,
 ):
-    """The broker that took the place of the lost one is empty: the history says why."""
+    """The broker that replaced the lost one is empty; the history says why."""
     network = ScriptedNetwork()
     async with doubtful_at(network, strategy) as (producer, older):
         network.history_late = asyncio.Event()
@@ -62,8 +62,25 @@ async def test_a_message_is_told_as_lost_when_the_new_broker_answers_before_the_
     assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
 
 
+async def test_a_doubtful_message_fails_as_unknown_when_its_partition_is_gone():
+    """No broker knows any more whether it was stored: its future raises that, and newer messages are sent."""
+    network = ScriptedNetwork()
+    async with doubtful_at(network) as (producer, older):
+        network.unknown.add(1)
+        newer = producer.send("s", b"2", key=b"k")
+        await eventually(lambda: network.asked > 2)
+        assert not older.done()  # the route still lists the partition
+        replace_route(network)
+        with pytest.raises(PartitionUnknownError) as told:
+            await asyncio.wait_for(older, 30)
+        assert told.value.fate is Fate.UNKNOWN
+        await asyncio.wait_for(newer, 30)
+
+    assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
+
+
 async def test_a_message_waits_for_the_history_when_the_metaserver_is_silent():
-    """The metaserver is asked again and again; a partition that only expired is then told as unknown."""
+    """The metaserver is asked repeatedly; the message of a partition that only expired then fails as unknown."""
     network = ScriptedNetwork()
     async with doubtful_at(network) as (producer, older):
         network.history_silent = True
@@ -82,7 +99,7 @@ async def test_a_message_waits_for_the_history_when_the_metaserver_is_silent():
 
 
 async def test_a_message_is_sent_to_the_moved_broker_when_another_has_its_address():
-    """A refusal of a broker of another group decides nothing: the one that has the partition stored the message."""
+    """The refusal of a broker of another group decides nothing: the broker that has the partition stored the message."""
     network = ScriptedNetwork()
     async with doubtful_at(network) as (producer, older):
         network.history_late = asyncio.Event()
@@ -103,7 +120,7 @@ async def test_a_message_is_sent_to_the_moved_broker_when_another_has_its_addres
 
 
 async def test_a_message_waits_for_a_silent_broker_when_another_has_its_address():
-    """The history knows no address of the one that stored the message, until it is back at a new one."""
+    """The history has no address of the broker that stored the message, until that broker is back at a new address."""
     network = ScriptedNetwork()
     async with doubtful_at(network) as (producer, older):
         network.strangers.add("broker-1")
@@ -122,7 +139,7 @@ async def test_a_message_waits_for_a_silent_broker_when_another_has_its_address(
 
 
 async def test_close_ends_when_the_metaserver_never_answers():
-    """The call for the history is broken off."""
+    """Closing cancels the call for the history."""
     network = ScriptedNetwork()
     async with doubtful_at(network) as (producer, older):
         network.history_late = asyncio.Event()

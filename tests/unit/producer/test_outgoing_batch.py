@@ -24,7 +24,7 @@ def filled(count: int) -> OutgoingBatch:
 
 
 async def test_a_packed_batch_keeps_its_bytes():
-    """Whatever sequence a later call names, a repeat is the same batch."""
+    """A later call with another sequence returns the same bytes."""
     batch = filled(3)
     first = batch.pack(partition_id=7, producer_id=1, producer_epoch=0, sequence=5)
     again = batch.pack(partition_id=7, producer_id=1, producer_epoch=9, sequence=99)
@@ -67,7 +67,7 @@ async def test_an_unknown_offset_stays_unknown():
 
 
 async def test_a_future_gives_its_own_receipt_when_its_batch_was_split_twice():
-    """After a route change split a batch, twice, each future learns where its own message went."""
+    """After a route change split a batch twice, each future has the receipt of its own message."""
     batch = filled(4)
     futures = [SendFuture(batch, index) for index in range(4)]
     even, odd, last = new_batch(), new_batch(), new_batch()
@@ -87,7 +87,7 @@ async def test_a_future_gives_its_own_receipt_when_its_batch_was_split_twice():
 
 
 async def test_other_waiters_continue_when_one_is_cancelled():
-    """One task that stops waiting does not cancel the batch of the others."""
+    """A task that stops waiting does not cancel the batch."""
     batch = filled(2)
 
     async def wait(index: int) -> Receipt:
@@ -105,7 +105,7 @@ async def test_other_waiters_continue_when_one_is_cancelled():
 
 
 async def test_a_future_wakes_when_its_own_message_is_settled():
-    """Of messages that went on in other batches, each waiter is woken by its own, and by no other."""
+    """The waiter of a message that was moved into another batch is woken by that message only."""
     batch = filled(3)
 
     async def wait(index: int) -> Receipt:
@@ -126,7 +126,7 @@ async def test_a_future_wakes_when_its_own_message_is_settled():
 
 
 async def test_a_doubtful_message_fails_as_unknown_when_it_left_its_partition():
-    """After a try without an answer no later refusal elsewhere proves that nothing was stored."""
+    """After a try without an answer, a later refusal of another partition does not prove that the message is not stored."""
     origin, other = filled(2), filled(1)
     origin.doubtful = True
     origin.leave(refused=False)
@@ -146,7 +146,7 @@ async def test_a_doubtful_message_fails_as_unknown_when_it_left_its_partition():
 
 
 async def test_a_message_is_no_duplicate_when_its_partition_refused_it_for_good():
-    """What the right broker refused is not stored there, whatever became of earlier tries."""
+    """A message that the right broker refused is not stored there, even if an earlier try had no answer."""
     origin = filled(1)
     origin.doubtful = True
     origin.leave(refused=True)
@@ -157,7 +157,7 @@ async def test_a_message_is_no_duplicate_when_its_partition_refused_it_for_good(
 
 
 async def test_a_receipt_declares_its_own_message_when_a_batch_mixes_them():
-    """`reordered` and `duplicate` are told of the message that they are true of, also from a batch of several kinds."""
+    """`reordered` and `duplicate` are declared for the messages they are true of, also in a mixed batch."""
     doubtful, moved_only, home = filled(1), filled(1), filled(1)
     doubtful.doubtful = True
     doubtful.leave(refused=False)
@@ -175,7 +175,7 @@ async def test_a_receipt_declares_its_own_message_when_a_batch_mixes_them():
 
 
 async def test_a_message_without_a_key_is_never_reordered():
-    """What has no order cannot lose it."""
+    """A message without a key has no order to lose."""
     batch = new_batch()
     for key in (b"", b"k"):
         batch.add(key, b"v", b"", 0)

@@ -1,4 +1,4 @@
-"""Room in a producer's queue, and what was given up without a word."""
+"""The limit of a producer's queue, and the count of messages that were given up untold."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def entered(budget: SendBudget, count: int) -> OutgoingBatch:
 
 
 async def test_wait_for_room_ends_when_half_is_free():
-    """A full queue lets senders on when half of it is answered, not at every answer."""
+    """Senders wait until half of a full queue is answered, not for each answer."""
     budget = SendBudget(1_000)
     batches = [batch_of(250) for _ in range(4)]
     for batch in batches:
@@ -45,7 +45,7 @@ async def test_wait_for_room_ends_when_half_is_free():
 
 
 async def test_wait_until_empty_ends_when_every_message_is_answered():
-    """Nothing queued means all answered; messages that were given up are counted."""
+    """The wait ends when every message is stored or given up; both are counted."""
     budget = SendBudget(1_000)
     first, second = entered(budget, 1), entered(budget, 1)
     waiter = asyncio.create_task(budget.wait_until_empty())
@@ -59,7 +59,7 @@ async def test_wait_until_empty_ends_when_every_message_is_answered():
 
 
 async def test_flush_counts_messages_when_a_whole_batch_is_given_up():
-    """Of 100 messages that failed together, one awaited future leaves 99 to tell; what was told is told once."""
+    """Of 100 messages that failed together, an awaited future leaves 99 untold; each is told once."""
     budget = SendBudget(1 << 20)
     batch = entered(budget, 100)
     cause = NotSentError("nobody there")
@@ -78,7 +78,7 @@ async def test_flush_counts_messages_when_a_whole_batch_is_given_up():
 
 
 async def test_flush_counts_every_batch_when_hundreds_are_given_up():
-    """No failure is forgotten because there were many before it."""
+    """Every failure is counted, also after many others."""
     budget = SendBudget(1 << 20)
     batches = [entered(budget, 1) for _ in range(500)]
     for batch in batches:
@@ -92,7 +92,7 @@ async def test_flush_counts_every_batch_when_hundreds_are_given_up():
 
 
 async def test_an_error_is_new_for_each_future_when_a_batch_is_given_up():
-    """Callers share no error object, so none sees another's traceback; each error says its own message's fate."""
+    """Each caller gets an error object of its own, with the fate of its message."""
     budget = SendBudget(1 << 20)
     doubtful, certain = entered(budget, 2), entered(budget, 1)
     doubtful.doubtful = True

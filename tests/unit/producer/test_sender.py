@@ -12,13 +12,13 @@ import pytest
 from keylane.producer import ProducerSettings
 from keylane.producer.executor_state import ExecutorEvent
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.errors import Fate, GivenUpError, NoPartitionError, PartitionUnknownError
+from keylane.protocol.errors import Fate, GivenUpError, NoPartitionError
 from support.cluster import eventually
 from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 
 async def test_older_messages_are_sent_first_when_the_route_changes():
-    """What a sealed partition refused is sent to its child before anything newer, however often things flip meanwhile."""
+    """Messages that a sealed partition refused are sent to its child before newer ones, also if the broker flaps meanwhile."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -39,7 +39,7 @@ async def test_older_messages_are_sent_first_when_the_route_changes():
 
 
 async def test_newer_messages_wait_for_the_refusal_when_a_new_route_comes_first():
-    """While a sealed partition has not answered what it was sent, newer messages of its range wait."""
+    """While a sealed partition has not answered every batch, newer messages of its range are held."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -61,7 +61,7 @@ async def test_newer_messages_wait_for_the_refusal_when_a_new_route_comes_first(
 
 
 async def test_a_batch_without_an_answer_is_settled_before_newer_ones():
-    """A broker remembers the latest batches only: an older one that is sent again behind them would be stored twice."""
+    """A broker remembers the latest batches only: an older batch sent again behind them would be stored twice."""
     network = ScriptedNetwork()
     network.mute_offset = 0
     settings = ProducerSettings(backoff=QUICK.backoff, batch_count=1, in_flight_max=2)
@@ -76,7 +76,7 @@ async def test_a_batch_without_an_answer_is_settled_before_newer_ones():
 
 
 async def test_a_sealed_partition_is_asked_once():
-    """Until the newer route is here, what a sealed partition refused waits and is not sent there again."""
+    """Messages that a sealed partition refused are held until there is a newer route, and not sent there again."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -93,7 +93,7 @@ async def test_a_sealed_partition_is_asked_once():
 
 
 async def test_a_left_partition_is_asked_at_the_new_address_of_its_broker():
-    """A partition sealed while its broker took another address still answers what was meant for it; newer ones follow."""
+    """A partition that was sealed while its broker moved still answers its batches; newer messages follow."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -112,7 +112,7 @@ async def test_a_left_partition_is_asked_at_the_new_address_of_its_broker():
 
 
 async def test_unsent_messages_follow_the_new_route_when_their_broker_is_gone():
-    """A sealed partition's broker was taken away: what it was not sent goes by the newer route, the older first."""
+    """The broker of a sealed partition was removed: unsent messages take the newer route, the older first."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -130,7 +130,7 @@ async def test_unsent_messages_follow_the_new_route_when_their_broker_is_gone():
 
 
 async def test_pauses_do_not_grow_while_batches_are_stored():
-    """A broker that takes one batch at a time and refuses the others of the window is slow, not failing."""
+    """A broker that takes one batch at a time and refuses the rest of the window is slow, and does not fail."""
     network = ScriptedNetwork()
     network.narrow = True
     pauses = Backoff(first_ms=1, max_ms=600_000, factor=100.0)
@@ -158,7 +158,7 @@ async def test_a_route_is_ignored_when_it_is_older():
 
 
 async def test_a_metaserver_with_older_routes_is_asked_with_pauses(caplog):
-    """One whose database was restored has only older routes: that is said once, and its next newer one is followed."""
+    """A metaserver with a restored database has only older routes: a WARNING says so once; a newer route is followed."""
     network = ScriptedNetwork()
     network.route = network.route_to(2, version=9)
     pauses = Backoff(first_ms=20, max_ms=20)
@@ -184,7 +184,7 @@ async def test_a_metaserver_with_older_routes_is_asked_with_pauses(caplog):
 
 
 async def test_a_partition_that_was_left_knows_new_messages_from_old():
-    """After a restored route leads back to a sealed partition, its refusal is heard: nothing counts as stored there."""
+    """After a restored route leads back to a sealed partition, its refusal counts: no new message is stored there."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         for number in range(3):
@@ -205,7 +205,7 @@ async def test_a_partition_that_was_left_knows_new_messages_from_old():
 
 
 async def test_a_doubtful_batch_keeps_its_sequence_when_another_broker_answers():
-    """A broker that took another's address does not know the partition; what is sent again is stored once, in order."""
+    """A broker at the address of another does not have the partition; the repeated batch is stored once, in order."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, batch_count=1)
     async with producer_on(network, settings) as producer:
@@ -229,29 +229,8 @@ async def test_a_doubtful_batch_keeps_its_sequence_when_another_broker_answers()
     assert not any(one.reordered for one in receipts)
 
 
-async def test_a_doubtful_message_fails_as_unknown_when_its_partition_is_gone():
-    """Nobody knows any more whether it was stored: its sender is told so, and newer messages go on."""
-    network = ScriptedNetwork()
-    async with producer_on(network) as producer:
-        await producer.send("s", b"0", key=b"k")
-        network.mute.add(1)
-        older = producer.send("s", b"1", key=b"k")
-        await eventually(lambda: len(network.stored[1]) == 2)
-        network.unknown.add(1)
-        newer = producer.send("s", b"2", key=b"k")
-        await eventually(lambda: network.asked > 2)
-        assert not older.done()
-        network.route = network.route_to(2, version=2)
-        with pytest.raises(PartitionUnknownError) as told:
-            await asyncio.wait_for(older, 30)
-        assert told.value.fate is Fate.UNKNOWN
-        await asyncio.wait_for(newer, 30)
-
-    assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
-
-
 async def test_the_metaserver_is_asked_rarely_when_a_partition_fails_often():
-    """However often partitions refuse and take messages again, one who asks for the route waits for the answer."""
+    """However often a partition fails and recovers, the next call for the route waits for the answer of the last."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -266,7 +245,7 @@ async def test_the_metaserver_is_asked_rarely_when_a_partition_fails_often():
 
 
 async def test_a_moved_broker_is_found_when_the_route_does_not_list_it():
-    """It alone knows whether what it was sent is stored: what is not goes on, and what is newer behind it."""
+    """Only that broker knows whether its batch is stored; the message is sent elsewhere if not, and newer ones behind it."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, call_timeout_ms=50)
     async with producer_on(network, settings) as producer:
@@ -288,7 +267,7 @@ async def test_a_moved_broker_is_found_when_the_route_does_not_list_it():
 
 
 async def test_messages_keep_their_order_when_they_are_sent_before_the_first_route():
-    """Messages that came before the first route go out first, in their order."""
+    """Messages that were sent before the first route are stored first, in their order."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         futures = [producer.send("s", b"%d" % number, key=b"k") for number in range(10)]
@@ -299,7 +278,7 @@ async def test_messages_keep_their_order_when_they_are_sent_before_the_first_rou
 
 
 async def test_close_gives_up_messages_when_their_broker_is_away():
-    """A producer that is closed while its broker is away says which messages were not acked."""
+    """A producer that is closed while its broker is away raises the number of messages that were not acked."""
     network = ScriptedNetwork()
     network.unreachable.add("broker-1")
     settings = ProducerSettings(backoff=QUICK.backoff, close_timeout_ms=50)

@@ -1,4 +1,4 @@
-"""Messages that are not acked in their time, and the keys that they halt."""
+"""Messages that are not acked within their time-out, and the keys that they halt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 
 async def test_an_error_has_the_message_when_it_times_out():
-    """The error has the message and says that it is not stored; nothing newer of its key was sent, others go on."""
+    """The error has the message and says that it is not stored; newer messages of its key fail, other keys continue."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -47,7 +47,7 @@ async def test_an_error_has_the_message_when_it_times_out():
 
 
 async def test_a_message_in_flight_fails_as_unknown_when_it_times_out():
-    """It cannot be taken out of its batch: its fate is open, the others of the batch are acked, and order holds."""
+    """It cannot be taken out of its batch: its fate is unknown, the other messages are acked, and order holds."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
@@ -75,7 +75,7 @@ async def test_a_message_in_flight_fails_as_unknown_when_it_times_out():
 
 
 async def test_a_held_message_fails_when_it_times_out():
-    """Also while there is no route at all; the same without a key, which halts nothing."""
+    """It fails while there is no route; a message without a key fails too, and halts no key."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         network.unreachable.add("meta:1")
@@ -94,7 +94,7 @@ async def test_a_held_message_fails_when_it_times_out():
 
 
 async def test_flush_counts_unawaited_messages_when_they_time_out():
-    """`delivery_timeout_ms` goes for whatever names no time-out of its own; what nobody awaits is counted."""
+    """`delivery_timeout_ms` holds for messages sent without a time-out; `flush` counts those that are not awaited."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, delivery_timeout_ms=50)
     async with producer_on(network, settings) as producer:
@@ -116,7 +116,7 @@ async def test_flush_counts_unawaited_messages_when_they_time_out():
 
 @pytest.mark.parametrize("timeout", [0, -1, "5", float("nan"), float("inf")])
 async def test_a_time_out_is_refused_when_it_is_not_a_duration(timeout):
-    """Nothing is queued."""
+    """The message is not queued."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         with pytest.raises(InvalidRequestError, match="timeout is seconds"):

@@ -1,4 +1,4 @@
-"""When people are told that messages wait."""
+"""Reports that messages wait."""
 
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ def test_a_wait_is_reported_at_growing_intervals():
 
 
 def test_the_end_of_a_wait_is_reported_when_the_wait_was():
-    """A short wait is not worth a word, at its beginning or at its end; each wait begins anew."""
+    """A short wait is not reported, neither its start nor its end; each wait is timed anew."""
     report = WaitReport()
     assert not report.waits(0)
     assert report.over(4_999) is None
@@ -27,7 +27,7 @@ def test_the_end_of_a_wait_is_reported_when_the_wait_was():
 
 
 def test_a_wait_report_is_due_once_when_polls_are_rare():
-    """Words that were due while nobody asked are not made up for."""
+    """Reports that were due between two polls are not repeated."""
     report = WaitReport()
     report.waits(0)
     assert report.waits(10 * HOUR)
