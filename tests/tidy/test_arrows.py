@@ -35,7 +35,7 @@ MACHINE = [
     "*/__main__.py",
     "cli/*",
     "rpc/program.py",  # a program sets its umask
-    "consumer/client.py",  # a session says its host and process id to whoever looks for it
+    "consumer/client.py",  # a session has its host and process id, for people
     "rpc/home.py",  # hears of a fork
     "metaserver/sql/database.py",  # where the SQLite file lies
     "metaserver/sql/migrate.py",  # where the migrations lie
@@ -77,7 +77,7 @@ PROTOCOL_MAY_IMPORT = {
     "random",  # for the type of the generator that is passed in
     "urllib.parse",  # percent-encoding, no socket
     "zlib",  # a checksum and a codec, no file
-    "ipaddress",  # reads addresses, and asks nobody about them
+    "ipaddress",  # reads addresses, and resolves none
     *("msgspec", "xxhash", "crc32c"),
 }
 
@@ -186,7 +186,7 @@ def test_every_folder_with_code_is_in_the_package_list():
 
 
 def test_third_party_modules_are_declared_somewhere_in_this_test():
-    """An import nobody thought about is a dependency nobody decided on."""
+    """Each import of a package is a decision."""
     known = {*HOME_OF, *PROTOCOL_MAY_IMPORT, "keylane", *sys.stdlib_module_names}
     strange = {
         f"{source.name}:{found.line} imports {found.target}"
