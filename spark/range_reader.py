@@ -75,7 +75,6 @@ def _check_progress(builder: RowBuilder, answer: Batches, planned: PlannedRange)
             f"up to {builder.next_offset} came",
             partition_id=planned.partition_id,
             offset=builder.next_offset,
-            found=expected,
         )
 
 

@@ -226,7 +226,7 @@ class PullClient:
     def _lose(self, error: FencedError) -> None:
         if not self.fenced:
             self.fenced = True
-            self.fence = int(error.details.get("current_token") or 0)
+            self.fence = error.current_token or 0
             self.deadline_ns = 0
             self._on_lost(self)
 
@@ -315,7 +315,7 @@ class PullClient:
 
     def _pass_over(self, error: OffsetOutOfRangeError) -> None:
         """Go on at what is left if retention by time was faster than the handlers; else raises `error`."""
-        first_offset = int(error.details.get("first_offset") or 0)
+        first_offset = error.first_offset or 0
         if self._reading.next_offset >= first_offset:
             raise error
         missed = self._reading.pass_over(first_offset)

@@ -228,16 +228,14 @@ def _oldest(handled: list[Message]) -> set[int]:
 
 # ── real processes ────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.crash
-async def test_a_killed_session_costs_only_what_it_had_in_flight(
-    own_cluster: Cluster, tmp_path: Path
-):
+async def test_a_killed_session_costs_only_what_it_had_in_flight(cluster: Cluster, tmp_path: Path):
     """Three consumers, one killed with SIGKILL: all is handled, and twice only what was with the dead one."""
-    await fill(own_cluster, "killed-shared", 600)
+    await fill(cluster, "killed-shared", 600)
     paths = [tmp_path / f"events-{number}" for number in range(3)]
 
     def consumer(number: int):
         path = paths[number]
-        return consumer_process(own_cluster, "killed-shared", path, sleep_s=0.05, shared=True)
+        return consumer_process(cluster, "killed-shared", path, sleep_s=0.05, shared=True)
 
     with consumer(0) as victim, consumer(1), consumer(2):
         await eventually(lambda: all(len(places(path, "end")) > 10 for path in paths))
@@ -254,15 +252,15 @@ async def test_a_killed_session_costs_only_what_it_had_in_flight(
 
 @pytest.mark.crash
 async def test_messages_of_a_killed_session_are_free_after_its_ttl(
-    own_cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ):
     """However long a handler may take: ten minutes here.  Nobody else's message is handled twice."""
-    await fill(own_cluster, "dead-shared", 300)
+    await fill(cluster, "dead-shared", 300)
     paths = [tmp_path / f"events-{number}" for number in range(2)]
 
     def consumer(number: int):
         return consumer_process(
-            own_cluster, "dead-shared", paths[number], sleep_s=0.03, shared=True, in_flight_ms=600_000
+            cluster, "dead-shared", paths[number], sleep_s=0.03, shared=True, in_flight_ms=600_000
         )  # fmt: skip
 
     with consumer(0) as victim, consumer(1):
@@ -300,9 +298,9 @@ async def test_handlers_that_take_longer_than_the_ttl_keep_their_messages(
 
 
 @pytest.mark.crash
-async def test_a_broker_restart_hands_out_again_what_is_not_acked(own_cluster: Cluster):
+async def test_a_broker_restart_hands_out_again_what_is_not_acked(cluster: Cluster):
     """Acks survive the broker, what was in flight comes again or goes on; nothing is left over."""
-    values = await fill(own_cluster, "restarted-shared", 600)
+    values = await fill(cluster, "restarted-shared", 600)
     handled: Counter[bytes] = Counter()
 
     async def handle(message: Message) -> None:
@@ -311,7 +309,7 @@ async def test_a_broker_restart_hands_out_again_what_is_not_acked(own_cluster: C
 
     def consumer() -> Consumer:
         return Consumer(
-            own_cluster.meta,
+            cluster.meta,
             subject="restarted-shared",
             group="g",
             handler=handle,
@@ -320,9 +318,9 @@ async def test_a_broker_restart_hands_out_again_what_is_not_acked(own_cluster: C
 
     async with consumer(), consumer():
         await eventually(lambda: len(handled) > 100)
-        own_cluster.brokers[0].kill()
+        cluster.brokers[0].kill()
         await asyncio.sleep(0.3)
-        own_cluster.brokers[0].restart()
+        cluster.brokers[0].restart()
         await eventually(lambda: len(handled) >= 600, seconds=40)
     assert set(handled) == values
     assert sum(count > 1 for count in handled.values()) <= 2 * 2 * 20 + 40
@@ -333,22 +331,22 @@ async def test_a_broker_restart_hands_out_again_what_is_not_acked(own_cluster: C
     "shared", [False, True], ids=["exclusive-to-shared", "shared-to-exclusive"]
 )
 async def test_a_zombie_is_fenced_across_a_switch(
-    own_cluster: Cluster, tmp_path: Path, *, shared: bool
+    cluster: Cluster, tmp_path: Path, *, shared: bool
 ):
     """A consumer frozen before a switch moves nothing after it, in either direction, and ends by itself."""
-    await fill(own_cluster, "switched", 300)
+    await fill(cluster, "switched", 300)
     path = tmp_path / "events"
     handled: list[Message] = []
-    with consumer_process(own_cluster, "switched", path, sleep_s=0.02, shared=shared) as zombie:
+    with consumer_process(cluster, "switched", path, sleep_s=0.02, shared=shared) as zombie:
         await eventually(lambda: len(places(path, "end")) > 20)
         pause(zombie.pid)
         await switch(
-            own_cluster,
+            cluster,
             "switched",
             ConsumeStrategy.EXCLUSIVE if shared else ConsumeStrategy.SHARED,
         )
         async with Consumer(
-            own_cluster.meta,
+            cluster.meta,
             subject="switched",
             group="g",
             handler=handled.append,
