@@ -104,6 +104,7 @@ def plan_ranges(
                 f"the start, {start}, is after the end, {end}, in partition {partition.partition_id}",
                 partition_id=partition.partition_id,
                 offset=start,
+                first_offset=status.first_offset,
                 next_offset=end,
             )
         ranges.append(

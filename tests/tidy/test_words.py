@@ -21,18 +21,28 @@ VAGUE = re.compile(
 HEADLESS = re.compile(r"def (test_(?:what|who|all|one|it|a_thing|nothing|nobody|whoever)_\w+)")
 """Tests are named `test_<subject>_<does>_<when>`."""
 VAGUE_ARE_FREE = (
-    *("admin/", "checker/", "cli/", "spark/", "examples/"),
-    *("tests/acceptance/", "tests/tidy/"),
+    *("admin/", "checker/", "cli/", "spark/", "examples/", "migrations/env.py"),
+    *("metaserver/catalogue/", "metaserver/cluster/", "metaserver/groups/", "metaserver/resets/"),
+    *("metaserver/retention/", "metaserver/sql/"),
+    *("tests/acceptance/", "tests/crash/", "tests/spark/", "tests/tidy/", "tests/unit/consumer/"),
+    *("tests/integration/retention/", "tests/property/metaserver/", "tests/property/producer/"),
     *(f"tests/unit/{room}/" for room in ("admin", "checker", "cli", "spark")),
     *("README.md", "CONTRIBUTING.md", "docs/GLOSSARY.md", "docs/ARCHITECTURE.md"),
     *("docs/OPERATING.md", "docs/ORDER.md", "docs/FORMATS.md"),
 )
 """Where no vague word is left; a room that is cleaned is added."""
 HEADLESS_ARE_FREE = (
-    "tests/acceptance/",
-    "tests/tidy/",
-    *(f"tests/unit/{room}/" for room in ("admin", "checker", "cli", "spark")),
+    *("tests/acceptance/", "tests/crash/", "tests/golden/", "tests/judge/", "tests/proof/"),
+    *("tests/sim/", "tests/spark/", "tests/tidy/"),
+    *(f"tests/integration/{kind}/" for kind in ("metaserver", "rebuild", "resets", "retention")),
+    *(f"tests/property/{kind}/" for kind in ("metaserver", "producer", "protocol")),
+    *(
+        f"tests/unit/{room}/"
+        for room in ("admin", "checker", "cli", "consumer", "producer", "spark")
+    ),
+    *(f"tests/unit/metaserver/{kind}/" for kind in ("catalogue", "cluster", "groups", "resets")),
 )
+"""Where each test is named by its subject; a folder that is cleaned is added."""
 
 
 @pytest.mark.parametrize("what", BANNED)

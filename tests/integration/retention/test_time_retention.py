@@ -1,4 +1,4 @@
-"""Retention by time is faster than a consumer: it goes on at what is left, and says what it did not get."""
+"""Retention by time overtakes a consumer: it continues at the first message left and reports the loss."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def removed(partition: Partition) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["exclusive", "shared"])
-async def test_a_slow_consumer_goes_on_at_what_is_left(
+async def test_slow_consumer_continues_at_the_first_message_left(
     cluster: Cluster, strategy: str, caplog, capsys
 ):
     """It keeps its partition, handles the rest in order, and counts what was gone before it was pulled."""
