@@ -24,7 +24,7 @@ VAGUE_ARE_FREE = (
     *("admin/", "checker/", "cli/", "spark/", "examples/", "migrations/env.py"),
     *("metaserver/catalogue/", "metaserver/cluster/", "metaserver/groups/", "metaserver/resets/"),
     *("metaserver/retention/", "metaserver/sql/"),
-    *("tests/acceptance/", "tests/crash/", "tests/spark/", "tests/tidy/", "tests/unit/consumer/"),
+    *("tests/acceptance/", "tests/crash/", "tests/spark/", "tests/tidy/"),
     *("tests/integration/retention/", "tests/property/metaserver/", "tests/property/producer/"),
     *(f"tests/unit/{room}/" for room in ("admin", "checker", "cli", "spark")),
     *("README.md", "CONTRIBUTING.md", "docs/GLOSSARY.md", "docs/ARCHITECTURE.md"),
@@ -36,10 +36,7 @@ HEADLESS_ARE_FREE = (
     *("tests/sim/", "tests/spark/", "tests/tidy/"),
     *(f"tests/integration/{kind}/" for kind in ("metaserver", "rebuild", "resets", "retention")),
     *(f"tests/property/{kind}/" for kind in ("metaserver", "producer", "protocol")),
-    *(
-        f"tests/unit/{room}/"
-        for room in ("admin", "checker", "cli", "consumer", "producer", "spark")
-    ),
+    *(f"tests/unit/{room}/" for room in ("admin", "checker", "cli", "producer", "spark")),
     *(f"tests/unit/metaserver/{kind}/" for kind in ("catalogue", "cluster", "groups", "resets")),
 )
 """Where each test is named by its subject; a folder that is cleaned is added."""
