@@ -23,9 +23,9 @@ WHOLE = ("meta_", "cut_", "one_way", "reset", "loss", "late", "twice", "ghosts",
 BROKER_FAULTS = (
     "broker_flush", "broker_full", "broker_torn", "broker_power", "broker_stall", "broker_commit", "broker_pause",
 )  # fmt: skip
-"""These change the disk under the copier's hands, or keep a broker from reporting what it has written."""
+"""These change the disk while it is copied, or keep a broker from reporting what it has written."""
 REPORTED_S = 3 * META_SETTINGS.broker_heartbeat_ms / 1000
-"""After so long what a broker has written is reported."""
+"""Seconds after which a broker has reported what it wrote."""
 
 
 def is_copied(seed: int) -> bool:

@@ -72,7 +72,7 @@ class ScriptedNetwork:
         self.unknown: set[int] = set()
         """Partitions that their brokers say they do not have."""
         self.lost: set[int] = set()
-        """Partitions whose batches are lost on the way, nobody knows where."""
+        """Partitions whose batches are lost on the way, without an answer."""
         self.mute: set[int] = set()
         """Partitions whose batches are stored, and whose answers are lost."""
         self.mute_offset: int | None = None

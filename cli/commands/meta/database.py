@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ....metaserver.rebuild.rows import RebuiltSubject, Word
+from ....metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
 from ....metaserver.rebuild.service import rebuild_database
 from ....metaserver.settings import (
     MetaserverSettings,
@@ -49,7 +49,9 @@ async def rebuild(
     addresses = [address for text in brokers for address in parse_addresses(text)]
     network = HttpNetwork()
     try:
-        cluster = await rebuild_database(settings, network, addresses, word=Word(**options))
+        cluster = await rebuild_database(
+            settings, network, addresses, options=RebuildOptions(**options)
+        )
     finally:
         await network.close()
     rebuilt = [_subject_facts(subject) for subject in cluster.subjects]

@@ -54,7 +54,7 @@ async def dies_when_granted(meta: MetaClient, group: str) -> None:
 
 
 async def cleaned(cluster: Cluster) -> None:
-    """Every broker has looked at what it may remove: it does so when it starts."""
+    """Every broker has run its retention once, at its start."""
     network = HttpNetwork()
     for program in cluster.brokers:
         program.kill()

@@ -23,7 +23,7 @@ class CallRates:
         self._told: set[tuple[str, str]] = set()
 
     def note(self, now_s: float, process: str, kind: str, *, most: int) -> None:
-        """A process makes a call, one of at most so many; the numbers in a path say nothing."""
+        """Count a call of a process, which makes at most `most` in a window; numbers in a path are not told apart."""
         window = int(now_s // WINDOW_S)
         if window != self._window:
             self._window = window

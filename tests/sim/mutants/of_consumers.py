@@ -79,7 +79,7 @@ def released_before_handlers_end(patches: Patches) -> None:
 
 
 def body_not_waited_for(patches: Patches) -> None:
-    """A partition goes over when `handover_ms` is up, whatever the body of an iteration is in."""
+    """A partition is handed over when `handover_ms` is up, in the middle of an iteration's body."""
 
     async def quiesce(self: Any, client: Any) -> None:
         with contextlib.suppress(TimeoutError):
