@@ -23,7 +23,7 @@ async def main(file: BinaryIO) -> None:
             file.write(message.value + b"\n")
             file.flush()
             os.fsync(file.fileno())
-            # From here on nobody gets it again.  Killed before this line, the message comes again.
+            # After this the message is not delivered again.  Killed before it, the message comes again.
             await message.ack()
             written += 1
             if written == COUNT:

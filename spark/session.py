@@ -44,7 +44,7 @@ def set_environment(java: JavaHome) -> None:
 def settings(cores: int) -> dict[str, str]:
     """Return the Spark settings of a local session; each with the reason it differs from the default."""
     return {
-        # Nothing listens outside this machine, and no port is taken for a page nobody opens.
+        # Nothing listens outside this machine, and no port is taken for a web page.
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.ui.enabled": "false",

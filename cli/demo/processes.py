@@ -137,7 +137,7 @@ class Program:
 
 def free_port() -> int:
     """
-    A port nobody listens on now.
+    A port that is free now.
 
     Raises:
         AddressError: the machine has none to give.

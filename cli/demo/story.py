@@ -263,7 +263,7 @@ class Story:
             raise InternalError(f"Spark's answer is unreadable: {error}") from error
 
     async def _check(self) -> tuple[Judged, dict[int, PartitionLog]]:
-        """The log and the records against the file; in a thread, so that the screen goes on."""
+        """The log and the records against the file; in a thread, so that the screen keeps moving."""
         cluster = self.cluster
         with self.screen.working("checking every message"):
             logs = {

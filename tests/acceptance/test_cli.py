@@ -413,7 +413,7 @@ def test_produce_tells_what_is_stored_when_interrupted(dev, number, status):
 def test_unreachable_metaserver():
     """A metaserver that is not there is told as such, with what to do, by every command."""
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can be there
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: no other program can take it
         meta = f"127.0.0.1:{taken.getsockname()[1]}"
         for command in (
             ("subject", "list"),
@@ -500,7 +500,7 @@ def test_next_steps(tmp_path):
 
 
 def test_a_reader_that_leaves(dev):
-    """A command whose output nobody reads any more ends quietly, and acks no message it could not print."""
+    """A command whose output was closed ends quietly, and acks no message it could not print."""
     assert dev.run("subject", "create", "pipe", "--partitions", "1").returncode == 0
     lines = "".join(f"{n}\n" for n in range(20_000))
     assert len(dev.json("produce", "pipe", text=lines)) == 20_000

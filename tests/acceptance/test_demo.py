@@ -112,7 +112,7 @@ def test_interrupted(tmp_path, number):
     process = subprocess.Popen(
         [*COMMAND, "--rows", "300000", "--data", str(folder)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # Whoever runs the tests in the background may have SIGINT ignored, and children inherit that.
+        # A shell that runs the tests in the background ignores SIGINT, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
     wait_for(lambda: any(file.stat().st_size for file in folder.glob("consumer-*.csv")))

@@ -1,8 +1,10 @@
-"""docs/GLOSSARY.md and the code have the same words."""
+"""The documents and the code have the same words, files and names."""
 
 import ast
 import enum
 import re
+
+import pytest
 
 import keylane
 from tidy.tree import FILES, ROOT
@@ -68,3 +70,32 @@ def test_each_name_of_the_face_is_in_the_glossary():
         name for name in keylane.__all__ if not name.endswith("Error") and f"`{name}`" not in face
     }
     assert not missing
+
+
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/GLOSSARY.md")
+FILE = re.compile(r"`((?:[\w-]+/)+[\w-]+\.(?:py|md))`")
+NAMES = re.compile(r"`((?:\w+/)+\w+\.py)` `(\w+)`(?: and `(\w+)`)?")
+
+
+@pytest.mark.parametrize("page", DOCUMENTS)
+def test_files_and_names_in_a_document_exist(page):
+    """A path is written from the root; the names behind a path are in that file."""
+    text = (ROOT / page).read_text()
+    assert [path for path in FILE.findall(text) if not is_there(path)] == []
+    gone = [
+        f"{name} in {path}"
+        for path, *names in NAMES.findall(text)
+        for name in names
+        if not re.search(rf"\b_?{name}\b" if name else "", (ROOT / path).read_text())
+    ]
+    assert not gone
+
+
+def is_there(path: str) -> bool:
+    """From the root, or from inside of a room, as tables of a room have it."""
+    return (ROOT / path).is_file() or any(ROOT.glob(f"*/{path}"))
+
+
+def test_contributing_answers_ten_questions():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert len(re.findall(r"^\| \d+ \| … ", text, re.MULTILINE)) == 10

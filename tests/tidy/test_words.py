@@ -14,6 +14,33 @@ BANNED = {
 }
 NOT_OURS = {"LICENSE", "requirements.lock"}
 
+# Words that say less than the field's noun; docs/GLOSSARY.md has the nouns.
+VAGUE = re.compile(
+    r"\b(?:di" + r"ce|for" + r"saken|who" + r"ever|no" + r"body|so ma" + r"ny)\b", re.IGNORECASE
+)
+HEADLESS = re.compile(r"def (test_(?:what|who|all|one|it|a_thing|nothing|nobody|whoever)_\w+)")
+"""Tests are named `test_<subject>_<does>_<when>`."""
+VAGUE_ARE_FREE = (
+    *("admin/", "checker/", "cli/", "spark/", "examples/", "migrations/env.py"),
+    *("metaserver/catalogue/", "metaserver/cluster/", "metaserver/groups/", "metaserver/resets/"),
+    *("metaserver/retention/", "metaserver/sql/"),
+    *("tests/acceptance/", "tests/crash/", "tests/spark/", "tests/tidy/"),
+    *("tests/integration/retention/", "tests/property/metaserver/", "tests/property/producer/"),
+    *(f"tests/unit/{room}/" for room in ("admin", "checker", "cli", "spark")),
+    *("README.md", "CONTRIBUTING.md", "docs/GLOSSARY.md", "docs/ARCHITECTURE.md"),
+    *("docs/OPERATING.md", "docs/ORDER.md", "docs/FORMATS.md"),
+)
+"""Where no vague word is left; a room that is cleaned is added."""
+HEADLESS_ARE_FREE = (
+    *("tests/acceptance/", "tests/crash/", "tests/golden/", "tests/judge/", "tests/proof/"),
+    *("tests/sim/", "tests/spark/", "tests/tidy/"),
+    *(f"tests/integration/{kind}/" for kind in ("metaserver", "rebuild", "resets", "retention")),
+    *(f"tests/property/{kind}/" for kind in ("metaserver", "producer", "protocol")),
+    *(f"tests/unit/{room}/" for room in ("admin", "checker", "cli", "producer", "spark")),
+    *(f"tests/unit/metaserver/{kind}/" for kind in ("catalogue", "cluster", "groups", "resets")),
+)
+"""Where each test is named by its subject; a folder that is cleaned is added."""
+
 
 @pytest.mark.parametrize("what", BANNED)
 def test_the_tree_is_free_of(what):
@@ -36,3 +63,23 @@ def test_the_lock_names_no_package_host():
     lock = (ROOT / "requirements.lock").read_text()
     assert "://" not in lock
     assert "--hash=sha256:" in lock
+
+
+def in_texts(pattern: re.Pattern[str], free: tuple[str, ...]) -> list[str]:
+    return [
+        f"{name}:{text.count(chr(10), 0, match.start()) + 1} {match[0]!r}"
+        for name in tracked_files()
+        if name.startswith(free) and name.endswith((".py", ".md"))
+        for text in [(ROOT / name).read_text()]
+        for match in pattern.finditer(text)
+    ]
+
+
+def test_clean_rooms_have_no_vague_word():
+    broken = [place for place in in_texts(VAGUE, VAGUE_ARE_FREE) if "test_words.py" not in place]
+    assert not broken, "\n" + "\n".join(broken)
+
+
+def test_tests_of_clean_rooms_are_named_by_their_subject():
+    broken = in_texts(HEADLESS, HEADLESS_ARE_FREE)
+    assert not broken, "\n" + "\n".join(broken)

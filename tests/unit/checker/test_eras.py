@@ -76,8 +76,8 @@ ABOVE = [
     [
         ("back, and everything again", [*ALL, *reset(2, 0), *owner(3, 0, COUNT)]),
         ("back to the middle", [*ALL, *reset(2, 2), *owner(3, 2, COUNT)]),
-        ("on past what nobody handled", [*owner(1, 0, 1), *reset(2, 3), *owner(3, 3, COUNT)]),
-        ("to the end, and nobody comes", [*owner(1, 0, 1), *reset(2, COUNT)]),
+        ("past unhandled messages", [*owner(1, 0, 1), *reset(2, 3), *owner(3, 3, COUNT)]),
+        ("to the end, without a later owner", [*owner(1, 0, 1), *reset(2, COUNT)]),
         ("asked, not answered, and done", [*ALL, ASKED, *owner(3, 0, COUNT)]),
         ("asked, not answered, and not done", [*ALL, ASKED, served("acquire", 3, COUNT)]),
         ("asked for the same cursor, and not done", [
@@ -124,7 +124,7 @@ def test_messages_that_a_reset_repeats_or_passes_are_no_anomaly(what, events):
             *ALL, *reset(2, 0), served("ack", 1, COUNT), *owner(3, 0, COUNT)]),
         ("done by an owner's word, and undone", "nonmonotonic", [
             *ALL, ASKED, served("acquire", 3, COUNT), served("reset", 2, 0)]),
-        ("a cursor that nobody asked for", "nonmonotonic", [
+        ("a cursor without a request", "nonmonotonic", [
             *ALL, ASKED, served("acquire", 3, 1), *handled(1, 2, 3, token=3)]),
     ],
 )  # fmt: skip
@@ -149,7 +149,7 @@ def test_reset_does_not_excuse(what, anomaly, events):
     ],
 )  # fmt: skip
 def test_messages_removed_by_retention_are_no_anomaly(what, events):
-    """What every known group has handled may go, and is owed to nobody from then on."""
+    """Messages that every known group has handled may be removed, and are not owed any more."""
     found = check_history([*LOG, *events])
     assert not found.total, (what, found.examples)
 

@@ -153,7 +153,7 @@ def test_each_anomaly_is_named(anomaly):
 @pytest.mark.parametrize(
     ("what", "anomaly", "events"),
     [
-        ("an ack of what nobody handled", "skip", [served("ack", 1, 0, 1, [(0, 1)])]),
+        ("an ack of unhandled messages", "skip", [served("ack", 1, 0, 1, [(0, 1)])]),
         ("a cursor that falls", "nonmonotonic", [
             *handled(0), served("ack", 1, 4, 1, [(0, 1)]), served("acquire", 2, 9, 0)]),
         ("an ack above the cursor that is forgotten", "nonmonotonic", [
@@ -249,7 +249,7 @@ def test_repeated_release_releases_nothing_newer():
 
 
 def test_abandoned_partition_is_not_waited_for():
-    """What continues a abandoned partition goes on without it, where that was declared: under best_tried alone."""
+    """Children of an abandoned partition are read without it where that is declared: under best_tried alone."""
     declared = [Ranged(1, 0, 1024), Abandoned(1)]
     assert not _kinds([*declared, *_child_first(strict=False)])
     assert _kinds([*declared, *_child_first(strict=True)]) == {"skip"}

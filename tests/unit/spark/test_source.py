@@ -234,7 +234,7 @@ def test_no_metaserver_is_told(shelves):
     ids=str,
 )
 def test_offsets_and_partitions_that_are_not_there_are_told_at_load(filled, options, error):
-    """A range nobody has fails at load, not in a task."""
+    """A range that is not stored fails at load, not in a task."""
     with pytest.raises(error) as caught:
         source(filled, **options).schema()
     told(caught)

@@ -88,7 +88,7 @@ def test_lost_row():
 
 
 def test_lost_message():
-    """A message that is stored and that nobody handled is lost."""
+    """A message that is stored and never handled is lost."""
     records = {"one": handled(1, 1, 0, 1, 2, 3, 4) + handled(2, 1, 0, 2)}
     found = judge_run(SOURCE, LOG, records)
     only(found, "starvation")
