@@ -15,7 +15,6 @@ from typing import Self
 
 from ..protocol.address import addresses_of
 from ..protocol.clock import Clock, SystemClock
-from ..protocol.control import Grant, Grants
 from ..protocol.errors import ClosedError
 from ..protocol.ids import check_name
 from ..protocol.message import Message
@@ -26,20 +25,14 @@ from ..rpc.home import Resident
 from ..rpc.identity import DrawBits, from_system
 from ..rpc.network import Network
 from ..rpc.stop_signals import StopSignals
+from .assignments import Assignments
 from .handling.handlers import Handler, check_handler
 from .handling.stream import Stream
 from .handling.workers import Workers
 from .membership import Membership
-from .pulling.composite import CompositePullClient, PullRegister
-from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
-from .pulling.pull_client import PullClient
-from .pulling.shared_client import SharedClient
 from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
-
-LOOK_MS = 1_000
-"""So often it looks for what is worth telling: a handler that runs for long, an event loop that stood still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,22 +138,13 @@ class Consumer(Resident):
         self._clear()
 
     def _clear(self) -> None:
-        """The state of a new opening: nothing of an earlier one is in it, and nothing of what a fork has copied."""
+        """Set the state of a new opening: nothing of an earlier opening is in it, and nothing that a fork copied."""
         self._rng = self._given_rng or random.Random(secrets.randbits(64))
-        self._reports: set[asyncio.Task[None]] = set()
-        self._register = PullRegister()
-        self._composite = CompositePullClient(self._make, self._hand_over, self._give_back)
-        self._register.register(self._subject, self._group, self._composite)
         self._membership: Membership | None = None
-        self._parting: asyncio.Task[None] | None = None
         self._dispatch: Workers | Stream | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._deadline_ms = 0
-        self._stalls = Stalls()
-        self._losses = Losses()
-        self._leaving = False
+        self._assignments: Assignments | None = None
         self._ending: asyncio.Task[None] | None = None
-        """Hands everything over, after an error that ended the consumer too."""
+        """Hands everything over, also after an error that ended the consumer."""
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
@@ -171,27 +155,24 @@ class Consumer(Resident):
             NotSentError, OutcomeUnknownError: no metaserver answers; call it again.
             KeylaneError: refused by the metaserver, as an unknown subject; or open already.
         """
-        network = self._connections.open(on_fork=self._forked)
+        network = self._connections.open()
         self._clear()
         self._ended = asyncio.get_running_loop().create_future()
         membership = self._membership = self._new_membership(network)
         dispatch = self._dispatch = self._new_dispatch()
+        self._assignments = self._new_assignments(membership, dispatch)
         try:
-            await membership.start()
+            await membership.start(self._assignments)
         except BaseException:
             self._membership = None
             await clean_up(self._give_up_opening(dispatch))
             raise
-        self._watch = asyncio.create_task(self._watch_deadline(), name="lease deadline")
+        self._assignments.start()
         return self
 
     async def _give_up_opening(self, dispatch: Workers | Stream) -> None:
         await dispatch.close()
         await self._connections.close()
-
-    def _forked(self) -> None:
-        """In a child of this process nothing is assigned; the tasks that know what is stay with the composite."""
-        self._register = PullRegister()
 
     def _new_membership(self, network: Network) -> Membership:
         return Membership(
@@ -203,11 +184,6 @@ class Consumer(Resident):
             clock=self._clock,
             rng=self._rng,
             identity=self._draw_identity,
-            on_grants=self._granted,
-            on_lost=self._lost,
-            drained=self._drained,
-            holding=self._composite.holding,
-            on_fatal=self._fatal,
         )
 
     def _new_dispatch(self) -> Workers | Stream:
@@ -224,8 +200,21 @@ class Consumer(Resident):
             backoff=self._settings.handler_backoff,
             clock=self._clock,
             rng=self._rng,
-            on_crash=self._fatal,
+            on_crash=self._fail,
             ordered=self._settings.strategy is ConsumeStrategy.EXCLUSIVE,
+        )
+
+    def _new_assignments(self, membership: Membership, dispatch: Workers | Stream) -> Assignments:
+        return Assignments(
+            subject=self._subject,
+            group=self._group,
+            settings=self._settings,
+            clock=self._clock,
+            rng=self._rng,
+            connections=self._connections,
+            membership=membership,
+            dispatch=dispatch,
+            fail=self._fail,
         )
 
     async def __aexit__(
@@ -249,8 +238,7 @@ class Consumer(Resident):
         if not self._home.here:
             return
         self._home.check()
-        self._leaving = True
-        # Whoever is cancelled here only stops waiting: handlers end, and partitions are handed over, all the same.
+        # A cancellation ends only the waiting: handlers end, and partitions are handed over, all the same.
         await asyncio.shield(self._end())
 
     def _end(self) -> asyncio.Task[None]:
@@ -260,25 +248,21 @@ class Consumer(Resident):
         return self._ending
 
     async def _close(self) -> None:
-        if self._membership is None or self._dispatch is None or self._watch is None:
+        membership, dispatch, assignments = self._membership, self._dispatch, self._assignments
+        if membership is None or dispatch is None or assignments is None or not assignments.started:
             return
-        if isinstance(self._dispatch, Stream):
-            self._dispatch.leave()
-        self._watch.cancel()
-        ending = self._register.end_all()
-        if ending:
-            self._parting = asyncio.create_task(self._membership.part(), name="parting")
-        await asyncio.gather(self._watch, *ending, *self._reports, return_exceptions=True)
-        await self._membership.stop()
-        await self._dispatch.close()
-        self._tell_losses()
+        if isinstance(dispatch, Stream):
+            dispatch.leave()
+        await assignments.close()
+        await membership.stop()
+        await dispatch.close()
         await self._connections.close()
-        self._membership = self._parting = None
+        self._membership = None
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
-    def _fatal(self, error: BaseException) -> None:
-        """End the consumer: whoever waits hears why, and its partitions go to others."""
+    def _fail(self, error: BaseException) -> None:
+        """End the consumer: `wait`, `run` and the iteration raise `error`, and its partitions go to others."""
         if self._ended is None or self._ended.done():
             return
         log.error("consumer of %s in group %s ends: %r", self._subject, self._group, error)
@@ -345,15 +329,15 @@ class Consumer(Resident):
             KeylaneError: the metaserver could not be told; go on as before, or try again.
         """
         self._home.check_not_elsewhere()
-        if self._membership is None:
+        if self._membership is None or self._assignments is None:
             raise ClosedError("the consumer is not open; use: async with Consumer(...)")
         await self._membership.suspend(True)
-        ending = self._composite.lose_all()
-        if ending:
-            # An iteration may ask for this itself, before it acks: so it is not waited for without end.
+        hand_overs = self._assignments.hand_over_all()
+        if hand_overs:
+            # The body of an iteration may call this before it acks, so an iteration is waited for with a limit.
             limit_ms = self._settings.handover_ms + 2 * self._settings.call_timeout_ms
             iterated = isinstance(self._dispatch, Stream)
-            await asyncio.wait(ending, timeout=limit_ms / 1000 if iterated else None)
+            await asyncio.wait(hand_overs, timeout=limit_ms / 1000 if iterated else None)
 
     async def resume(self) -> None:
         """
@@ -378,117 +362,16 @@ class Consumer(Resident):
 
     @property
     def assignment(self) -> list[Assignment]:
-        """The partitions held now, by id."""
+        """The partitions owned now, by id; none while it is not open here."""
+        if self._assignments is None or not self._home.here:
+            return []
         return [
-            Assignment(one.partition_id, one.token, one.outstanding, one.waiting_for, one.missed)
-            for one in self._register.clients
-        ]
-
-    # ── grants ───────────────────────────────────────────────────────────────────────────────────────
-    def _granted(self, grants: Grants, deadline_ms: int) -> None:
-        assert self._membership is not None
-        self._deadline_ms = deadline_ms
-        for client in self._composite.ending:
-            if client.session == self._membership.session:
-                client.renew(deadline_ms, None)
-        self._composite.apply(grants.grants, deadline_ms)
-
-    def _lost(self) -> None:
-        """The session is gone, and with it all grants, until the next one."""
-        self._composite.lose_all()
-
-    def _drained(self) -> tuple[int, ...]:
-        return tuple(one.partition_id for one in self._register.clients if one.drained)
-
-    def _make(self, grant: Grant, deadline_ms: int) -> PullClient | None:
-        assert self._dispatch is not None
-        assert self._membership is not None
-        if self._clock.boot_ms() >= deadline_ms:
-            return None
-        shared = self._settings.strategy is ConsumeStrategy.SHARED
-        kind = SharedClient if shared else PullClient
-        return kind(
-            subject=self._subject,
-            group=self._group,
-            session=self._membership.session,
-            grant=grant,
-            broker_at=self._connections.broker_at,
-            deadline_ms=deadline_ms,
-            settings=self._settings,
-            clock=self._clock,
-            rng=self._rng,
-            check=self._home.check_thread,
-            hand_out=self._dispatch.put,
-            on_lost=self._composite.end,
-            on_drained=self._membership.nudge,
-            on_fatal=self._fatal,
-        )
-
-    async def _hand_over(self, client: PullClient) -> None:
-        """Stop pulling (done) → finish or cancel handlers → flush acks → release → report."""
-        assert self._dispatch is not None
-        assert self._membership is not None
-        self._note_loss(client, self._membership.session)
-        await self._dispatch.quiesce(client)
-        await client.hand_over(flush_ms=self._settings.call_timeout_ms)
-        if self._parting is not None:
-            await asyncio.wait([self._parting])
-        if client.fenced:
-            # Most often somebody newer has it.  If not, grants go on above the fence; never in a hot loop.
-            await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
-        if client.once or client.fenced:  # else the token is the others' too
-            await self._membership.released(
-                client.session, client.partition_id, client.token, fence=client.fence
+            Assignment(
+                client.partition_id,
+                client.token,
+                client.outstanding,
+                client.waiting_for,
+                client.missed,
             )
-
-    def _give_back(self, grant: Grant) -> None:
-        assert self._membership is not None
-        report = self._membership.released(
-            self._membership.session, int(grant.partition.partition_id), grant.token
-        )
-        task = asyncio.create_task(report, name=f"give back {grant.partition.partition_id}")
-        self._reports.add(task)
-        task.add_done_callback(self._reports.discard)
-
-    async def _watch_deadline(self) -> None:
-        """End what lapsed, so that running handlers are cancelled when their lease ends; tell what is worth telling."""
-        assert self._dispatch is not None
-        while True:
-            left_ms = self._deadline_ms - self._clock.boot_ms()
-            if left_ms <= 0:
-                for client in self._register.clients:
-                    if client.lapsed:
-                        self._composite.end(client)
-                left_ms = self._settings.margin_ms
-            sleep_ms = min(left_ms, LOOK_MS)
-            self._stalls.sleeps(self._clock.boot_ms(), sleep_ms)
-            await asyncio.sleep(sleep_ms / 1000)
-            self._tell_stall()
-            self._tell_losses()
-            self._dispatch.look()
-
-    # ── leases that were lost ────────────────────────────────────────────────────────────────────────
-    def _note_loss(self, client: PullClient, session: str) -> None:
-        """Keep why `client` ends, if it was not asked to."""
-        now_ms = self._clock.boot_ms()
-        if client.fenced:
-            why = FENCED
-        elif client.lapsed:
-            silent_ms = now_ms - client.renewed_ms
-            stalled_ms = self._stalls.longest_ms(client.renewed_ms, now_ms)
-            why = why_lapsed(silent_ms=silent_ms, stalled_ms=stalled_ms)
-        elif client.session != session and not self._leaving:
-            why = SESSION_ENDED
-        else:
-            return
-        self._losses.note(client.partition_id, client.token, why, fence=client.fence)
-
-    def _tell_stall(self) -> None:
-        now_ms = self._clock.boot_ms()
-        text = self._stalls.told(self._stalls.woke(now_ms), now_ms, ttl_ms=self._settings.ttl_ms)
-        if text:
-            log.warning("consumer of %s in group %s: %s", self._subject, self._group, text)
-
-    def _tell_losses(self) -> None:
-        for text in self._losses.take():
-            log.warning("consumer of %s in group %s %s", self._subject, self._group, text)
+            for client in self._assignments.clients
+        ]

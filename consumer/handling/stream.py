@@ -108,7 +108,7 @@ class Stream:
         kept = deque(
             one
             for one in self._waiting
-            if one.delivery.holder is not client  # type: ignore[union-attr]
+            if one.delivery.client is not client  # type: ignore[union-attr]
         )
         client.forget(len(self._waiting) - len(kept))
         self._waiting = kept

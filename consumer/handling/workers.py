@@ -245,7 +245,7 @@ class Workers:
         self._tell(telling, error)
         due_ns = now_ns + wait_ms * 1_000_000
         self._retries.wait(message, due_ns)
-        _holder(message).set_aside(1)
+        _client_of(message).add_retrying(1)
         self._wake_at(due_ns, now_ns)
         return True
 
@@ -263,7 +263,7 @@ class Workers:
         due = self._retries.take(now_ns, others_wait=others_wait)
         for message in due:
             message.attempt += 1
-            _holder(message).set_aside(-1)
+            _client_of(message).add_retrying(-1)
         if due:
             self._lanes.put_first(due)
             self._work.set()
@@ -336,7 +336,7 @@ class Workers:
         """Forget what waits of `client`'s partition."""
         now_ms = self._now_ms()
         failed = self._retries.drop(client.partition_id)
-        client.set_aside(-len(failed))
+        client.add_retrying(-len(failed))
         waiting = self._lanes.drop(client.partition_id)
         for message in failed:
             self._lanes.release(message)
@@ -356,7 +356,7 @@ class Workers:
 
         Only then may somebody else go on: as long as one runs, what it does would be out of order.
         """
-        late = [one for one in self._workers if one.message and _holder(one.message) is client]
+        late = [one for one in self._workers if one.message and _client_of(one.message) is client]
         for worker in late:
             self._forget_cancel(worker)
             worker.cancelled = worker.message
@@ -390,9 +390,9 @@ class Workers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _holder(message: Message) -> PullClient:
+def _client_of(message: Message) -> PullClient:
     """The pull client that `message` came from."""
-    client: PullClient = message.delivery.holder  # type: ignore[union-attr]
+    client: PullClient = message.delivery.client  # type: ignore[union-attr]
     return client
 
 

@@ -43,7 +43,7 @@ from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections
 from ...rpc.home import Resident
 from ...rpc.network import Network
-from .cutting import cut_messages
+from .decode import decode_messages
 
 READ_BYTES = 1 << 20
 
@@ -298,16 +298,16 @@ class QueueReader(Resident):
                     return None
                 return QueueSlice([], offset, lost)
             return QueueSlice(
-                self._cut(one.partition, payload, offset - start), start + answer.upto, lost
+                self._decode(one.partition, payload, offset - start), start + answer.upto, lost
             )
         return None if not sure else QueueSlice([], offset, lost)
 
-    def _cut(self, partition: Partition, payload: memoryview, offset: int) -> list[Message]:
+    def _decode(self, partition: Partition, payload: memoryview, offset: int) -> list[Message]:
         """The messages of a payload at and above a physical offset."""
         place = _ReadFrom(partition.queue, partition.logic_start)
         found: list[Message] = []
         for start, header in batch_starts(payload):
-            whole = cut_messages(
+            whole = decode_messages(
                 columns(payload, header, start),
                 header,
                 self._subject,

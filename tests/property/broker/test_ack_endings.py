@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from keylane.broker.partition import acks as partition_acks
 from keylane.broker.partition.acks import apply_ack, decide_ack
 from keylane.consumer.pulling.acks import AckQueue
-from keylane.consumer.pulling.reading import Reading
+from keylane.consumer.pulling.fetch_offsets import FetchOffsets
 from keylane.protocol.errors import OverloadedError
 from keylane.protocol.offsets import AckedOffsets
 
@@ -45,21 +45,21 @@ class Owner:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.reading = Reading()
-        self.reading.begin(broker.acked.cursor, tuple(broker.acked.ranges))
+        self.offsets = FetchOffsets()
+        self.offsets.begin(broker.acked.cursor, tuple(broker.acked.ranges))
         self.acks = AckQueue()
         self.waiting: list[int] = []
         self.handled: set[int] = set()
 
     def pull(self, count: int) -> bool:
         """Some more messages, if there is room; True if anything was read."""
-        start = self.reading.next_offset
-        if self.acks.crowded or len(self.waiting) >= BUFFER or start >= self.broker.end:
+        start = self.offsets.next_offset
+        if self.acks.at_range_limit or len(self.waiting) >= BUFFER or start >= self.broker.end:
             return False
         end = min(self.broker.end, start + 1 + count % (2 * BUFFER))
         known = self.broker.acked
         self.waiting += [offset for offset in range(start, end) if offset not in known]
-        self.reading.next_offset = end
+        self.offsets.next_offset = end
         return True
 
     def end_handler(self, number: int) -> None:
@@ -115,16 +115,16 @@ def test_whatever_ends_first_everything_is_acked(end, steps, order):
                     owner.flush()
                     owner = Owner(broker)
         while broker.acked.cursor < end:
-            before = (owner.reading.next_offset, len(owner.waiting), broker.acked.cursor)
+            before = (owner.offsets.next_offset, len(owner.waiting), broker.acked.cursor)
             owner.pull(order.randrange(1_000))
             while owner.waiting:
                 owner.end_handler(order.randrange(1_000))
                 if order.random() < 0.5:
                     owner.send_acks()
             owner.flush()
-            after = (owner.reading.next_offset, len(owner.waiting), broker.acked.cursor)
+            after = (owner.offsets.next_offset, len(owner.waiting), broker.acked.cursor)
             assert after != before, "nothing moves any more"
-        assert not owner.acks.crowded or owner.acks
+        assert not owner.acks.at_range_limit or owner.acks
 
 
 @given(end=st.integers(1, 60), before=st.sets(st.integers(0, 119), max_size=KEPT))
@@ -135,13 +135,13 @@ def test_the_cursor_follows_a_slow_key_between_others(end, before):
         broker = Broker(2 * end)
         broker.ack(tuple((offset, offset + 1) for offset in sorted(before) if offset < 2 * end))
         owner = Owner(broker)
-        while owner.reading.next_offset < broker.end:
+        while owner.offsets.next_offset < broker.end:
             owner.pull(7)
             quick = [index for index, offset in enumerate(owner.waiting) if offset % 2]
             for index in reversed(quick):
                 owner.end_handler(index)
                 owner.send_acks()
-            while owner.waiting and (owner.acks.crowded or len(owner.waiting) >= BUFFER):
+            while owner.waiting and (owner.acks.at_range_limit or len(owner.waiting) >= BUFFER):
                 oldest = owner.waiting[0]
                 owner.end_handler(0)
                 owner.flush()

@@ -71,7 +71,7 @@ def reopened_with_what_was_closed(patches: Patches) -> None:
     """A consumer that was closed begins with what it had then."""
 
     def clear(self: Any) -> None:
-        if "_register" not in vars(self):
+        if "_ending" not in vars(self):
             real(self)
 
     real = patches.set(Consumer, "_clear", clear)
@@ -82,7 +82,6 @@ def cancelled_close_is_broken_off(patches: Patches) -> None:
 
     async def close(self: Any) -> None:
         if self._home.here:
-            self._leaving = True
             await self._close()
 
     patches.set(Consumer, "close", close)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from keylane.consumer.heartbeat_timeouts import HeartbeatTimeouts
 from keylane.consumer.membership import Membership
-from keylane.consumer.patience import Patience
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.control import Grants, Heartbeat, Joined
 from keylane.protocol.errors import NotSentError, OutcomeUnknownError
@@ -91,16 +91,23 @@ class Session:
             clock=network.clock,
             rng=random.Random(1),
             identity=random.Random(2).getrandbits,
-            on_grants=self._granted,
-            on_lost=lambda: None,
-            drained=tuple,
-            holding=lambda _session: (),
-            on_fatal=lambda error: None,
         )
 
-    def _granted(self, _grants: Grants, deadline_ms: int) -> None:
+    def granted(self, _grants: Grants, deadline_ms: int) -> None:
         self.check()
         self._deadline_ms = deadline_ms
+
+    def session_lost(self) -> None:
+        raise AssertionError("the session is never lost here")
+
+    def drained(self) -> tuple[int, ...]:
+        return ()
+
+    def holding(self, _session: str) -> tuple[tuple[int, int], ...]:
+        return ()
+
+    def fail(self, error: BaseException) -> None:
+        raise error
 
     def check(self) -> None:
         now_ms = self.network.clock.boot_ms()
@@ -127,7 +134,7 @@ def simulate(
         network.hang_at_ms = hang_ms
         prepare(network, names)
         session = Session(network, names)
-        await session.membership.start()
+        await session.membership.start(session)
         for at_ms in nudges_ms:
             loop.call_at(at_ms / 1_000, session.membership.nudge)
         await asyncio.sleep(hang_ms / 1_000 + 4 * ttl_ms / 1_000)
@@ -219,16 +226,16 @@ def test_where_all_hang_each_is_asked_again_and_again_with_pauses():
 
 def test_the_time_that_is_left_is_shared_out():
     """A long poll has its wait and a share; then each address that has not failed has an equal share."""
-    patience = Patience(addresses=3, ttl_ms=2_000, margin_ms=200, timeout_max_ms=5_000)
-    patience.begin(0, 5_000)
-    assert patience.wait_ms == 500
-    assert patience.timeout_ms(500, wait_ms=500) == 500 + 266
-    assert not patience.failed()
-    assert patience.timeout_ms(1_266, wait_ms=0) == 267
-    assert not patience.failed()
-    assert patience.timeout_ms(1_533, wait_ms=0) == 267
-    assert patience.failed()
-    assert patience.timeout_ms(1_790, wait_ms=0) == 50
-    assert patience.timeout_ms(1_800, wait_ms=0) == 600
-    patience.granted(10_000)
-    assert patience.timeout_ms(8_200, wait_ms=0) == 600
+    timeouts = HeartbeatTimeouts(addresses=3, ttl_ms=2_000, margin_ms=200, timeout_max_ms=5_000)
+    timeouts.begin(0, 5_000)
+    assert timeouts.wait_ms == 500
+    assert timeouts.timeout_ms(500, wait_ms=500) == 500 + 266
+    assert not timeouts.failed()
+    assert timeouts.timeout_ms(1_266, wait_ms=0) == 267
+    assert not timeouts.failed()
+    assert timeouts.timeout_ms(1_533, wait_ms=0) == 267
+    assert timeouts.failed()
+    assert timeouts.timeout_ms(1_790, wait_ms=0) == 50
+    assert timeouts.timeout_ms(1_800, wait_ms=0) == 600
+    timeouts.granted(10_000)
+    assert timeouts.timeout_ms(8_200, wait_ms=0) == 600

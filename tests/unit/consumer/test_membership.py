@@ -38,9 +38,31 @@ class Meta:
         return Done()
 
 
+class Holder:
+    """The consumer's side of a session: notes (version, deadline) of the grants it is told."""
+
+    def __init__(self) -> None:
+        self.grants: list[tuple[int, int]] = []
+
+    def granted(self, grants: Grants, deadline_ms: int) -> None:
+        self.grants.append((grants.version, deadline_ms))
+
+    def session_lost(self) -> None:
+        raise AssertionError("the session is never lost here")
+
+    def drained(self) -> tuple[int, ...]:
+        return ()
+
+    def holding(self, _session: str) -> tuple[tuple[int, int], ...]:
+        return ()
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+
 async def granted(meta: Meta, clock: ManualClock) -> list[tuple[int, int]]:
     """(version, deadline) of all that a session with this metaserver takes for good."""
-    found: list[tuple[int, int]] = []
+    holder = Holder()
     membership = Membership(
         subject="s",
         group="g",
@@ -50,17 +72,12 @@ async def granted(meta: Meta, clock: ManualClock) -> list[tuple[int, int]]:
         clock=clock,
         rng=random.Random(1),
         identity=random.Random(2).getrandbits,
-        on_grants=lambda grants, deadline_ms: found.append((grants.version, deadline_ms)),
-        on_lost=lambda: None,
-        drained=tuple,
-        holding=lambda _session: (),
-        on_fatal=lambda error: None,
     )
-    await membership.start()
+    await membership.start(holder)
     await eventually(lambda: not meta.versions)
     await asyncio.sleep(0.01)
     await membership.stop()
-    return found
+    return holder.grants
 
 
 async def test_an_older_answer_never_takes_grants_back():

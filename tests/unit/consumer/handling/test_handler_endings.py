@@ -169,7 +169,7 @@ async def test_a_lease_that_ended_meanwhile_gives_up_what_generator_exit_ended()
 
     workers = workers_of(handle, crashed=crashed)
     client.give(workers, b"k", b"k")
-    await eventually(lambda: client.room.count == 0)
+    await eventually(lambda: client.in_flight.count == 0)
     other.give(workers, b"k")
     await eventually(lambda: other.handled == [0])
     await workers.close()

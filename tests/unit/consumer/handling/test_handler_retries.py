@@ -67,7 +67,7 @@ def time_of(
         for client in clients:
             client.lose()
             await workers.quiesce(client)
-            assert client.room.count == 0
+            assert client.in_flight.count == 0
         await workers.close()
         return took, tries - tries_before
 
@@ -154,12 +154,12 @@ def test_a_lost_partition_forgets_its_tries_at_once():
         workers = workers_of(handle, clock=machine, first_ms=60_000, max_ms=60_000)
         client.give(workers, *[b"%d" % number for number in range(50)], b"0", b"1")
         await asyncio.sleep(1)
-        assert client.room.count == 52
+        assert client.in_flight.count == 52
         client.lose()
         began = loop.now
         await workers.quiesce(client)
         assert loop.now - began < 0.1
-        assert client.room.count == 0
+        assert client.in_flight.count == 0
         attempts.clear()
         again.give(workers, b"0", b"0", b"1")
         other.give(workers, b"1")
@@ -191,7 +191,7 @@ def test_a_message_is_not_tried_again_after_its_lease():
         client.deadline_ns = machine.boot_ns() + 3_500_000_000
         await asyncio.sleep(10)
         assert tries in (4, 5, 6)
-        assert client.room.count == 0
+        assert client.in_flight.count == 0
         assert other.handled == [other_messages[0].offset]
         await workers.close()
 
@@ -242,28 +242,7 @@ def test_a_try_that_hangs_keeps_no_other_from_its_turn():
         assert client.handled == [4]
         client.lose()
         await workers.quiesce(client)
-        assert client.room.count == 0
+        assert client.in_flight.count == 0
         await workers.close()
 
     in_virtual_time(story(), loop)
-
-
-async def test_room_of_a_shared_group_is_left_to_others_by_what_waits_for_a_try():
-    """Messages set aside are not counted against the limit, up to so many of them; the count itself stays true."""
-    client = Client(aside_max=3)
-    room = client.room
-    room.count = 4
-    assert not room.below(4)
-    waiting = asyncio.create_task(room.get_below(4))
-    await asyncio.sleep(0)
-    client.set_aside(2)
-    await asyncio.wait_for(waiting, 5)
-    assert room.left(4) == 2
-    room.count += 2
-    assert not room.below(4)
-    client.set_aside(4)
-    assert room.left(4) == 1, "three at most leave their room"
-    client.set_aside(-6)
-    assert room.left(4) == -2
-    room.leave(6)
-    assert room.left(4) == 4

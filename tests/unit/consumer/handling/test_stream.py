@@ -9,7 +9,7 @@ import pytest
 
 from keylane.consumer.handling import stream as stream_module
 from keylane.consumer.handling.stream import Stream
-from keylane.consumer.pulling.room import Room
+from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.message import Message
 from support import handling
@@ -24,27 +24,27 @@ class Client:
 
     def __init__(self, left_ms: int = 60_000) -> None:
         self.partition_id = 1
-        self.holder = self
+        self.client = self
         self.left_ms = left_ms
-        self.room = Room()
+        self.in_flight = MessagesInFlight()
 
     @property
     def outstanding(self) -> int:
-        return self.room.count
+        return self.in_flight.count
 
     def taken(self, message: Message) -> None:
         pass
 
     def forget(self, count: int) -> None:
-        self.room.leave(count)
+        self.in_flight.remove(count)
 
     async def settled(self) -> None:
-        await self.room.empty()
+        await self.in_flight.wait_until_empty()
 
 
 def stream_of(client: Client, *, handover_ms: int, count: int = 3) -> Stream:
     stream = Stream(clock=SystemClock(), handover_ms=handover_ms, check=lambda: None)
-    client.room.count += count
+    client.in_flight.count += count
     stream.put([Message("s", b"k", b"", one, 1, 0, delivery=client) for one in range(count)])
     return stream
 

@@ -65,11 +65,11 @@ def test_after_a_refusal_requests_grow_again():
     queue.refused()
     sizes = []
     while queue:
-        assert queue.crowded
+        assert queue.at_range_limit
         sizes.append(len(queue.take()))
         queue.confirmed()
     assert sizes == [4, 4]
-    assert not queue.crowded
+    assert not queue.at_range_limit
     for offset in range(101, 141, 2):
         queue.done(offset)
     assert len(queue.take()) == 16
