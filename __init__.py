@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         QueueReader,
         QueueSlice,
     )
-    from .producer import Producer, ProducerSettings, ProducerStats, Ticket
+    from .producer import Producer, ProducerSettings, ProducerStats, SendFuture
     from .protocol.backoff import Backoff
     from .protocol.control import TimeBound
     from .protocol.errors import (
@@ -111,7 +111,7 @@ __all__ = [
     "SubjectExistsError",
     "SubjectNotStaticError",
     "SubjectUnknownError",
-    "Ticket",
+    "SendFuture",
     "TimeBound",
     "UnreachableError",
     "WorkerCancelledError",
@@ -127,7 +127,7 @@ _HOMES = {
         "QueueReader",
         "QueueSlice",
     ),
-    ".producer": ("Producer", "ProducerSettings", "ProducerStats", "Ticket"),
+    ".producer": ("Producer", "ProducerSettings", "ProducerStats", "SendFuture"),
     ".protocol.backoff": ("Backoff",),
     ".protocol.control": ("TimeBound",),
     ".protocol.message": ("Message", "Receipt"),

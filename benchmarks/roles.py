@@ -34,7 +34,7 @@ async def send(meta: str, subject: str, count: int) -> dict[str, object]:
             for index in range(base, base + SENDS_PER_TURN):
                 queue(subject, VALUE, key=KEYS[index % 10_000])
             await asyncio.sleep(0)
-            await producer.room()
+            await producer.drain()
         await producer.flush()
         ended = time.monotonic()
         assert producer.stats.acked == count + 1

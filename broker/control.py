@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from ..protocol import endpoints
 from ..protocol.clock import Clock
 from ..protocol.control import (
     Done,
@@ -69,21 +70,20 @@ class BrokerControl:
         self._ids_version = -1
 
     def routes(self) -> list[ControlRoute]:
-        """The table for the server."""
+        """One route for each of `endpoints.BROKER`."""
         return [
-            ControlRoute("POST", "/v1/partitions", HostPartition, self.host),
-            ControlRoute("GET", "/v1/partitions", None, self.list),
-            ControlRoute("GET", "/v1/partitions/{id}", None, self.describe),
-            ControlRoute("GET", "/v1/partitions/{id}/offset", None, self.offset),
-            ControlRoute("POST", "/v1/partitions/{id}/seal", None, self.seal),
-            ControlRoute("POST", "/v1/partitions/{id}/cursor", SetCursor, self.cursor),
-            ControlRoute("POST", "/v1/partitions/{id}/groups", KnowGroups, self.groups),
-            ControlRoute("GET", "/v1/health", None, self.health),
+            ControlRoute(endpoints.HOST_PARTITION, self.host),
+            ControlRoute(endpoints.PARTITIONS, self.list),
+            ControlRoute(endpoints.PARTITION, self.describe),
+            ControlRoute(endpoints.OFFSET_AT, self.offset),
+            ControlRoute(endpoints.SEAL, self.seal),
+            ControlRoute(endpoints.SET_CURSOR, self.cursor),
+            ControlRoute(endpoints.KNOW_GROUPS, self.groups),
+            ControlRoute(endpoints.HEALTH, self.health),
         ]
 
-    async def host(self, body: object, _params: Params) -> PartitionStatus:
+    async def host(self, body: HostPartition, _params: Params) -> PartitionStatus:
         """Host a partition of this broker's group, durably; again, as long as it is not in use."""
-        assert isinstance(body, HostPartition)
         if body.partition.broker_group != self._broker_group:
             raise WrongBrokerError(
                 f"partition {body.partition.partition_id} is of broker group "
@@ -158,17 +158,15 @@ class BrokerControl:
         await durable
         return partition.status(now_ms=self._clock.boot_ms())
 
-    async def cursor(self, body: object, params: Params) -> PartitionStatus:
+    async def cursor(self, body: SetCursor, params: Params) -> PartitionStatus:
         """Set a group's cursor under a fresh token, durably; answers with that group only."""
-        assert isinstance(body, SetCursor)
         await check_standing(self._standing)
         partition = self._store.state.partition(_partition_id(params))
         await set_cursor(self._store, partition, body)
         return partition.status(now_ms=self._clock.boot_ms(), group=body.group)
 
-    async def groups(self, body: object, params: Params) -> Done:
+    async def groups(self, body: KnowGroups, params: Params) -> Done:
         """Have retention wait for groups that have yet to come to a partition, durably."""
-        assert isinstance(body, KnowGroups)
         await check_standing(self._standing)
         partition = self._store.state.partition(_partition_id(params))
         await know_groups(self._store, partition, body.groups, complete=body.complete)

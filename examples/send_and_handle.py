@@ -16,14 +16,14 @@ STEPS = ["placed", "paid", "packed", "shipped"]
 
 async def send() -> None:
     async with Producer(META) as producer:
-        tickets = [
+        futures = [
             producer.send("parcels", step.encode(), key=customer.encode())
             for step in STEPS
             for customer in CUSTOMERS
         ]
-        for ticket in tickets:
-            receipt = await ticket  # stored, and on disk
-        print(f"sent {len(tickets)}, the last to offset {receipt.offset}: {receipt.durable}")
+        for future in futures:
+            receipt = await future  # stored, and on disk
+        print(f"sent {len(futures)}, the last to offset {receipt.offset}: {receipt.durable}")
 
 
 async def main() -> None:

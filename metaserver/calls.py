@@ -1,46 +1,15 @@
-"""The control calls of a metaserver: path, body and answer of each, and who does it.
-
-The same table makes the routes of the server and the OpenAPI document.
-"""
+"""Who answers each control call of a metaserver; the calls themselves are in `protocol/endpoints.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
-import msgspec
-
-from ..protocol.control import (
-    AcceptFolder,
-    BrokerHeartbeat,
-    BrokerView,
-    BrokerWelcome,
-    CreateSubject,
-    Done,
-    Grants,
-    GroupList,
-    GroupView,
-    Health,
-    Heartbeat,
-    Join,
-    Joined,
-    Leave,
-    RefusedBroker,
-    ReleaseGrant,
-    SubjectList,
-    SubjectView,
-    Suspend,
-    SwitchGroup,
-)
+from ..protocol import endpoints
+from ..protocol.control import Health
 from ..protocol.errors import InvalidRequestError
 from ..protocol.limits import PULL_WAIT_MS_MAX
-from ..protocol.operations import Cordon, OperationList, OperationView, Reshape, SubjectHistory
-from ..protocol.progress import GroupReset, ResetGroup
-from ..protocol.queues import QueueList
 from ..protocol.routing import OrderStrategy, Route
-from ..protocol.verification import Verification
 from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
 from .groups.service import Members
@@ -49,39 +18,29 @@ from .resets.service import Resetter
 from .verify.service import Verifier
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One control call.  `query` names what may stand behind the question mark."""
-
-    method: str
-    path: str
-    body: type[msgspec.Struct] | None
-    answer: type[msgspec.Struct]
-    handler: Callable[[Any, Params], Awaitable[object]]
-    summary: str
-    query: tuple[str, ...] = ()
-
-
-def control_calls(
+def control_routes(
     catalogue: Catalogue,
     members: Members,
     health: Callable[[], Awaitable[Health]],
-    reshaper: Reshaper | None = None,
-    verifier: Verifier | None = None,
-    resetter: Resetter | None = None,
-) -> list[Call]:
-    """Every call, in the order of `protocol/control.py`; without a reshaper partitions cannot be changed."""
+    reshaper: Reshaper,
+    verifier: Verifier,
+    resetter: Resetter,
+) -> list[ControlRoute]:
+    """One route for each of `endpoints.METASERVER`."""
     return [
-        *_subject_calls(catalogue),
-        *_consumer_calls(members, catalogue),
-        Call("GET", "/v1/health", None, Health, lambda _body, _: health(), "Is it ready."),
-        *(_operation_calls(reshaper) if reshaper is not None else ()),
-        *(_verify_calls(verifier) if verifier is not None else ()),
-        *(_reset_calls(resetter) if resetter is not None else ()),
+        *_subject_routes(catalogue),
+        *_consumer_routes(members, catalogue),
+        *_operation_routes(reshaper),
+        ControlRoute(endpoints.HEALTH, lambda _body, _: health()),
+        ControlRoute(endpoints.VERIFY, lambda _body, _: verifier.verify()),
+        ControlRoute(
+            endpoints.RESET_GROUP,
+            lambda body, params: resetter.reset(params["subject"], params["group"], body),
+        ),
     ]
 
 
-def _subject_calls(catalogue: Catalogue) -> list[Call]:
+def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
     async def route(_body: None, params: Params) -> Route:
         ask = partial(
             catalogue.route,
@@ -93,213 +52,59 @@ def _subject_calls(catalogue: Catalogue) -> list[Call]:
         return await catalogue.patiently(ask)
 
     return [
-        Call(
-            "POST",
-            "/v1/brokers/heartbeat",
-            BrokerHeartbeat,
-            BrokerWelcome,
-            lambda body, _: catalogue.report(body),
-            "A broker reports itself; the first time registers it.",
+        ControlRoute(endpoints.BROKER_HEARTBEAT, lambda body, _: catalogue.report(body)),
+        ControlRoute(
+            endpoints.CORDON, lambda body, params: catalogue.cordon(params["group"], body)
         ),
-        Call(
-            "POST",
-            "/v1/brokers/{group}/cordon",
-            Cordon,
-            BrokerView,
-            lambda body, params: catalogue.cordon(params["group"], body),
-            "Keep a broker group from new partitions, or let it have some again.",
-        ),
-        Call(
-            "POST",
-            "/v1/brokers/{group}/accept",
-            AcceptFolder,
-            RefusedBroker,
+        ControlRoute(
+            endpoints.ACCEPT_FOLDER,
             lambda body, params: catalogue.accept_folder(params["group"], body),
-            "Go on with a copy of a data folder that is refused because it is behind.",
         ),
-        Call(
-            "POST",
-            "/v1/subjects",
-            CreateSubject,
-            SubjectView,
-            lambda body, _: catalogue.create(body),
-            "Create a subject; again with the same settings changes nothing.",
-        ),
-        Call(
-            "GET",
-            "/v1/subjects",
-            None,
-            SubjectList,
-            lambda _body, _: catalogue.subjects(),
-            "All subjects, by name.",
-        ),
-        Call(
-            "GET",
-            "/v1/subjects/{subject}",
-            None,
-            SubjectView,
-            lambda _body, params: catalogue.subject(params["subject"]),
-            "One subject with its route.",
-        ),
-        Call(
-            "GET",
-            "/v1/subjects/{subject}/route",
-            None,
-            Route,
-            route,
-            "The route; waits up to wait_ms for one that differs from known_version.",
-            ("known_version", "wait_ms", "order_strategy"),
-        ),
-        Call(
-            "GET",
-            "/v1/subjects/{subject}/queues",
-            None,
-            QueueList,
-            lambda _body, params: catalogue.queues(params["subject"]),
-            "The logic queues of a static subject, each a chain of partitions with its logic offsets.",
-        ),
+        ControlRoute(endpoints.CREATE_SUBJECT, lambda body, _: catalogue.create(body)),
+        ControlRoute(endpoints.SUBJECTS, lambda _body, _: catalogue.subjects()),
+        ControlRoute(endpoints.SUBJECT, lambda _body, params: catalogue.subject(params["subject"])),
+        ControlRoute(endpoints.ROUTE, route),
+        ControlRoute(endpoints.QUEUES, lambda _body, params: catalogue.queues(params["subject"])),
     ]
 
 
-def _consumer_calls(members: Members, catalogue: Catalogue) -> list[Call]:
+def _consumer_routes(members: Members, catalogue: Catalogue) -> list[ControlRoute]:
     return [
-        Call(
-            "POST",
-            "/v1/consumers/join",
-            Join,
-            Joined,
-            lambda body, _: catalogue.patiently(partial(members.join, body)),
-            "Begin a consumer session.",
+        ControlRoute(
+            endpoints.JOIN, lambda body, _: catalogue.patiently(partial(members.join, body))
         ),
-        Call(
-            "POST",
-            "/v1/consumers/heartbeat",
-            Heartbeat,
-            Grants,
-            lambda body, _: members.heartbeat(body),
-            "Renew a session; returns at once when its grants differ from known_version.",
-        ),
-        Call(
-            "POST",
-            "/v1/consumers/release",
-            ReleaseGrant,
-            Done,
-            lambda body, _: members.release(body),
-            "The hand-over of a partition is finished.",
-        ),
-        Call(
-            "POST",
-            "/v1/consumers/suspend",
-            Suspend,
-            Done,
-            lambda body, _: members.suspend(body),
-            "Grant a session nothing, and take back what it holds; or let it take part again.",
-        ),
-        Call(
-            "POST",
-            "/v1/consumers/leave",
-            Leave,
-            Done,
-            lambda body, _: members.leave(body),
-            "End a session; what it held is free.",
-        ),
-        Call(
-            "GET",
-            "/v1/subjects/{subject}/groups/{group}",
-            None,
-            GroupView,
+        ControlRoute(endpoints.HEARTBEAT, lambda body, _: members.heartbeat(body)),
+        ControlRoute(endpoints.RELEASE, lambda body, _: members.release(body)),
+        ControlRoute(endpoints.SUSPEND, lambda body, _: members.suspend(body)),
+        ControlRoute(endpoints.LEAVE, lambda body, _: members.leave(body)),
+        ControlRoute(
+            endpoints.GROUP,
             lambda _body, params: members.group(params["subject"], params["group"]),
-            "Who owns which partition for a consumer group.",
         ),
-        Call(
-            "GET",
-            "/v1/subjects/{subject}/groups",
-            None,
-            GroupList,
-            lambda _body, params: members.groups(params["subject"]),
-            "The consumer groups of a subject.",
-        ),
-        Call(
-            "POST",
-            "/v1/subjects/{subject}/groups/{group}/strategy",
-            SwitchGroup,
-            GroupView,
+        ControlRoute(endpoints.GROUPS, lambda _body, params: members.groups(params["subject"])),
+        ControlRoute(
+            endpoints.SWITCH_GROUP,
             lambda body, params: members.switch(params["subject"], params["group"], body),
-            "Have a group consume in another way; its sessions end, and old owners are fenced.",
         ),
     ]
 
 
-def _verify_calls(verifier: Verifier) -> list[Call]:
+def _operation_routes(reshaper: Reshaper) -> list[ControlRoute]:
     return [
-        Call(
-            "GET",
-            "/v1/verify",
-            None,
-            Verification,
-            lambda _body, _: verifier.verify(),
-            "Thirteen checks between the database and the brokers.",
-        )
-    ]
-
-
-def _reset_calls(resetter: Resetter) -> list[Call]:
-    return [
-        Call(
-            "POST",
-            "/v1/subjects/{subject}/groups/{group}/reset",
-            ResetGroup,
-            GroupReset,
-            lambda body, params: resetter.reset(params["subject"], params["group"], body),
-            "Set the progress of a consumer group that has no live consumers.",
-        )
-    ]
-
-
-def _operation_calls(reshaper: Reshaper) -> list[Call]:
-    return [
-        Call(
-            "POST",
-            "/v1/operations",
-            Reshape,
-            OperationList,
-            lambda body, _: reshaper.begin(body),
-            "Begin to change partitions, or plan it; the operations go on by themselves.",
-        ),
-        Call(
-            "POST",
-            "/v1/operations/{id}/cancel",
-            None,
-            OperationView,
+        ControlRoute(endpoints.RESHAPE, lambda body, _: reshaper.begin(body)),
+        ControlRoute(
+            endpoints.CANCEL_OPERATION,
             lambda _body, params: reshaper.cancel(whole_number(params, "id", 0)),
-            "Undo an operation of which nothing is sealed yet.",
         ),
-        Call(
-            "GET",
-            "/v1/subjects/{subject}/operations",
-            None,
-            OperationList,
-            lambda _body, params: reshaper.operations(params["subject"]),
-            "The latest operations of a subject, the newest first.",
+        ControlRoute(
+            endpoints.OPERATIONS, lambda _body, params: reshaper.operations(params["subject"])
         ),
-        Call(
-            "GET",
-            "/v1/subjects/{subject}/history",
-            None,
-            SubjectHistory,
-            lambda _body, params: reshaper.history(params["subject"]),
-            "Every partition a subject ever had, with parents and end offsets.",
-        ),
+        ControlRoute(endpoints.HISTORY, lambda _body, params: reshaper.history(params["subject"])),
     ]
-
-
-def control_routes(calls: Sequence[Call]) -> list[ControlRoute]:
-    """The calls as routes of a server."""
-    return [ControlRoute(one.method, one.path, one.body, one.handler) for one in calls]
 
 
 def strategy(params: Params) -> OrderStrategy | None:
-    """The order strategy of the query, if there is one.  Raises InvalidRequestError."""
+    """The order strategy of the query, None if it names none.  Raises InvalidRequestError."""
     text = params.get("order_strategy")
     try:
         return None if text is None else OrderStrategy(text)

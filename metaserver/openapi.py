@@ -1,4 +1,4 @@
-"""The OpenAPI document of a metaserver, made from its table of calls and the types of their bodies.  Pure."""
+"""The OpenAPI document of a server, made from its endpoints and the types of their bodies.  Pure."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import Any
 import msgspec
 
 from ..protocol.control import ErrorBody
-from .calls import Call
+from ..protocol.endpoints import Endpoint
 
 _REFERENCE = "#/components/schemas/{name}"
 
 
-def openapi_document(calls: Sequence[Call], *, version: str) -> dict[str, Any]:
+def openapi_document(endpoints: Sequence[Endpoint[Any]], *, version: str) -> dict[str, Any]:
     """An OpenAPI 3.1 document, ready for JSON."""
-    types = {one.answer for one in calls} | {one.body for one in calls if one.body} | {ErrorBody}
-    ordered = sorted(types, key=lambda one: one.__name__)
+    bodies = {endpoint.request for endpoint in endpoints if endpoint.request is not None}
+    types = {endpoint.answer for endpoint in endpoints} | bodies | {ErrorBody}
+    ordered = sorted(types, key=lambda body: body.__name__)
     schemas, components = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
     references = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for one in calls:
-        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, references)
+    for endpoint in endpoints:
+        operation = _operation(endpoint, references)
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "keylane metaserver", "version": version},
@@ -32,22 +34,25 @@ def openapi_document(calls: Sequence[Call], *, version: str) -> dict[str, Any]:
 
 
 def _operation(
-    call: Call, references: dict[type[msgspec.Struct], dict[str, Any]]
+    endpoint: Endpoint[Any], references: dict[type[Any], dict[str, Any]]
 ) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "summary": call.summary,
+        "summary": endpoint.summary,
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in re.findall(r"\{(\w+)\}", call.path)
+            for name in re.findall(r"\{(\w+)\}", endpoint.path)
         ]
-        + [{"name": name, "in": "query", "schema": {"type": "string"}} for name in call.query],
+        + [{"name": name, "in": "query", "schema": {"type": "string"}} for name in endpoint.query],
         "responses": {
-            "200": {"description": "done", "content": _json(references[call.answer])},
+            "200": {"description": "done", "content": _json(references[endpoint.answer])},
             "default": {"description": "refused", "content": _json(references[ErrorBody])},
         },
     }
-    if call.body is not None:
-        operation["requestBody"] = {"required": True, "content": _json(references[call.body])}
+    if endpoint.request is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": _json(references[endpoint.request]),
+        }
     return operation
 
 

@@ -10,6 +10,7 @@ from functools import partial
 
 from msgspec import to_builtins
 
+from ..protocol import endpoints
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import Health
 from ..protocol.errors import StorageError
@@ -19,7 +20,7 @@ from ..rpc.listening import check_free
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, Server
 from .attendant import Attendant
-from .calls import Call, control_calls, control_routes
+from .calls import control_routes
 from .catalogue.service import Catalogue
 from .groups.service import Members
 from .openapi import openapi_document
@@ -110,8 +111,8 @@ async def running_metaserver(
             resetter = Resetter(database, network, settings, holder=driver, after_step=after_step)
             verifier = Verifier(database, network)
             health = partial(_health, database, catalogue)
-            calls = control_calls(catalogue, members, health, reshaper, verifier, resetter)
-            routes = [*control_routes(calls), _document_route(calls)]
+            routes = control_routes(catalogue, members, health, reshaper, verifier, resetter)
+            routes.append(_document_route())
             server = Server(
                 routes, limits=HttpLimits(connections_max=settings.http_connections_max)
             )
@@ -137,13 +138,13 @@ async def running_metaserver(
             await own.close()
 
 
-def _document_route(calls: list[Call]) -> ControlRoute:
-    document = openapi_document(calls, version=API_VERSION)
+def _document_route() -> ControlRoute:
+    document = openapi_document(endpoints.METASERVER, version=API_VERSION)
 
     async def openapi(_body: object, _params: Params) -> object:
         return document
 
-    return ControlRoute("GET", "/v1/openapi.json", None, openapi)
+    return ControlRoute(endpoints.OPENAPI, openapi)
 
 
 async def _health(database: WatchedDatabase, catalogue: Catalogue) -> Health:

@@ -1,7 +1,7 @@
 """Sending: one executor per message group, batches with idempotent sequences, STRICT and BEST_TRIED."""
 
 from .client import Producer, ProducerStats
+from .send_future import SendFuture
 from .settings import ProducerSettings
-from .ticket import Ticket
 
-__all__ = ["Producer", "ProducerSettings", "ProducerStats", "Ticket"]
+__all__ = ["Producer", "ProducerSettings", "ProducerStats", "SendFuture"]

@@ -1,11 +1,9 @@
-"""The producer users hold: `send` queues a message at once, its ticket tells what became of it."""
+"""The producer users hold: `send` queues a message at once, its future tells what became of it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from threading import get_ident
@@ -16,7 +14,6 @@ import xxhash
 
 from ..protocol.address import addresses_of
 from ..protocol.batch import BYTES_PER_MESSAGE
-from ..protocol.clock import Clock, SystemClock
 from ..protocol.errors import (
     ClosedError,
     ConfigError,
@@ -35,14 +32,13 @@ from ..protocol.routing import OrderStrategy
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
+from ..rpc.environment import Environment
 from ..rpc.home import NO_THREAD, Resident
-from ..rpc.identity import DrawBits, from_system
-from ..rpc.network import Network
-from .account import Account
 from .identity import Identity
+from .send_budget import SendBudget
+from .send_future import SendFuture
 from .sender import SubjectSender
 from .settings import ProducerSettings
-from .ticket import Ticket
 
 log = logging.getLogger("keylane.producer")
 TIMEOUT_S_MAX = 1_000_000_000
@@ -69,21 +65,12 @@ class Producer(Resident):
         async with Producer("127.0.0.1:7000") as producer:
             receipt = await producer.send("flights", b"...", key=b"UA-N14228")
 
-    `send` queues a message and returns at once; the ticket that it returns is awaited for the receipt.  `flush` waits
+    `send` queues a message and returns at once; the future that it returns is awaited for the receipt.  `flush` waits
     for all that was sent, and leaving the block does so too.
 
     A producer works in the event loop and the process that it is opened in, and is refused elsewhere.  One that is made
     before a fork may be opened in each process, and one that was closed may be opened again: it begins anew, under an
     id of its own.
-
-    Args:
-        meta: `host:port` of a metaserver, or several: in a list, or in one text with commas.
-        strategy: what the caller expects the subject to have; another one stored there is an error.
-        settings: batches, windows, time-outs.
-        network, clock, rng: for tests, that script what a producer meets.
-
-    Raises:
-        ConfigError: an argument that cannot work.
     """
 
     def __init__(
@@ -92,11 +79,20 @@ class Producer(Resident):
         *,
         strategy: OrderStrategy | str | None = None,
         settings: ProducerSettings | None = None,
-        network: Network | None = None,
-        clock: Clock | None = None,
-        rng: random.Random | None = None,
-        _identity: DrawBits = from_system,
+        _environment: Environment | None = None,
     ) -> None:
+        """
+        Make a producer; `async with` opens it.
+
+        Args:
+            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
+            strategy: the order strategy ("strict" or "best_tried") that each subject must have; sending to a subject
+                with another one fails with a StrategyMismatchError.  None: any.
+            settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
+
+        Raises:
+            ConfigError: an argument that cannot work.
+        """
         self._addresses = addresses_of(meta)
         self._strategy = _order_strategy(strategy) if strategy is not None else None
         self._settings = settings or ProducerSettings()
@@ -105,14 +101,13 @@ class Producer(Resident):
         self._large_bytes = self._settings.large_bytes
         self._batch_count = self._settings.batch_count
         self._timeout_ms = self._settings.delivery_timeout_ms
+        self._environment = _environment or Environment()
         self._connections = Connections(
-            network, timeout_ms=self._settings.call_timeout_ms, what="producer"
+            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="producer"
         )
         self._home = self._connections.home
-        self._clock = clock or SystemClock()
+        self._clock = self._environment.clock
         self._now_ns = self._clock.wall_ns
-        self._given_rng = rng
-        self._draw_identity = _identity
         self._identity: Identity | None = None
         self._senders: dict[str, SubjectSender] = {}
         self._of_parent: dict[str, SubjectSender] = {}
@@ -121,7 +116,7 @@ class Producer(Resident):
         self._thread = NO_THREAD
         self._ending: asyncio.Task[None] | None = None
         self._meta: MetaClient | None = None
-        self._account = Account(self._settings.queue_bytes)
+        self._budget = SendBudget(self._settings.queue_bytes)
 
     async def __aenter__(self) -> Self:
         """
@@ -146,10 +141,10 @@ class Producer(Resident):
         """The state of a new opening: nothing of an earlier one is in it, and nothing of what a fork has copied."""
         self._meta = meta
         self._thread = get_ident()
-        self._rng = self._given_rng or random.Random(secrets.randbits(64))
-        self._identity = Identity(self._draw_identity)
+        self._rng = self._environment.new_rng()
+        self._identity = Identity(self._environment.draw_identity)
         self._senders = {}
-        self._account = Account(self._settings.queue_bytes)
+        self._budget = SendBudget(self._settings.queue_bytes)
         self._ending = None
 
     def _forked(self) -> None:
@@ -172,7 +167,7 @@ class Producer(Resident):
         key: bytes = b"",
         properties: Mapping[str, str] | None = None,
         timeout: float | None = None,
-    ) -> Ticket:
+    ) -> SendFuture:
         """
         Queue a message; it keeps its place behind earlier ones of its key from this moment on.
 
@@ -185,11 +180,11 @@ class Producer(Resident):
                 newer of its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
 
         Returns:
-            A ticket: `await` it for the Receipt.  An unknown subject is told there.
+            A future: `await` it for the Receipt.  An unknown subject is told there.
 
         Raises:
             MessageTooLargeError, InvalidRequestError, InvalidNameError: nothing was queued.
-            QueueFullError: `await producer.room()` first; nothing was queued.
+            QueueFullError: `await producer.drain()` first; nothing was queued.
             KeyHaltedError: an older message of the key timed out; `resume` first.  Nothing was queued.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
@@ -204,8 +199,8 @@ class Producer(Resident):
         if size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX:
             check_message_size(len(key), len(value), len(packed))
         timeout_ms = self._timeout_ms if timeout is None else _milliseconds(timeout)
-        if self._account.bytes >= self._queue_bytes:
-            raise QueueFullError(queued_bytes=self._account.bytes)
+        if self._budget.bytes >= self._queue_bytes:
+            raise QueueFullError(queued_bytes=self._budget.bytes)
         if get_ident() != self._thread:  # two threads would mix up what is in one batch
             self._home.check()
         if key:
@@ -221,25 +216,25 @@ class Producer(Resident):
         if size > self._large_bytes:
             self._home.check()
             executor.roll()
-        # `Parcel.add`, written out: this is where a producer's time goes.
-        parcel = executor.open
-        values = parcel.values
+        # `OutgoingBatch.add`, written out: this is where a producer's time goes.
+        batch = executor.open
+        values = batch.values
         index = len(values)
         if not index:
             self._home.check()  # with the first of each batch: asking for the event loop costs a third of a send
         values.append(value)
-        parcel.keys.append(key)
-        parcel.times.append(self._now_ns())
-        if packed or parcel.properties is not None:
-            parcel.add_properties(index, packed)
+        batch.keys.append(key)
+        batch.times.append(self._now_ns())
+        if packed or batch.properties is not None:
+            batch.add_properties(index, packed)
         if reordered or timeout_ms:
-            sender.annotate(parcel, index, reordered=reordered, timeout_ms=timeout_ms)
-        parcel.size = filled = parcel.size + size + BYTES_PER_MESSAGE
+            sender.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
+        batch.size = filled = batch.size + size + BYTES_PER_MESSAGE
         if not index:
             executor.started()
         elif filled >= self._batch_bytes or index + 1 >= self._batch_count:
             executor.roll()
-        return Ticket(parcel, index)
+        return SendFuture(batch, index)
 
     def _new_sender(self, subject: str) -> SubjectSender:
         self._home.check()
@@ -255,7 +250,7 @@ class Producer(Resident):
             settings=self._settings,
             clock=self._clock,
             rng=self._rng,
-            account=self._account,
+            budget=self._budget,
             on_dead=self._forget,
         )
         return sender
@@ -264,7 +259,7 @@ class Producer(Resident):
         if self._senders.get(sender.subject) is sender:
             del self._senders[sender.subject]
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """
         Wait while the queue is full, until half of it is free.
 
@@ -272,7 +267,7 @@ class Producer(Resident):
             ForkedError, OtherLoopError: open elsewhere.
         """
         self._home.check_not_elsewhere()
-        await self._account.room()
+        await self._budget.wait_for_room()
 
     def resume(self, error: DeliveryTimeoutError | KeyHaltedError) -> None:
         """
@@ -303,11 +298,11 @@ class Producer(Resident):
             GivenUpError: as `flush` does.
         """
         count = 0
-        account, full = self._account, self._queue_bytes
+        budget, full = self._budget, self._queue_bytes
         try:
             for key, value in messages:
-                if account.bytes >= full:
-                    await account.room()
+                if budget.bytes >= full:
+                    await budget.wait_for_room()
                 self.send(subject, value, key=key)
                 count += 1
                 if not count % await_every:
@@ -323,28 +318,28 @@ class Producer(Resident):
         Wait until everything queued is answered.
 
         Raises:
-            GivenUpError: since the last flush messages were given up whose tickets nobody awaited; how many, how many
+            GivenUpError: since the last flush messages were given up whose futures nobody awaited; how many, how many
                 of them may be stored, and the first cause.
             ForkedError, OtherLoopError: open elsewhere.
         """
         self._home.check_not_elsewhere()
         for sender in self._senders.values():
             sender.roll()
-        await self._account.drained()
-        error = self._account.untold()
+        await self._budget.wait_until_empty()
+        error = self._budget.untold()
         if error is not None:
             raise error
 
     @property
     def stats(self) -> ProducerStats:
         """Counts since the producer was opened."""
-        account = self._account
+        budget = self._budget
         executors = [one for sender in self._senders.values() for one in sender.executors]
         gathering = sum(len(one.open) for one in executors)
         return ProducerStats(
-            sent=account.acked + account.failed + account.messages + gathering,
-            acked=account.acked,
-            failed=account.failed,
+            sent=budget.acked + budget.failed + budget.messages + gathering,
+            acked=budget.acked,
+            failed=budget.failed,
             retries=sum(one.retries for one in executors),
             waiting={
                 name: why
@@ -376,7 +371,7 @@ class Producer(Resident):
                 async with asyncio.timeout(self._settings.close_timeout_ms / 1000):
                     for sender in self._senders.values():
                         sender.roll()
-                    await self._account.drained()
+                    await self._budget.wait_until_empty()
         except TimeoutError:
             pass
         finally:
@@ -384,7 +379,7 @@ class Producer(Resident):
             if self._ending is None:
                 self._ending = asyncio.create_task(self._end(), name="closing")
             await asyncio.shield(self._ending)
-            error = self._account.untold()
+            error = self._budget.untold()
             if error is not None and not flush:
                 log.warning("closed: %s", error.message)
         if error is not None and flush:

@@ -1,6 +1,6 @@
-"""Sends the parcels of one message group, in order: the only place that talks to the group's partition.
+"""Sends the batches of one message group, in order: the only place that talks to the group's partition.
 
-    send() ─▶ open parcel ─roll─▶ queue ─▶ in flight (a window, order kept by the sequence) ─▶ settled
+    send() ─▶ open batch ─roll─▶ queue ─▶ in flight (a window, order kept by the sequence) ─▶ settled
 
 A message group is (client type, subject, partition, broker group), after QMQ's send executors; there is one
 executor for each, with its own queue, window and sequence, so a partition that does not answer delays no other.
@@ -35,10 +35,10 @@ from ..protocol.routing import Partition
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient
 from ..rpc.network import Channel
-from .account import Account
 from .failure import NOT_HERE, Situation, Step, decide_after_failure
 from .identity import Identity
-from .parcel import Parcel
+from .outgoing_batch import OutgoingBatch
+from .send_budget import SendBudget
 from .settings import ProducerSettings
 from .waiting import WaitReport
 
@@ -59,7 +59,7 @@ class Executor:
     One message group's queue and its sender task.
 
     `broker` is None while the metaserver knows no address of its broker group.  `spare(executor)` lists the available
-    others; `on_leave(executor, parcels, step)` takes over, in order, all parcels that cannot stay (NEW_ROUTE or
+    others; `on_leave(executor, batches, step)` takes over, in order, all batches that cannot stay (NEW_ROUTE or
     ELSEWHERE); `on_available()` hears that `available` changed; `on_empty(executor)` that nothing is left in one that
     is `leaving`.  `ask_history()` asks the metaserver which partitions are lost and where their brokers are now; it
     returns the broker groups that are silent, and raises what the call raised.  `epochs` rise over all executors of a
@@ -78,8 +78,8 @@ class Executor:
         clock: Clock,
         rng: random.Random,
         spare: Callable[[Executor], list[Executor]],
-        on_leave: Callable[[Executor, list[Parcel], Step], None],
-        account: Account,
+        on_leave: Callable[[Executor, list[OutgoingBatch], Step], None],
+        budget: SendBudget,
         epochs: Iterator[int],
         on_available: Callable[[], None],
         on_empty: Callable[[Executor], None],
@@ -111,14 +111,14 @@ class Executor:
         self._rng = rng
         self._spare = spare
         self._on_leave = on_leave
-        self._account = account
+        self._budget = budget
         self._on_available = on_available
         self._on_empty = on_empty
         self._ask_history = ask_history
         self._loop = asyncio.get_running_loop()
-        self.open = self._new_parcel()
-        self._queue: deque[Parcel] = deque()
-        self._in_flight: deque[Parcel] = deque()
+        self.open = self._new_batch()
+        self._queue: deque[OutgoingBatch] = deque()
+        self._in_flight: deque[OutgoingBatch] = deque()
         self._wake = asyncio.Event()
         self._epochs = epochs
         self._epoch = next(epochs)
@@ -129,34 +129,34 @@ class Executor:
         self.closed = False
         self._task = asyncio.create_task(self._run(), name=f"send {group.partition_name}")
 
-    def _new_parcel(self) -> Parcel:
-        return Parcel(self._loop.create_future())
+    def _new_batch(self) -> OutgoingBatch:
+        return OutgoingBatch(self._loop.create_future())
 
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
     def started(self) -> None:
-        """The open parcel got its first message."""
+        """The open batch got its first message."""
         self.open.opened_at_ms = self._clock.boot_ms()
         self._wake.set()
 
     def roll(self) -> None:
-        """Close the open parcel to further messages and begin another."""
+        """Close the open batch to further messages and begin another."""
         if len(self.open):
             self._queue.append(self.open)
-            self._account.enter(len(self.open), self.open.size)
+            self._budget.enter(len(self.open), self.open.size)
             self._wake.set()
-        self.open = self._new_parcel()
+        self.open = self._new_batch()
 
-    def take_over(self, parcels: list[Parcel]) -> None:
-        """Queue parcels that left another executor, behind what is here already."""
+    def take_over(self, batches: list[OutgoingBatch]) -> None:
+        """Queue batches that left another executor, behind what is here already."""
         self.roll()
-        self._queue.extend(parcels)
+        self._queue.extend(batches)
         self._wake.set()
 
-    def sift(self, sieve: Callable[[Parcel], Parcel | None]) -> None:
+    def sift(self, sieve: Callable[[OutgoingBatch], OutgoingBatch | None]) -> None:
         """
-        Let `sieve` take messages out of what was never sent: it returns what stays of a parcel.
+        Let `sieve` take messages out of what was never sent: it returns what stays of a batch.
 
-        A parcel of which something was taken is another one afterwards; the account is told of that by `sieve`.
+        A batch of which something was taken is another one afterwards; the budget is told of that by `sieve`.
         """
         if not self._has_work():
             return
@@ -169,7 +169,7 @@ class Executor:
         self._tell_if_empty()
 
     @property
-    def parcels(self) -> list[Parcel]:
+    def batches(self) -> list[OutgoingBatch]:
         """All that is here, oldest first."""
         return [*self._in_flight, *self._queue, *([self.open] if len(self.open) else [])]
 
@@ -227,21 +227,21 @@ class Executor:
 
     async def _stream(self, channel: Channel) -> None:
         """Send until nothing is left.  On the first failure all calls are waited for, then it is raised."""
-        calls: deque[tuple[Parcel, asyncio.Task[Receipt]]] = deque()
+        calls: deque[tuple[OutgoingBatch, asyncio.Task[Receipt]]] = deque()
         again = deque(self._in_flight)
         try:
             while True:
                 self._wake.clear()
                 while calls and calls[0][1].done():
-                    parcel, call = calls.popleft()
-                    self._settle(parcel, call.result())
+                    batch, call = calls.popleft()
+                    self._settle(batch, call.result())
                 while len(calls) < self._settings.in_flight_max:
-                    if not again and any(parcel.doubtful for parcel, _ in calls):
+                    if not again and any(batch.doubtful for batch, _ in calls):
                         break  # a broker knows only the latest batches again: nothing newer until this is answered
-                    next_parcel = again.popleft() if again else self._take(idle=not calls)
-                    if next_parcel is None:
+                    next_batch = again.popleft() if again else self._take(idle=not calls)
+                    if next_batch is None:
                         break
-                    calls.append((next_parcel, self._call(channel, next_parcel)))
+                    calls.append((next_batch, self._call(channel, next_batch)))
                 if not calls and not self._has_work():
                     return
                 await self._pause(idle=not calls)
@@ -250,12 +250,12 @@ class Executor:
                 if self.closed:
                     call.cancel()
             results = await asyncio.gather(*(call for _, call in calls), return_exceptions=True)
-            for (parcel, _), result in zip(calls, results, strict=True):
+            for (batch, _), result in zip(calls, results, strict=True):
                 if isinstance(result, Receipt):
-                    self._settle(parcel, result)
+                    self._settle(batch, result)
 
     async def _pause(self, *, idle: bool) -> None:
-        """Wait for an answer, for a parcel to fill, or for the linger of the open one."""
+        """Wait for an answer, for a batch to fill, or for the linger of the open one."""
         if not idle or not len(self.open):
             await self._wake.wait()
             return
@@ -266,8 +266,8 @@ class Executor:
         except TimeoutError:
             pass
 
-    def _take(self, *, idle: bool) -> Parcel | None:
-        """The next parcel to go: a closed one, or the open one when nothing else is under way."""
+    def _take(self, *, idle: bool) -> OutgoingBatch | None:
+        """The next batch to go: a closed one, or the open one when nothing else is under way."""
         if not self._queue:
             if not idle or not len(self.open):
                 return None
@@ -275,35 +275,35 @@ class Executor:
             if linger_ms and self._clock.boot_ms() - self.open.opened_at_ms < linger_ms:
                 return None
             self.roll()
-        parcel = self._queue.popleft()
-        self._in_flight.append(parcel)
-        return parcel
+        batch = self._queue.popleft()
+        self._in_flight.append(batch)
+        return batch
 
-    def _call(self, channel: Channel, parcel: Parcel) -> asyncio.Task[Receipt]:
-        fresh = parcel.data is None
-        data = parcel.pack(
+    def _call(self, channel: Channel, batch: OutgoingBatch) -> asyncio.Task[Receipt]:
+        fresh = batch.data is None
+        data = batch.pack(
             partition_id=self.partition.partition_id,
             producer_id=self._producer_id,
             producer_epoch=self._epoch,
             sequence=self._next_sequence,
         )
         if fresh:
-            self._next_sequence += len(parcel)
-        parcel.sends += 1
-        task = asyncio.create_task(self._append(channel, parcel, data))
+            self._next_sequence += len(batch)
+        batch.sends += 1
+        task = asyncio.create_task(self._append(channel, batch, data))
         task.add_done_callback(self._answered)
         return task
 
     def _answered(self, _call: asyncio.Task[Receipt]) -> None:
         self._wake.set()
 
-    async def _append(self, channel: Channel, parcel: Parcel, data: bytes) -> Receipt:
+    async def _append(self, channel: Channel, batch: OutgoingBatch, data: bytes) -> Receipt:
         request = Append(channel.next_id(), self.partition.partition_id)
         try:
             answer, _ = await channel.call(request, data, timeout_ms=self._settings.call_timeout_ms)
         except BaseException as error:
             if not isinstance(error, KeylaneError) or error.fate is Fate.UNKNOWN:
-                parcel.doubtful = True
+                batch.doubtful = True
             raise
         assert isinstance(answer, Appended)
         return Receipt(
@@ -313,11 +313,11 @@ class Executor:
             answer.duplicate,
         )
 
-    def _settle(self, parcel: Parcel, receipt: Receipt) -> None:
+    def _settle(self, batch: OutgoingBatch, receipt: Receipt) -> None:
         self._set_available(True)
         self._attempt = 0
-        self._in_flight.remove(parcel)
-        self._account.stored(parcel, receipt)
+        self._in_flight.remove(batch)
+        self._budget.stored(batch, receipt)
         self._moves_again()
         self._tell_if_empty()
 
@@ -328,7 +328,7 @@ class Executor:
     # ── after a failure ──────────────────────────────────────────────────────────────────────────────
     async def _gone_for_good(self, error: KeylaneError) -> bool:
         """
-        True if nobody can tell any more whether the oldest parcel is stored, and no loss was accepted.
+        True if nobody can tell any more whether the oldest batch is stored, and no loss was accepted.
 
         A broker that does not have the partition may be the empty one in the place of a lost one, or have the address
         of one that moved.  The metaserver knows, and is asked after the refusal: an earlier answer may be of before.
@@ -348,7 +348,7 @@ class Executor:
         return self.gone and not self.lost and self.partition.address == address
 
     def _after_failure(self, error: KeylaneError, *, gone: bool) -> bool:
-        """Act on `error`, which the oldest parcel met; True if there is nothing to wait for."""
+        """Act on `error`, which the oldest batch met; True if there is nothing to wait for."""
         if not self._in_flight and self._take(idle=True) is None:
             return False
         if self.lost:
@@ -356,8 +356,8 @@ class Executor:
             return True
         now_ms = self._clock.boot_ms()
         self._wait_on(error, now_ms)
-        for parcel in (*self._in_flight, *self._queue):
-            parcel.failed(now_ms)
+        for batch in (*self._in_flight, *self._queue):
+            batch.failed(now_ms)
         head = self._in_flight[0]
         renamed = isinstance(error, SequenceReusedError | ProducerFencedError)
         since_ms = self._report.since_ms
@@ -384,8 +384,8 @@ class Executor:
             # A gap before the oldest itself: the broker has forgotten this producer, and nothing older is missing here.
             forgotten = isinstance(error, SequenceGapError) and head.sends > 1
             if forgotten or renamed:
-                for parcel in self._in_flight:
-                    parcel.leave(
+                for batch in self._in_flight:
+                    batch.leave(
                         refused=False
                     )  # what may be stored is not known again under another number
                 self._new_epoch()
@@ -398,13 +398,13 @@ class Executor:
         self._new_epoch()
         self.roll()
         # Of what a sealed partition refused nothing is stored there, whatever became of earlier tries; nor of what
-        # is behind a parcel that is not stored.
+        # is behind a batch that is not stored.
         refused = isinstance(error, StaleRouteError) or not head.doubtful
         leaving = [*self._in_flight, *self._queue]
         self._in_flight.clear()
         self._queue.clear()
-        for parcel in leaving:
-            parcel.leave(refused=refused)
+        for batch in leaving:
+            batch.leave(refused=refused)
         if step is Step.ELSEWHERE:
             log.warning(
                 "%s: %s to another partition, declared as reordered: %s",
@@ -418,11 +418,11 @@ class Executor:
 
     def _give_up_oldest(self, error: KeylaneError) -> None:
         head = self._in_flight.popleft()
-        for parcel in self._in_flight:
+        for batch in self._in_flight:
             # Under a new epoch the broker does not know it again.  It cannot be stored if the oldest is not.
-            parcel.leave(refused=not head.doubtful)
+            batch.leave(refused=not head.doubtful)
         self._new_epoch()
-        self._account.give_up(head, error)
+        self._budget.give_up(head, error)
         if self.idle:
             self._moves_again()
         self._tell_if_empty()
@@ -432,13 +432,13 @@ class Executor:
         self._waiting_for = error.message
         if not self._report.waits(now_ms):
             return
-        parcels = self.parcels
-        oldest_ms = self._clock.wall_ms() - parcels[0].times[0] // 1_000_000
+        batches = self.batches
+        oldest_ms = self._clock.wall_ms() - batches[0].times[0] // 1_000_000
         log.warning(
             "%s at %s: %s, the oldest for %.0f s: %s",
             self.group.partition_name,
             self.partition.address or f"broker group {self.group.broker_group}",
-            counted(sum(map(len, parcels)), "message waits", "messages wait"), max(0, oldest_ms) / 1000, error.message,
+            counted(sum(map(len, batches)), "message waits", "messages wait"), max(0, oldest_ms) / 1000, error.message,
         )  # fmt: skip
 
     def _moves_again(self) -> None:
@@ -456,10 +456,10 @@ class Executor:
 
     def _leave_lost(self) -> None:
         """What may be stored in a lost partition fails, its fate unknown; what cannot be goes on elsewhere, in order."""
-        for parcel in [parcel for parcel in self._in_flight if parcel.doubtful]:
-            self._in_flight.remove(parcel)
+        for batch in [batch for batch in self._in_flight if batch.doubtful]:
+            self._in_flight.remove(batch)
             error = AcceptedAsLostError(partition_id=self.partition.partition_id)
-            self._account.give_up(parcel, error)
+            self._budget.give_up(batch, error)
         self._new_epoch()
         self.roll()
         leaving = [*self._in_flight, *self._queue]
@@ -474,8 +474,8 @@ class Executor:
         """Number what is left anew; the broker refuses whatever of the old epoch may still arrive."""
         self._epoch = next(self._epochs)
         self._next_sequence = 0
-        for parcel in self._in_flight:
-            parcel.unpack()
+        for batch in self._in_flight:
+            batch.unpack()
 
     def _new_identity(self) -> None:
         """Go on under another id: a second producer uses this one, and what is left here is not stored."""
@@ -490,7 +490,7 @@ class Executor:
         self.partition = msgspec.structs.replace(self.partition, address=address)
         self._broker = broker
 
-    async def close(self) -> list[Parcel]:
+    async def close(self) -> list[OutgoingBatch]:
         """Stop; returns what was not settled."""
         self.closed = True
         self.roll()

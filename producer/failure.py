@@ -29,7 +29,7 @@ from .settings import ProducerSettings
 
 
 class Step(enum.Enum):
-    """The next step for a parcel that was not acked."""
+    """The next step for a batch that was not acked."""
 
     AGAIN = "same partition, same sequence, after a pause"
     NEW_ROUTE = "ask for a newer route, then older messages first"
@@ -54,14 +54,14 @@ NOT_HERE = (PartitionUnknownError, WrongBrokerError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """Where the oldest parcel of a partition is, after a try that failed.  Times in milliseconds."""
+    """Where the oldest batch of a partition is, after a try that failed.  Times in milliseconds."""
 
     tries: int
     """Failed tries, there and elsewhere."""
     failing_ms: int
     """Since the first failure that the oldest message of this partition met here."""
     waited_ms: int
-    """Since the first failure of the parcel, there or elsewhere."""
+    """Since the first failure of the batch, there or elsewhere."""
     doubtful: bool
     """It may be stored there: a try ended without an answer."""
     leaving: bool
@@ -74,12 +74,12 @@ def decide_after_failure(
     error: KeylaneError, situation: Situation, *, may_leave: bool, settings: ProducerSettings
 ) -> Step:
     """
-    The next step for the oldest parcel of a partition, and with it for all that is behind it, after a try failed.
+    The next step for the oldest batch of a partition, and with it for all that is behind it, after a try failed.
 
     Unless it `may_leave`, as under BEST_TRIED, it never leaves its partition but through a route change, and what may
     pass later is never given up.  What may leave stays until it has failed for `leave_after_ms`, so that a broker's
     restart reorders nothing, and is given up after `give_up_after_ms` and `tries_min` tries.
-    A doubtful parcel keeps its sequence until the right broker has answered, because only that broker knows it again.
+    A doubtful batch keeps its sequence until the right broker has answered, because only that broker knows it again.
     What is not doubtful need not wait for the broker of a partition that the route has left.
     """
     if isinstance(error, ProducerFencedError) and situation.doubtful:

@@ -1,7 +1,7 @@
 """Messages that were given up, counted until somebody is told.  Pure.
 
-GivenUp   why some messages were given up together: the outcome that their tickets raise
-Untold    how many messages were given up since the last `flush` whose tickets nobody awaited
+GivenUp   why some messages were given up together: the outcome that their futures raise
+Untold    how many messages were given up since the last `flush` whose futures nobody awaited
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ..protocol.errors import Fate, GivenUpError, KeylaneError
 from ..protocol.text import counted
 
 CAUSES_KEPT = 16
-"""Only the first cause is told; a later one steps in where all messages of the first were told by their tickets."""
+"""Only the first cause is told; a later one steps in where all messages of the first were told by their futures."""
 
 
 class Untold:
@@ -64,7 +64,7 @@ class GivenUp:
             summary.causes.append(self)
 
     def told(self, *, unknown: bool) -> None:
-        """The ticket of one more message raises this."""
+        """The future of one more message raises this."""
         self.untold -= 1
         self._summary.messages -= 1
         self._summary.unknown -= unknown

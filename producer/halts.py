@@ -14,8 +14,8 @@ from ..protocol.clock import Clock
 from ..protocol.errors import DeliveryTimeoutError, KeyHaltedError, KeylaneError
 from ..protocol.message import unpack_properties
 from ..protocol.text import key_digest, seconds
-from .account import Account
-from .parcel import Parcel
+from .outgoing_batch import OutgoingBatch
+from .send_budget import SendBudget
 
 NO_ANSWER = "the broker has not answered yet"
 NOT_SENT = "it waits behind older messages, or for its batch to fill"
@@ -24,11 +24,11 @@ NOT_SENT = "it waits behind older messages, or for its batch to fill"
 class Halts:
     """The halted keys of one subject."""
 
-    def __init__(self, subject: str, clock: Clock, account: Account) -> None:
+    def __init__(self, subject: str, clock: Clock, budget: SendBudget) -> None:
         self.keys: set[bytes] = set()
         self._subject = subject
         self._clock = clock
-        self._account = account
+        self._budget = budget
 
     def check(self, key: bytes) -> None:
         """Raises KeyHaltedError while `key` is halted."""
@@ -40,40 +40,40 @@ class Halts:
         """Messages of this key are sent again from now on."""
         self.keys.discard(key)
 
-    def expire(self, waiting: Iterable[tuple[Parcel, str]]) -> bool:
+    def expire(self, waiting: Iterable[tuple[OutgoingBatch, str]]) -> bool:
         """
         Halt the keys of all messages whose time is over, and give up those that are on their way.
 
         Args:
-            waiting: parcels, and what the messages of each wait for.
+            waiting: batches, and what the messages of each wait for.
 
         Returns:
             True if any time is over: then `withdraw` from all that was never sent.
         """
         now_ms = self._clock.boot_ms()
         over = False
-        for parcel, waits_for in waiting:
-            overdue = _overdue(parcel, now_ms)
+        for batch, waits_for in waiting:
+            overdue = _overdue(batch, now_ms)
             over = over or bool(overdue)
             for index in overdue:
-                if parcel.keys[index]:
-                    self.keys.add(parcel.keys[index])
-                if parcel.sends:
-                    error = self._time_out(parcel, index, now_ms, waits_for or NO_ANSWER)
-                    self._account.give_up_message(parcel, index, error, doubtful=True)
-            if overdue and parcel.sends:
-                parcel.drop_deadlines(overdue)
+                if batch.keys[index]:
+                    self.keys.add(batch.keys[index])
+                if batch.sends:
+                    error = self._time_out(batch, index, now_ms, waits_for or NO_ANSWER)
+                    self._budget.give_up_message(batch, index, error, doubtful=True)
+            if overdue and batch.sends:
+                batch.drop_deadlines(overdue)
         return over
 
-    def withdraw(self, parcel: Parcel, *, waits_for: str) -> Parcel | None:
-        """Give up what is overdue or of a halted key in a parcel that was never sent; returns what stays of it."""
+    def withdraw(self, batch: OutgoingBatch, *, waits_for: str) -> OutgoingBatch | None:
+        """Give up what is overdue or of a halted key in a batch that was never sent; returns what stays of it."""
         now_ms = self._clock.boot_ms()
-        overdue = set(_overdue(parcel, now_ms))
+        overdue = set(_overdue(batch, now_ms))
         keys = self.keys
-        if not overdue and keys.isdisjoint(parcel.keys):
-            return parcel
-        taken, rest = parcel.divided(lambda index: index in overdue or parcel.keys[index] in keys)
-        self._account.replaced(parcel, taken, rest)
+        if not overdue and keys.isdisjoint(batch.keys):
+            return batch
+        taken, rest = batch.divided(lambda index: index in overdue or batch.keys[index] in keys)
+        self._budget.replaced(batch, taken, rest)
         if taken is not None:
             late = set(_overdue(taken, now_ms))
             for index in range(len(taken)):
@@ -81,37 +81,37 @@ class Halts:
                     error = self._time_out(taken, index, now_ms, waits_for or NOT_SENT)
                 else:
                     error = self._error(KeyHaltedError, taken, index, KeyHaltedError.summary)
-                self._account.give_up_message(taken, index, error, doubtful=False)
-            self._account.leave(taken)
+                self._budget.give_up_message(taken, index, error, doubtful=False)
+            self._budget.leave(taken)
         return rest
 
-    def _time_out(self, parcel: Parcel, index: int, now_ms: int, cause: str) -> KeylaneError:
-        assert parcel.deadlines is not None
-        at_ms, timeout_ms = parcel.deadlines[index]
+    def _time_out(self, batch: OutgoingBatch, index: int, now_ms: int, cause: str) -> KeylaneError:
+        assert batch.deadlines is not None
+        at_ms, timeout_ms = batch.deadlines[index]
         took = seconds(now_ms - at_ms + timeout_ms)
-        whose = key_digest(parcel.keys[index])
+        whose = key_digest(batch.keys[index])
         text = f"a message of {self._subject!r}, {whose}, was not acked in {took}: {cause}"
-        return self._error(DeliveryTimeoutError, parcel, index, text)
+        return self._error(DeliveryTimeoutError, batch, index, text)
 
     def _error(
-        self, kind: type[KeylaneError], parcel: Parcel, index: int, text: str
+        self, kind: type[KeylaneError], batch: OutgoingBatch, index: int, text: str
     ) -> KeylaneError:
-        packed = parcel.properties[index] if parcel.properties else b""
+        packed = batch.properties[index] if batch.properties else b""
         return kind(
             text,
             subject=self._subject,
-            key=parcel.keys[index],
-            value=parcel.values[index],
+            key=batch.keys[index],
+            value=batch.values[index],
             properties=dict(unpack_properties(packed)),
         )
 
 
-def _overdue(parcel: Parcel, now_ms: int) -> list[int]:
-    """The messages of a parcel whose time is over and whose fate is not known."""
-    if parcel.deadlines is None or parcel.first_deadline_ms > now_ms:
+def _overdue(batch: OutgoingBatch, now_ms: int) -> list[int]:
+    """The messages of a batch whose time is over and whose fate is not known."""
+    if batch.deadlines is None or batch.first_deadline_ms > now_ms:
         return []
     return [
         index
-        for index, (at_ms, _timeout_ms) in parcel.deadlines.items()
-        if at_ms <= now_ms and not parcel.settled(index)
+        for index, (at_ms, _timeout_ms) in batch.deadlines.items()
+        if at_ms <= now_ms and not batch.settled(index)
     ]

@@ -6,7 +6,7 @@ Invariants
     partition that is left has answered, or refused, all it was sent.
     What is held has no executor in the table: whatever fills the table hands over the hold, oldest first.
 
-    send() ─▶ table[logical partition] ─▶ executor          hold: a parcel of messages without a partition yet
+    send() ─▶ table[logical partition] ─▶ executor          hold: a batch of messages without a partition yet
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from ..protocol.routing import (
 )
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient, MetaClient
-from .account import Account
 from .executor import Executor, MessageGroup
 from .failure import Step
 from .halts import Halts
 from .identity import Identity
-from .parcel import REORDERED, Parcel
+from .outgoing_batch import REORDERED, OutgoingBatch
+from .send_budget import SendBudget
+from .send_future import SendFuture
 from .settings import ProducerSettings
-from .ticket import Ticket
 from .waiting import WaitReport
 
 log = logging.getLogger("keylane.producer")
@@ -65,7 +65,7 @@ class SubjectSender:
         settings: ProducerSettings,
         clock: Clock,
         rng: random.Random,
-        account: Account,
+        budget: SendBudget,
         on_dead: Callable[[SubjectSender], None],
     ) -> None:
         self.subject = subject
@@ -82,7 +82,7 @@ class SubjectSender:
         self._settings = settings
         self._clock = clock
         self._rng = rng
-        self._account = account
+        self._budget = budget
         self._on_dead = on_dead
         self._loop = asyncio.get_running_loop()
         self._route: Route | None = None
@@ -90,11 +90,11 @@ class SubjectSender:
         """The version of the route that was followed when the metaserver had only older ones; told once."""
         self._executors: dict[int, Executor] = {}
         self._epochs = itertools.count()
-        self._hold: list[Parcel] = [Parcel(self._loop.create_future())]
+        self._hold: list[OutgoingBatch] = [OutgoingBatch(self._loop.create_future())]
         self._held_report = WaitReport()
         self._held_for = NO_ROUTE
         """Why messages are held, for people."""
-        self._halts = Halts(subject, clock, account)
+        self._halts = Halts(subject, clock, budget)
         self._open: set[int] = set()
         self._places: list[int] = []
         self._home: list[Executor | None] = [None] * LOGICAL_PARTITIONS
@@ -110,20 +110,20 @@ class SubjectSender:
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
     def hold(
         self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int, timeout_ms: int
-    ) -> Ticket:
+    ) -> SendFuture:
         """Keep a message that has no executor now.  Raises KeyHaltedError."""
         if key:
             self._halts.check(key)
-        parcel = self._hold[-1]
-        if self._full(parcel, len(value)):
-            parcel = Parcel(self._loop.create_future())
-            self._hold.append(parcel)
-        size = parcel.size
-        index = parcel.add(key, value, packed_properties, sent_at_ns)
-        self._account.enter(1, parcel.size - size)
+        batch = self._hold[-1]
+        if self._full(batch, len(value)):
+            batch = OutgoingBatch(self._loop.create_future())
+            self._hold.append(batch)
+        size = batch.size
+        index = batch.add(key, value, packed_properties, sent_at_ns)
+        self._budget.enter(1, batch.size - size)
         if timeout_ms:
-            self.annotate(parcel, index, reordered=False, timeout_ms=timeout_ms)
-        return Ticket(parcel, index)
+            self.annotate(batch, index, reordered=False, timeout_ms=timeout_ms)
+        return SendFuture(batch, index)
 
     def check(self, executor: Executor, key: bytes, place: int) -> bool:
         """
@@ -137,12 +137,14 @@ class SubjectSender:
         self._halts.check(key)
         return executor is not self._home[place]
 
-    def annotate(self, parcel: Parcel, index: int, *, reordered: bool, timeout_ms: int) -> None:
+    def annotate(
+        self, batch: OutgoingBatch, index: int, *, reordered: bool, timeout_ms: int
+    ) -> None:
         """Mark a message that was just queued, or give it up after so long (0: never)."""
         if reordered:
-            parcel.mark(index, REORDERED)
+            batch.mark(index, REORDERED)
         if timeout_ms:
-            parcel.set_deadline(index, self._clock.boot_ms() + timeout_ms, timeout_ms)
+            batch.set_deadline(index, self._clock.boot_ms() + timeout_ms, timeout_ms)
             self._expire_often(timeout_ms)
 
     def _expire_often(self, timeout_ms: int) -> None:
@@ -158,14 +160,14 @@ class SubjectSender:
         """Give up what is not acked in its time, and halt its keys."""
         self._expiring = self._loop.call_later(self._expire_ms / 1000, self._expire)
         executors = self.executors
-        waiting = [(parcel, one.waiting_for) for one in executors for parcel in one.parcels]
-        waiting += [(parcel, self._held_for) for parcel in self._hold]
+        waiting = [(batch, one.waiting_for) for one in executors for batch in one.batches]
+        waiting += [(batch, self._held_for) for batch in self._hold]
         if not self._halts.expire(waiting):
             return
         withdraw = self._halts.withdraw
         held = [withdraw(one, waits_for=self._held_for) for one in self._hold if len(one)]
         self._hold = [one for one in held if one is not None]
-        self._hold.append(Parcel(self._loop.create_future()))
+        self._hold.append(OutgoingBatch(self._loop.create_future()))
         self.careful = True
         for executor in executors:
             executor.sift(partial(withdraw, waits_for=executor.waiting_for))
@@ -210,7 +212,7 @@ class SubjectSender:
             raise
 
     def _unsettled(self) -> int:
-        waiting = [*self._hold, *(one for executor in self.executors for one in executor.parcels)]
+        waiting = [*self._hold, *(one for executor in self.executors for one in executor.batches)]
         return sum(map(len, waiting))
 
     async def _follow_routes(self) -> None:
@@ -282,10 +284,10 @@ class SubjectSender:
         self._on_dead(self)
         if self._expiring is not None:
             self._expiring.cancel()
-        for parcel in self._hold:
-            if len(parcel):
-                self._account.give_up(parcel, error)
-        self._hold = [Parcel(self._loop.create_future())]
+        for batch in self._hold:
+            if len(batch):
+                self._budget.give_up(batch, error)
+        self._hold = [OutgoingBatch(self._loop.create_future())]
 
     def _apply(self, route: Route) -> bool:
         """Follow a route; False if it is older than the one followed, which changes nothing."""
@@ -382,7 +384,7 @@ class SubjectSender:
             rng=self._rng,
             spare=self._others,
             on_leave=self._leave,
-            account=self._account,
+            budget=self._budget,
             epochs=self._epochs,
             on_available=self._availability_changed,
             on_empty=self._emptied,
@@ -448,11 +450,11 @@ class SubjectSender:
         if not spare:
             return
 
-        def sieve(parcel: Parcel) -> Parcel | None:
-            if not parcel.keyless:
-                return parcel
-            taken, rest = parcel.divided(lambda index: not parcel.keys[index])
-            self._account.replaced(parcel, taken, rest)
+        def sieve(batch: OutgoingBatch) -> OutgoingBatch | None:
+            if not batch.keyless:
+                return batch
+            taken, rest = batch.divided(lambda index: not batch.keys[index])
+            self._budget.replaced(batch, taken, rest)
             if taken is not None:
                 self._rng.choice(spare).take_over([taken])
             return rest
@@ -466,68 +468,70 @@ class SubjectSender:
         return [one for one in self.executors if one.available and not (one.sealed or one.leaving)]
 
     def _others(self, executor: Executor) -> list[Executor]:
-        """Where parcels of `executor` may go under BEST_TRIED."""
+        """Where batches of `executor` may go under BEST_TRIED."""
         return [one for one in self._spare() if one is not executor]
 
-    def _leave(self, executor: Executor, parcels: list[Parcel], step: Step) -> None:
+    def _leave(self, executor: Executor, batches: list[OutgoingBatch], step: Step) -> None:
         if step is Step.ELSEWHERE:
             there = self._rng.choice(self._others(executor))
             for partition_id, stand_in in self._away.items():
                 if stand_in is executor:
                     self._away[partition_id] = there
             self._away[executor.partition.partition_id] = there
-            for parcel in parcels:
-                parcel.mark_reordered()
-            there.take_over(parcels)
+            for batch in batches:
+                batch.mark_reordered()
+            there.take_over(batches)
             self._refill()
             return
         # Newer messages of its range wait behind these until a newer route is here.
-        self._hold = [*parcels, *self._hold]
+        self._hold = [*batches, *self._hold]
         self._refill()
         self._refresh.set()
 
     def _drain_hold(self) -> None:
         """Hand the held messages to their executors, oldest first."""
-        held, self._hold = self._hold, [Parcel(self._loop.create_future())]
+        held, self._hold = self._hold, [OutgoingBatch(self._loop.create_future())]
         adopting: dict[int, Executor] = {}
-        still_held: Parcel | None = None
-        for parcel in held:
-            self._account.leave(parcel)
-            for index, key in enumerate(parcel.keys):
-                if parcel.expired and parcel.settled(index):
+        still_held: OutgoingBatch | None = None
+        for batch in held:
+            self._budget.leave(batch)
+            for index, key in enumerate(batch.keys):
+                if batch.expired and batch.settled(index):
                     continue
-                size = len(parcel.values[index])
+                size = len(batch.values[index])
                 place = logical_partition(key) if key else self._rng.getrandbits(10)
                 executor = (self.table if key else self.keyless)[place]
                 if executor is None:
-                    still_held = self._hold_again(still_held, parcel, index)
+                    still_held = self._hold_again(still_held, batch, index)
                     continue
                 if id(executor) not in adopting or self._full(executor.open, size):
                     adopting[id(executor)] = executor
                     executor.roll()
-                executor.open.adopt(parcel, index)
+                executor.open.adopt(batch, index)
                 if key and executor is not self._home[place]:
                     executor.open.mark(len(executor.open) - 1, REORDERED)
         for executor in adopting.values():
             executor.roll()
 
-    def _hold_again(self, last: Parcel | None, parcel: Parcel, index: int) -> Parcel:
-        """Keep a message held, in a parcel of its own kind; returns that parcel."""
-        if last is None or self._full(last, len(parcel.values[index])):
-            last = Parcel(self._loop.create_future())
+    def _hold_again(
+        self, last: OutgoingBatch | None, batch: OutgoingBatch, index: int
+    ) -> OutgoingBatch:
+        """Keep a message held, in a batch of its own kind; returns that batch."""
+        if last is None or self._full(last, len(batch.values[index])):
+            last = OutgoingBatch(self._loop.create_future())
             self._hold.insert(len(self._hold) - 1, last)
         size = last.size
-        last.adopt(parcel, index)
-        self._account.enter(1, last.size - size)
+        last.adopt(batch, index)
+        self._budget.enter(1, last.size - size)
         return last
 
-    def _full(self, parcel: Parcel, value_bytes: int) -> bool:
-        """True if a message with such a value does not belong into `parcel` any more."""
+    def _full(self, batch: OutgoingBatch, value_bytes: int) -> bool:
+        """True if a message with such a value does not belong into `batch` any more."""
         settings = self._settings
         return (
-            parcel.size >= settings.batch_bytes
-            or len(parcel) >= settings.batch_count
-            or (len(parcel) > 0 and value_bytes > settings.large_bytes)
+            batch.size >= settings.batch_bytes
+            or len(batch) >= settings.batch_count
+            or (len(batch) > 0 and value_bytes > settings.large_bytes)
         )
 
     async def close(self) -> None:
@@ -538,8 +542,8 @@ class SubjectSender:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         for executor in self.executors:
-            for parcel in await executor.close():
-                self._account.give_up(parcel, NoPartitionError(CLOSED))
-        for parcel in self._hold:
-            if len(parcel):
-                self._account.give_up(parcel, NoPartitionError(CLOSED))
+            for batch in await executor.close():
+                self._budget.give_up(batch, NoPartitionError(CLOSED))
+        for batch in self._hold:
+            if len(batch):
+                self._budget.give_up(batch, NoPartitionError(CLOSED))

@@ -1,32 +1,7 @@
 """JSON bodies of the control calls: what clients, brokers and the metaserver tell each other.  Pure.
 
-    POST /v1/brokers/heartbeat      BrokerHeartbeat    → BrokerWelcome      (to the metaserver)
-    POST /v1/brokers/{group}/accept AcceptFolder       → RefusedBroker      (to the metaserver)
-    POST /v1/subjects               CreateSubject      → SubjectView
-    GET  /v1/subjects               –                  → SubjectList
-    GET  /v1/subjects/{subject}     –                  → SubjectView
-    GET  /v1/subjects/{subject}/route?known_version=&wait_ms=&order_strategy=   → Route
-    POST /v1/consumers/join         Join               → Joined
-    POST /v1/consumers/heartbeat    Heartbeat          → Grants             (long poll)
-    POST /v1/consumers/release      ReleaseGrant       → Done
-    POST /v1/consumers/suspend      Suspend            → Done
-    POST /v1/consumers/leave        Leave              → Done
-    GET  /v1/subjects/{subject}/groups/{group}         → GroupView
-    GET  /v1/subjects/{subject}/groups                 → GroupList
-    POST /v1/subjects/{subject}/groups/{group}/strategy   SwitchGroup        → GroupView
-    GET  /v1/health                 –                  → Health
-    and the calls that change partitions, look at logic queues, and set a group's progress: see operations.py,
-    queues.py, progress.py
-
-    POST /v1/partitions             HostPartition      → PartitionStatus    (to a broker; idempotent)
-    GET  /v1/partitions?after=&limit=   –              → PartitionStatusList
-    GET  /v1/partitions/{id}?group= –                  → PartitionStatus
-    GET  /v1/partitions/{id}/offset?at_ms=&bound=lower|upper   → FoundOffset
-    POST /v1/partitions/{id}/seal   –                  → PartitionStatus    (idempotent; next_offset is its end; ?empty=1:
-                                                                             refused where it has messages)
-    POST /v1/partitions/{id}/cursor SetCursor          → PartitionStatus    (idempotent; see progress.py)
-    POST /v1/partitions/{id}/groups KnowGroups         → Done               (idempotent; see progress.py)
-    GET  /v1/health                 –                  → Health
+Which call takes which body is in `endpoints.py`; bodies of calls that change partitions, read logic queues or set a
+group's progress are in `operations.py`, `queues.py` and `progress.py`.
 
 An error is answered with its HTTP status and an ErrorBody.  Durations are milliseconds and never instants:
 a receiver adds them to its own clock.

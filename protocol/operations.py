@@ -1,12 +1,5 @@
 """Changes of a subject's partitions: what an operator asks for, how far it is, what became of it.  Pure.
 
-    POST /v1/operations                       Reshape  → OperationList      (to the metaserver)
-    POST /v1/operations/{id}/cancel           –        → OperationView      (idempotent)
-    POST /v1/brokers/{group}/cordon           Cordon   → BrokerView         (idempotent)
-    GET  /v1/subjects/{subject}/operations    –        → OperationList
-    GET  /v1/subjects/{subject}/history       –        → SubjectHistory
-    POST /v1/partitions/{id}/seal             –        → PartitionStatus    (to a broker; idempotent)
-
     PLAN ──children hosted──▶ SEAL ──parents sealed──▶ OPEN ──route changed──▶ DONE
       │                                                 └─without a source─▶ FENCE ─▶ DONE
       └─an operator says so─▶ CANCELED

@@ -1,9 +1,5 @@
 """A consumer group's progress set by an operator: back to messages handled before, or on past others.  Pure.
 
-    POST /v1/subjects/{subject}/groups/{group}/reset    ResetGroup  → GroupReset         (to the metaserver)
-    POST /v1/partitions/{id}/cursor                     SetCursor   → PartitionStatus    (to a broker; idempotent)
-    POST /v1/partitions/{id}/groups                     KnowGroups  → Done               (to a broker; idempotent)
-
 The metaserver takes a fresh fencing token for each partition, so that whoever held it before is refused; the broker
 raises the fence to it and sets the cursor, in that order, durably.
 """
@@ -20,6 +16,8 @@ from .routing import ConsumeStrategy
 
 GROUPS_AT_ONCE_MAX = 1_024
 Offset = Annotated[int, Meta(ge=0, le=MAX_I64)]
+AtMs = Annotated[int, Meta(ge=0, le=MAX_I64)]
+"""Milliseconds since 1970."""
 
 
 class ResetTo(enum.StrEnum):
@@ -42,7 +40,7 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
     to: ResetTo
     offset: Offset | None = None
     """For OFFSET: a logic offset with `queue`, a physical one with `partition_id`."""
-    at_ms: Offset | None = None
+    at_ms: AtMs | None = None
     """For TIME: milliseconds since 1970, by the brokers' calendars."""
     queue: Annotated[int, Meta(ge=0, le=MAX_I64)] | None = None
     """A logic queue of a static subject."""

@@ -1,7 +1,5 @@
 """Logic queues of a static subject: chains of partitions whose offsets go on where the one before ended.  Pure.
 
-    GET  /v1/subjects/{subject}/queues      –    → QueueList      (to the metaserver)
-
     partition 3            partition 7          partition 9
     [0, 40)                [0, 25)              [0, …           physical: `offset`
     ├──────────────────────┼────────────────────┼────────▶

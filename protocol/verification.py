@@ -1,7 +1,4 @@
-"""What a look at the whole cluster found: named checks between the metaserver's database and the brokers.  Pure.
-
-GET  /v1/verify     –     → Verification      (to the metaserver)
-"""
+"""The result of `meta verify`: named checks of the metaserver's database against the brokers.  Pure."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import TypeVar
-from urllib.parse import quote
 
 from msgspec.structs import replace
 
+from ..protocol import endpoints
 from ..protocol.control import (
     AcceptFolder,
     BrokerHeartbeat,
@@ -36,6 +36,7 @@ from ..protocol.control import (
     SwitchGroup,
     TimeBound,
 )
+from ..protocol.endpoints import Endpoint
 from ..protocol.errors import (
     InvalidRequestError,
     NotSentError,
@@ -81,26 +82,24 @@ class MetaClient:
 
     async def _call(
         self,
-        method: str,
-        path: str,
-        answer: type[T],
-        *,
+        endpoint: Endpoint[T],
         body: object = None,
+        *,
         query: dict[str, str] | None = None,
         wait_ms: int = 0,
         timeout_ms: int | None = None,
-        repeatable: bool = False,
         one_address: bool = False,
+        **names: object,
     ) -> T:
         # A copy: calls at the same time each try every address, whoever moves the list on.
         addresses = self._addresses[:1] if one_address else list(self._addresses)
         for address in addresses:
             try:
                 return await self._network.control(
-                    method,
+                    endpoint.method,
                     address,
-                    path,
-                    answer,
+                    endpoint.path_of(**names),
+                    endpoint.answer,
                     body=body,
                     query=query,
                     timeout_ms=(timeout_ms or self._timeout_ms) + wait_ms,
@@ -108,7 +107,7 @@ class MetaClient:
             except (NotSentError, OutcomeUnknownError, StorageError) as error:
                 if self._addresses[0] == address:
                     self._addresses.append(self._addresses.pop(0))
-                again = repeatable or method == "GET" or isinstance(error, NotSentError)
+                again = endpoint.repeatable or isinstance(error, NotSentError)
                 if address is addresses[-1] or not again:
                     raise
         raise AssertionError("unreachable")
@@ -125,59 +124,51 @@ class MetaClient:
         timeout_ms = self._timeout_ms
         if within_ms is not None:
             timeout_ms = min(timeout_ms, max(1, within_ms // len(self._addresses)))
-        return await self._call(
-            "POST", "/v1/brokers/heartbeat", BrokerWelcome, body=body, timeout_ms=timeout_ms
-        )
+        return await self._call(endpoints.BROKER_HEARTBEAT, body, timeout_ms=timeout_ms)
 
     async def create_subject(self, body: CreateSubject) -> SubjectView:
         """Create a subject; again with the same settings changes nothing."""
-        return await self._call(
-            "POST", "/v1/subjects", SubjectView, body=body, timeout_ms=15_000, repeatable=True
-        )
+        return await self._call(endpoints.CREATE_SUBJECT, body, timeout_ms=15_000)
 
     async def subjects(self) -> SubjectList:
         """All subjects."""
-        return await self._call("GET", "/v1/subjects", SubjectList)
+        return await self._call(endpoints.SUBJECTS)
 
     async def subject(self, subject: str) -> SubjectView:
         """One subject."""
-        return await self._call("GET", f"/v1/subjects/{_segment(subject)}", SubjectView)
+        return await self._call(endpoints.SUBJECT, subject=subject)
 
     async def queues(self, subject: str) -> QueueList:
         """The logic queues of a static subject."""
-        return await self._call("GET", f"/v1/subjects/{_segment(subject)}/queues", QueueList)
+        return await self._call(endpoints.QUEUES, subject=subject)
 
     async def reshape(self, body: Reshape) -> OperationList:
         """Begin to change partitions, or plan it; the operations go on by themselves."""
-        return await self._call("POST", "/v1/operations", OperationList, body=body)
+        return await self._call(endpoints.RESHAPE, body)
 
     async def cancel_operation(self, operation_id: int) -> OperationView:
         """Undo an operation of which nothing is sealed yet."""
-        return await self._call("POST", f"/v1/operations/{operation_id}/cancel", OperationView)
+        return await self._call(endpoints.CANCEL_OPERATION, id=operation_id)
 
     async def cordon(self, broker_group: str, body: Cordon) -> BrokerView:
         """Keep a broker group from new partitions, or let it have some again."""
-        path = f"/v1/brokers/{_segment(broker_group)}/cordon"
-        return await self._call("POST", path, BrokerView, body=body, repeatable=True)
+        return await self._call(endpoints.CORDON, body, group=broker_group)
 
     async def accept_folder(self, broker_group: str, body: AcceptFolder) -> RefusedBroker:
         """Go on with a copy of a data folder that is refused because it is behind."""
-        path = f"/v1/brokers/{_segment(broker_group)}/accept"
-        return await self._call("POST", path, RefusedBroker, body=body)
+        return await self._call(endpoints.ACCEPT_FOLDER, body, group=broker_group)
 
     async def operations(self, subject: str) -> OperationList:
         """The operations of a subject, the newest first."""
-        return await self._call(
-            "GET", f"/v1/subjects/{_segment(subject)}/operations", OperationList
-        )
+        return await self._call(endpoints.OPERATIONS, subject=subject)
 
     async def history(self, subject: str) -> SubjectHistory:
         """Every partition a subject ever had."""
-        return await self._call("GET", f"/v1/subjects/{_segment(subject)}/history", SubjectHistory)
+        return await self._call(endpoints.HISTORY, subject=subject)
 
     async def verify(self) -> Verification:
         """Thirteen checks between the metaserver's database and the brokers."""
-        return await self._call("GET", "/v1/verify", Verification, timeout_ms=60_000)
+        return await self._call(endpoints.VERIFY, timeout_ms=60_000)
 
     async def route(
         self,
@@ -191,13 +182,11 @@ class MetaClient:
         query = {"known_version": str(known_version), "wait_ms": str(wait_ms)}
         if order_strategy is not None:
             query["order_strategy"] = order_strategy.value
-        return await self._call(
-            "GET", f"/v1/subjects/{_segment(subject)}/route", Route, query=query, wait_ms=wait_ms
-        )
+        return await self._call(endpoints.ROUTE, query=query, wait_ms=wait_ms, subject=subject)
 
     async def join(self, body: Join) -> Joined:
         """Begin a consumer session."""
-        return await self._call("POST", "/v1/consumers/join", Joined, body=body, repeatable=True)
+        return await self._call(endpoints.JOIN, body)
 
     async def heartbeat(self, body: Heartbeat, *, timeout_ms: int | None = None) -> Grants:
         """
@@ -209,10 +198,8 @@ class MetaClient:
             timeout_ms: beyond the `wait_ms` of the heartbeat.
         """
         return await self._call(
-            "POST",
-            "/v1/consumers/heartbeat",
-            Grants,
-            body=body,
+            endpoints.HEARTBEAT,
+            body,
             wait_ms=body.wait_ms,
             timeout_ms=timeout_ms,
             one_address=True,
@@ -220,34 +207,33 @@ class MetaClient:
 
     async def release(self, body: ReleaseGrant) -> Done:
         """Report the end of a hand-over."""
-        return await self._call("POST", "/v1/consumers/release", Done, body=body, repeatable=True)
+        return await self._call(endpoints.RELEASE, body)
 
     async def suspend(self, body: Suspend) -> Done:
         """Hand over what a session holds and grant it nothing new, or let it take part again."""
-        return await self._call("POST", "/v1/consumers/suspend", Done, body=body, repeatable=True)
+        return await self._call(endpoints.SUSPEND, body)
 
     async def leave(self, body: Leave) -> Done:
         """End a consumer session."""
-        return await self._call("POST", "/v1/consumers/leave", Done, body=body, repeatable=True)
+        return await self._call(endpoints.LEAVE, body)
 
     async def group(self, subject: str, group: str) -> GroupView:
         """Owners of a consumer group."""
-        path = f"/v1/subjects/{_segment(subject)}/groups/{_segment(group)}"
-        return await self._call("GET", path, GroupView)
+        return await self._call(endpoints.GROUP, subject=subject, group=group)
 
     async def groups(self, subject: str) -> GroupList:
         """Consumer groups of a subject."""
-        return await self._call("GET", f"/v1/subjects/{_segment(subject)}/groups", GroupList)
+        return await self._call(endpoints.GROUPS, subject=subject)
 
     async def reset_group(self, subject: str, group: str, body: ResetGroup) -> GroupReset:
         """Set the progress of a consumer group that has no live consumers."""
-        path = f"/v1/subjects/{_segment(subject)}/groups/{_segment(group)}/reset"
-        return await self._call("POST", path, GroupReset, body=body, timeout_ms=30_000)
+        return await self._call(
+            endpoints.RESET_GROUP, body, timeout_ms=30_000, subject=subject, group=group
+        )
 
     async def switch_group(self, subject: str, group: str, body: SwitchGroup) -> GroupView:
         """Have a consumer group consume in another way."""
-        path = f"/v1/subjects/{_segment(subject)}/groups/{_segment(group)}/strategy"
-        return await self._call("POST", path, GroupView, body=body)
+        return await self._call(endpoints.SWITCH_GROUP, body, subject=subject, group=group)
 
     async def health(self) -> Health:
         """
@@ -256,7 +242,7 @@ class MetaClient:
         Raises:
             InvalidRequestError: the address is another program's.
         """
-        health = await self._call("GET", "/v1/health", Health)
+        health = await self._call(endpoints.HEALTH)
         return _of_program("metaserver", self._addresses[0], health)
 
 
@@ -309,26 +295,24 @@ class BrokerClient:
 
     async def host_partition(self, body: HostPartition) -> PartitionStatus:
         """Have the broker host a partition."""
-        return await self._control("POST", "/v1/partitions", PartitionStatus, body)
+        return await self._control(endpoints.HOST_PARTITION, body)
 
     async def partitions(self) -> PartitionStatusList:
         """Everything the broker hosts, asked for part by part."""
-        path = "/v1/partitions"
-        found = part = await self._control("GET", path, PartitionStatusList)
-        while part.more_after is not None:
-            query = f"{path}?after={part.more_after}"
-            part = await self._control("GET", query, PartitionStatusList)
-            found.partitions.extend(part.partitions)
-        return replace(found, more_after=None)
+        all_pages = page = await self._control(endpoints.PARTITIONS)
+        while page.more_after is not None:
+            page = await self._control(endpoints.PARTITIONS, query={"after": str(page.more_after)})
+            all_pages.partitions.extend(page.partitions)
+        return replace(all_pages, more_after=None)
 
     async def partition(self, partition_id: int) -> PartitionStatus:
         """One partition with its groups."""
-        return await self._control("GET", f"/v1/partitions/{partition_id}", PartitionStatus)
+        return await self._control(endpoints.PARTITION, id=partition_id)
 
     async def offset_at(self, partition_id: int, at_ms: int, bound: TimeBound) -> FoundOffset:
         """The offset of the message stored around a time, None if there is none."""
-        path = f"/v1/partitions/{partition_id}/offset?at_ms={at_ms}&bound={bound}"
-        return await self._control("GET", path, FoundOffset)
+        query = {"at_ms": str(at_ms), "bound": str(bound)}
+        return await self._control(endpoints.OFFSET_AT, query=query, id=partition_id)
 
     async def seal(self, partition_id: int, *, empty: bool = False) -> PartitionStatus:
         """
@@ -337,17 +321,16 @@ class BrokerClient:
         Raises:
             PartitionInUseError: it has messages, and was to be `empty`; nothing was changed.
         """
-        path = f"/v1/partitions/{partition_id}/seal{'?empty=1' if empty else ''}"
-        return await self._control("POST", path, PartitionStatus)
+        query = {"empty": "1"} if empty else None
+        return await self._control(endpoints.SEAL, query=query, id=partition_id)
 
     async def set_cursor(self, partition_id: int, body: SetCursor) -> PartitionStatus:
         """Set a group's cursor under a fresh token; the answer has that group only."""
-        path = f"/v1/partitions/{partition_id}/cursor"
-        return await self._control("POST", path, PartitionStatus, body)
+        return await self._control(endpoints.SET_CURSOR, body, id=partition_id)
 
     async def know_groups(self, partition_id: int, body: KnowGroups) -> Done:
         """Have retention wait for groups that have yet to come to a partition."""
-        return await self._control("POST", f"/v1/partitions/{partition_id}/groups", Done, body)
+        return await self._control(endpoints.KNOW_GROUPS, body, id=partition_id)
 
     async def health(self) -> Health:
         """
@@ -356,22 +339,31 @@ class BrokerClient:
         Raises:
             InvalidRequestError: the address is another program's.
         """
-        health = await self._control("GET", "/v1/health", Health)
+        health = await self._control(endpoints.HEALTH)
         return _of_program("broker", self.address, health)
 
-    async def _control(self, method: str, path: str, answer: type[T], body: object = None) -> T:
+    async def _control(
+        self,
+        endpoint: Endpoint[T],
+        body: object = None,
+        *,
+        query: dict[str, str] | None = None,
+        **names: object,
+    ) -> T:
         return await self._network.control(
-            method, self.address, path, answer, body=body, timeout_ms=self._timeout_ms
+            endpoint.method,
+            self.address,
+            endpoint.path_of(**names),
+            endpoint.answer,
+            body=body,
+            query=query,
+            timeout_ms=self._timeout_ms,
         )
 
     async def close(self) -> None:
         """Close the channel."""
         if self._channel is not None:
             await self._channel.close()
-
-
-def _segment(text: str) -> str:
-    return quote(text, safe="")
 
 
 def _of_program(program: str, address: str, health: Health) -> Health:

@@ -13,11 +13,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from ..protocol.control import ErrorBody, encode_json
+from ..protocol.endpoints import Endpoint
 from ..protocol.errors import (
     BrokerGroupTakenError,
     BrokerGroupUnknownError,
@@ -81,12 +83,14 @@ _STATUS: dict[type[KeylaneError], int] = {
 
 @dataclass(frozen=True, slots=True)
 class ControlRoute:
-    """One control call: `path` in aiohttp's form, `body` the struct to decode, None for none."""
+    """
+    One control call and who answers it.
 
-    method: str
-    path: str
-    body: type[msgspec.Struct] | None
-    handler: Callable[[object, Params], Awaitable[object]]
+    `handler` takes the decoded body, None if the endpoint has none, and the parameters of path and query.
+    """
+
+    endpoint: Endpoint[Any]
+    handler: Callable[[Any, Params], Awaitable[object]]
 
 
 def status_of(error: KeylaneError) -> int:
@@ -137,16 +141,20 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
 def _control_handler(
     route: ControlRoute, body_s: float
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
+    endpoint = route.endpoint
+
     async def handle(request: web.Request) -> web.Response:
         try:
             body: object = None
-            if route.body is not None:
+            if endpoint.request is not None:
                 data = await _read_body(request, body_s)
-                body = msgspec.json.decode(data, type=route.body)
+                body = msgspec.json.decode(data, type=endpoint.request)
             params = dict(request.query) | dict(request.match_info)
             answer = await route.handler(body, params)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return _error_response(InvalidRequestError(f"{route.method} {route.path}: {error}"))
+            return _error_response(
+                InvalidRequestError(f"{endpoint.method} {endpoint.path}: {error}")
+            )
         except KeylaneError as error:
             return _error_response(error)
         return web.Response(body=encode_json(answer), content_type="application/json")
@@ -197,7 +205,7 @@ class Server:
         )
         for route in routes:
             handler = _control_handler(route, self._limits.body_s)
-            app.router.add_route(route.method, route.path, handler)
+            app.router.add_route(route.endpoint.method, route.endpoint.path, handler)
         if data_handler is not None:
             self._plane = DataPlane(data_handler, room=room, stuck_s=stuck_s)
             app.router.add_get(DATA_PATH, self._plane.serve)

@@ -1,6 +1,6 @@
 """`keylane produce`: send one message, or one for each line of standard input, and tell what is stored.
 
-line ─▶ message ─▶ ticket ─▶ receipt        after a line that fails nothing more is read; all that went is waited for
+line ─▶ message ─▶ future ─▶ receipt        after a line that fails nothing more is read; all that went is waited for
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ...producer import Producer, Ticket
+from ...producer import Producer, SendFuture
 from ...protocol.errors import ConfigError, Fate, InputUnfinishedError, KeylaneError
 from ...protocol.ids import check_name
 from ...protocol.message import Receipt
@@ -29,7 +29,7 @@ from .lines import (
     show_ranges,
 )
 
-TICKETS_AHEAD = 10_000
+FUTURES_AHEAD = 10_000
 INTERRUPT_FLUSH_S = 5.0
 """After an interrupt, what is queued has this long to be stored."""
 
@@ -121,9 +121,9 @@ class _Lines:
         self._subject = subject
         self._key = key
         self._form = form
-        self._sent: asyncio.Queue[tuple[int, Ticket] | None] = asyncio.Queue()
+        self._sent: asyncio.Queue[tuple[int, SendFuture] | None] = asyncio.Queue()
         """Lines whose receipts are waited for, in their order; None behind the last."""
-        self._ahead = asyncio.Semaphore(TICKETS_AHEAD)
+        self._ahead = asyncio.Semaphore(FUTURES_AHEAD)
         self._next_line = 1
         """The first line that nothing was done with."""
         self._failed: list[int] = []
@@ -162,16 +162,16 @@ class _Lines:
             async for number, line in numbered_lines(sys.stdin.buffer, ranges):
                 self._next_line = number
                 message = parse_line(line, self._form)
-                await self._producer.room()
+                await self._producer.drain()
                 await self._ahead.acquire()
-                ticket = self._producer.send(
+                future = self._producer.send(
                     self._subject,
                     message.value,
                     key=message.key or self._key,
                     properties=message.properties,
                 )
                 self._next_line = number + 1
-                self._sent.put_nowait((number, ticket))
+                self._sent.put_nowait((number, future))
         except KeylaneError as error:  # this line was not sent
             number = max(self._next_line, error.details.get("line", 0))
             self._fail(number, error)
@@ -182,9 +182,9 @@ class _Lines:
     async def _settle(self, reader: asyncio.Task[None]) -> None:
         """Take the receipts in the order of the lines; nothing more is read after a failure."""
         while (sent := await self._sent.get()) is not None:
-            number, ticket = sent
+            number, future = sent
             try:
-                receipt = await ticket
+                receipt = await future
             except KeylaneError as error:
                 self._fail(number, error)
                 reader.cancel()

@@ -124,7 +124,7 @@ class Story:
                     producer.send(SUBJECT, flight.value, key=flight.key, properties=properties)
                     break
                 except QueueFullError:
-                    await producer.room()
+                    await producer.drain()
             if row % 200 == 0:
                 await asyncio.sleep(0)
         await self._within("the answers to the producer", producer.flush())

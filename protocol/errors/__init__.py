@@ -31,7 +31,7 @@
     │   └── ResetUnfinishedError       some of it was done; again finishes it
     ├── DeliveryError                  a producer gave messages up
     │   ├── GivenUpError                                   by flush and close, of those that nobody awaited
-    │   ├── DeliveryTimeoutError, KeyHaltedError           by the ticket; producer.resume(error) lets the key go on
+    │   ├── DeliveryTimeoutError, KeyHaltedError           by `await send`; producer.resume(error) lets the key go on
     │   └── PartlyQueuedError                              by send_all
     ├── StorageError                   .operation .path
     │   ├── CorruptLogError, DiskFullError, FlushFailedError

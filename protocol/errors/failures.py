@@ -49,11 +49,11 @@ class DeliveryError(KeylaneError):
 
 
 class GivenUpError(DeliveryError):
-    """`flush` or `close`: messages were given up and no ticket told it.  details: `messages`, `unknown`."""
+    """`flush` or `close`: messages were given up whose futures were never awaited.  details: `messages`, `unknown`."""
 
     code = 1183
-    summary = "messages were given up, and nobody awaited their tickets"
-    hint = "Await the tickets to learn which: each raises its own error, with its fate."
+    summary = "messages were given up, and their futures were never awaited"
+    hint = "Await the futures that `send` returned to learn which: each raises its own error, with its fate."
 
 
 class DeliveryTimeoutError(DeliveryError):

@@ -253,7 +253,7 @@ class NoPartitionError(RefusedError):
     code = 1152
     summary = "no open partition for this message now"
     retry = Retry.AFTER_NEW_ROUTE
-    hint = "Send it again, with a producer that stays open until it is acked (await the ticket)."
+    hint = "Send it again, with a producer that stays open until it is acked (await `send`)."
 
 
 class OperationRunningError(RefusedError):
@@ -373,7 +373,7 @@ class QueueFullError(RefusedError):
     code = 1181
     summary = "the producer's queue is full"
     retry = Retry.LATER
-    hint = "await producer.room(), or send less at once."
+    hint = "await producer.drain(), or send less at once."
 
 
 class StaticSubjectError(RefusedError):

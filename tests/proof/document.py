@@ -33,7 +33,7 @@ The programs' own code in virtual time: network (delay, loss, doubled and late c
 after their effect), clocks (offset, drift of 5 %, jumps of an hour), pauses, crashes and restarts of every program, power
 losses with torn and lost writes, stalled, failing and full disks; sends, resizes, splits, merges, moves, evacuations,
 joins and leaves; in most seeds, users who open an object again, copy it with a fork, give it generators that repeat, send
-from two tasks, cancel whatever waits, flush instead of awaiting tickets, wrap handlers, raise odd errors, go on after a
+from two tasks, cancel whatever waits, flush instead of awaiting futures, wrap handlers, raise odd errors, go on after a
 cancellation, run until a signal, redeploy, share a group, use what is open from another thread with an event loop of its
 own, and have keys that fail for ever; in one seed of eight, silent brokers given up, the progress of consumer groups set
 anew, old messages removed; in one of sixteen, a disk lost for good whose loss an operator accepts; in another one of

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from keylane import Producer
 from keylane.checker.events import Sent, Settled
+from keylane.producer.send_future import SendFuture
 from keylane.producer.settings import ProducerSettings
-from keylane.producer.ticket import Ticket
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import Fate, KeylaneError
 from proof.recording import Recorder
@@ -34,9 +34,9 @@ async def main() -> None:
     )
     waiting: set[asyncio.Task[None]] = set()
 
-    async def settle(ticket: Ticket, value: bytes) -> None:
+    async def settle(future: SendFuture, value: bytes) -> None:
         try:
-            receipt = await ticket
+            receipt = await future
         except KeylaneError as error:
             outcome = "not done" if error.fate is Fate.NOT_DONE else "unknown"
             record(Settled(value, outcome))
@@ -55,15 +55,15 @@ async def main() -> None:
     print("ready", flush=True)
     number = 0
     while not stop.is_set():
-        await producer.room()
+        await producer.drain()
         for _ in range(AT_ONCE):
             key, value = (
                 b"key-%d" % (number * 7_919 % int(keys)),
                 f"{session}:{number}".encode(),
             )
-            ticket = producer.send(subject, value, key=key)
+            future = producer.send(subject, value, key=key)
             record(Sent(value, key, session, number, True))
-            task = asyncio.create_task(settle(ticket, value))
+            task = asyncio.create_task(settle(future, value))
             waiting.add(task)
             task.add_done_callback(waiting.discard)
             number += 1

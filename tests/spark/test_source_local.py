@@ -51,16 +51,16 @@ def value_of(number: int) -> bytes:
 
 async def send(meta: str, subject: str, numbers: range) -> None:
     async with Producer(meta) as producer:
-        tickets = []
+        futures = []
         for number in numbers:
             properties = {"n": str(number)} if number % 1_000 == 0 else None
-            tickets.append(
+            futures.append(
                 producer.send(subject, value_of(number), key=key_of(number), properties=properties)
             )
             if number % 2_000 == 1_999:
-                await asyncio.gather(*tickets)
-                tickets.clear()
-        await asyncio.gather(*tickets)
+                await asyncio.gather(*futures)
+                futures.clear()
+        await asyncio.gather(*futures)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
+from keylane.protocol import endpoints
 from keylane.protocol.control import (
     BrokerHeartbeat,
     Done,
@@ -40,11 +41,11 @@ class HostingBroker:
         """It hears of no group."""
         self._server = Server(
             [
-                ControlRoute("POST", "/v1/partitions", HostPartition, self._host),
-                ControlRoute("GET", "/v1/partitions", None, self._list),
-                ControlRoute("GET", "/v1/partitions/{id}", None, self._describe),
-                ControlRoute("POST", "/v1/partitions/{id}/seal", None, self._seal),
-                ControlRoute("POST", "/v1/partitions/{id}/groups", KnowGroups, self._know),
+                ControlRoute(endpoints.HOST_PARTITION, self._host),
+                ControlRoute(endpoints.PARTITIONS, self._list),
+                ControlRoute(endpoints.PARTITION, self._describe),
+                ControlRoute(endpoints.SEAL, self._seal),
+                ControlRoute(endpoints.KNOW_GROUPS, self._know),
             ]
         )
 

@@ -17,6 +17,7 @@ from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.index.kinds import mark
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.storage.snapshot import FOLDER as SNAPSHOTS
+from keylane.protocol import endpoints
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
 from keylane.protocol.errors import KeylaneError, OffsetOutOfRangeError, PartitionInUseError
@@ -54,7 +55,7 @@ async def _desk() -> AsyncIterator[str]:
     async def welcome(_body: BrokerHeartbeat, _params: object) -> BrokerWelcome:
         return BrokerWelcome(heartbeat_ms=1_000, ttl_ms=10_000)
 
-    route = ControlRoute("POST", "/v1/brokers/heartbeat", BrokerHeartbeat, welcome)
+    route = ControlRoute(endpoints.BROKER_HEARTBEAT, welcome)
     server = Server([route])
     await server.start("127.0.0.1", 0)
     try:

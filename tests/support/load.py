@@ -83,7 +83,7 @@ class Load:
                 break
             key = self._keys[number * 7 % len(self._keys)]
             value = b"%d" % number
-            await self.producer.room()
+            await self.producer.drain()
             self.producer.send(self._subject, value, key=key)
             self.sent.setdefault(key, []).append(value)
             self.count += 1

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 
 from keylane.broker.partition.appends import Duplicate, ProducerState, after_append, decide_append
-from keylane.producer import ProducerSettings
+from keylane.producer import Producer, ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.batch import check_batch, columns
 from keylane.protocol.control import Health
@@ -22,6 +22,7 @@ from keylane.protocol.errors import (
 from keylane.protocol.frames import Appended
 from keylane.protocol.operations import PartitionHistory, SubjectHistory
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
+from keylane.rpc.environment import Environment
 
 
 def route_over(
@@ -208,3 +209,8 @@ class ScriptedChannel:
 
 
 QUICK = ProducerSettings(backoff=Backoff(first_ms=1, max_ms=5))
+
+
+def producer_on(network: ScriptedNetwork, settings: ProducerSettings = QUICK) -> Producer:
+    """A producer, not yet open, that meets this network."""
+    return Producer("meta", settings=settings, _environment=Environment(network=network))

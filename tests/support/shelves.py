@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from keylane.protocol import endpoints
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.control import PartitionStatus, PartitionStatusList
 from keylane.protocol.errors import (
@@ -134,8 +135,8 @@ class Shelves:
 
     async def _listen(self) -> None:
         routes = [
-            ControlRoute("GET", "/v1/subjects/{subject}/route", None, self._route),
-            ControlRoute("GET", "/v1/partitions", None, self._partitions),
+            ControlRoute(endpoints.ROUTE, self._route),
+            ControlRoute(endpoints.PARTITIONS, self._partitions),
         ]
         self._server = Server(routes, data_handler=self._data)
         await self._server.start("127.0.0.1", self.port)

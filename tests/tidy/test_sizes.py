@@ -12,8 +12,6 @@ FUNCTION_LINES_MAX = 60
 LONGER: dict[str, int] = {
     "broker/app.py:running_broker": 77,
     "broker/store/store.py:__init__": 61,
-    "metaserver/calls.py:_subject_calls": 78,
-    "metaserver/calls.py:_consumer_calls": 67,
     "metaserver/cluster/subjects.py:plan_subject": 62,
     "metaserver/groups/sessions.py:join_group": 72,
     "metaserver/resets/rows.py:begin_reset": 61,

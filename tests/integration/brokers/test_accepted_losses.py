@@ -83,7 +83,7 @@ async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
                 for one in sorted(lost_ids):
                     assert f"partition {one} of s is lost: its end is not known" in would.stdout
                 assert "not read to its end by g" in would.stdout
-                assert not any(newer[key].done for key in there)
+                assert not any(newer[key].done() for key in there)
 
                 done = await asyncio.to_thread(
                     keylane, cluster, *("subject", "evacuate", "g2"), "--accept-loss"

@@ -15,6 +15,7 @@ import pytest
 from keylane.broker.app import running_broker
 from keylane.broker.control import LISTED_MAX
 from keylane.broker.storage.files import RealFiles
+from keylane.protocol import endpoints
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome, PartitionStatusList
 from keylane.protocol.errors import (
@@ -266,7 +267,7 @@ async def metaserver(reports: list[BrokerHeartbeat]) -> AsyncIterator[str]:
         reports.append(body)
         return BrokerWelcome(heartbeat_ms=10, ttl_ms=1000)
 
-    server = Server([ControlRoute("POST", "/v1/brokers/heartbeat", BrokerHeartbeat, welcome)])
+    server = Server([ControlRoute(endpoints.BROKER_HEARTBEAT, welcome)])
     await server.start("127.0.0.1", 0)
     yield server.address
     await server.stop()

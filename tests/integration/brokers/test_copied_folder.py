@@ -224,11 +224,11 @@ class Told:
     async def send(self, first: int, count: int) -> None:
         """Have messages acked, each awaited."""
         async with Producer(self.meta) as producer:
-            tickets = [
+            futures = [
                 producer.send(SUBJECT, b"%d" % number, key=b"k%d" % number)
                 for number in range(first, first + count)
             ]
-            await asyncio.gather(*tickets)
+            await asyncio.gather(*futures)
 
     async def stored(self, address: str) -> int:
         """Messages that a broker has."""

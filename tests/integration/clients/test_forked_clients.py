@@ -16,6 +16,7 @@ from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.errors import GroupUnknownError
 from keylane.rpc.client import MetaClient
+from keylane.rpc.environment import Environment
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
 from support.forked import Child, error_of
@@ -28,11 +29,11 @@ QUICK = ConsumerSettings(ttl_ms=TTL_MS)
 async def send(producer: Producer, subject: str, name: str) -> int:
     """Open the producer and send `COUNT` messages of a key of its own; how many were told to be duplicates."""
     async with producer:
-        tickets = [
+        futures = [
             producer.send(subject, b"%s %d" % (name.encode(), number), key=name.encode())
             for number in range(COUNT)
         ]
-        return sum([(await ticket).duplicate for ticket in tickets])
+        return sum([(await future).duplicate for future in futures])
 
 
 def run_send(producer: Producer, subject: str, name: str) -> int:
@@ -59,7 +60,7 @@ def test_a_producer_made_before_a_fork_stores_what_each_process_sends(
     """As under gunicorn --preload: the object is copied into every worker, and each of them opens it."""
     subject = f"preloaded-{'seeded' if rng else 'system'}"
     created(shared_cluster, subject, partitions=1)
-    producer = Producer(shared_cluster.meta, rng=rng)
+    producer = Producer(shared_cluster.meta, _environment=Environment(rng=rng))
     workers = [
         Child(lambda name=name: run_send(producer, subject, name)) for name in ("one", "two")
     ]
@@ -91,7 +92,8 @@ async def test_producers_with_equal_generators_store_everything(shared_cluster: 
     """A generator that is seeded says where messages without a key go, and not who sends them."""
     await shared_cluster.create("seeded", partitions=2)
     producers = {
-        name: Producer(shared_cluster.meta, rng=random.Random(7)) for name in ("one", "two")
+        name: Producer(shared_cluster.meta, _environment=Environment(rng=random.Random(7)))
+        for name in ("one", "two")
     }
     found = await asyncio.gather(*(send(one, "seeded", name) for name, one in producers.items()))
     assert found == [0, 0]

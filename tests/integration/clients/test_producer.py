@@ -35,12 +35,12 @@ async def test_receipts_say_where_each_message_is(shared_cluster: Cluster):
     route = await shared_cluster.create("receipts")
     sent: dict[bytes, list[bytes]] = {}
     async with Producer(shared_cluster.meta) as producer:
-        tickets = []
+        futures = []
         for number in range(3_000):
             key, value = b"k%d" % (number % 37), b"v%d" % number
             sent.setdefault(key, []).append(value)
-            tickets.append((value, producer.send("receipts", value, key=key)))
-        receipts = [(value, await ticket) for value, ticket in tickets]
+            futures.append((value, producer.send("receipts", value, key=key)))
+        receipts = [(value, await future) for value, future in futures]
     log = await shared_cluster.log(route)
 
     assert_order_per_key([message for part in log.values() for message in part], sent)
@@ -86,8 +86,8 @@ async def test_an_illegal_name_is_refused_at_once(shared_cluster: Cluster, name:
             producer.send(name, b"v")
 
 
-async def test_an_unknown_subject_is_told_by_the_ticket(shared_cluster: Cluster):
-    """The ticket of a message to no subject raises, and the producer goes on with others."""
+async def test_an_unknown_subject_is_told_by_the_future(shared_cluster: Cluster):
+    """The future of a message to no subject raises, and the producer goes on with others."""
     await shared_cluster.create("known")
     async with Producer(shared_cluster.meta) as producer:
         with pytest.raises(SubjectUnknownError, match="keylane subject create"):
@@ -129,7 +129,7 @@ async def test_a_full_queue_says_so(shared_cluster: Cluster):
                 producer.send("narrow", value, key=b"k")
             except QueueFullError:
                 refused += 1
-                await producer.room()
+                await producer.drain()
                 producer.send("narrow", value, key=b"k")
         await producer.flush()
     (messages,) = (await shared_cluster.log(route)).values()
@@ -167,9 +167,9 @@ async def test_strict_rides_out_a_killed_broker(own_cluster: Cluster):
         for number in range(30_000):
             key, value = b"k%d" % (number % 101), b"%d" % number
             sent.setdefault(key, []).append(value)
-            ticket = producer.send("steady", value, key=key)
+            future = producer.send("steady", value, key=key)
             if not number:
-                await ticket
+                await future
             if number % 100 == 0:
                 await asyncio.sleep(0.001)
             if number in (8_000, 20_000):
@@ -193,8 +193,8 @@ async def test_best_tried_goes_elsewhere_and_says_so(own_cluster: Cluster):
         keys = [b"k%d" % number for number in range(40)]
         before = {key: await producer.send("anywhere", b"1", key=key) for key in keys}
         own_cluster.brokers[0].kill()
-        tickets = {key: producer.send("anywhere", b"2", key=key) for key in keys}
-        during = {key: await ticket for key, ticket in tickets.items()}
+        futures = {key: producer.send("anywhere", b"2", key=key) for key in keys}
+        during = {key: await future for key, future in futures.items()}
         own_cluster.brokers[0].restart()
         for _ in range(200):
             after = {key: await producer.send("anywhere", b"3", key=key) for key in keys}
@@ -215,18 +215,18 @@ async def test_best_tried_reorders_nothing_when_a_broker_is_restarted(own_cluste
     route = await own_cluster.create("restarted", strategy="best_tried")
     sent: dict[bytes, list[bytes]] = {}
     async with Producer(own_cluster.meta) as producer:
-        tickets = []
+        futures = []
         for number in range(400):
             key, value = b"k%d" % (number % 20), b"%d" % number
             sent.setdefault(key, []).append(value)
-            tickets.append(producer.send("restarted", value, key=key))
+            futures.append(producer.send("restarted", value, key=key))
             if number == 100:
-                await tickets[0]
+                await futures[0]
                 own_cluster.brokers[0].kill()
             elif number == 300:
                 own_cluster.brokers[0].restart()
             await asyncio.sleep(0.002)
-        receipts = [await ticket for ticket in tickets]
+        receipts = [await future for future in futures]
         assert producer.stats.retries
     log = await own_cluster.log(route)
 
@@ -236,7 +236,7 @@ async def test_best_tried_reorders_nothing_when_a_broker_is_restarted(own_cluste
 
 @pytest.mark.crash
 async def test_best_tried_gives_up_after_its_time(own_cluster: Cluster):
-    """With no broker left a message is out of the queue after its time and its tries, and its ticket says why."""
+    """With no broker left a message is out of the queue after its time and its tries, and its future says why."""
     await own_cluster.create("nowhere", strategy="best_tried")
     settings = replace(QUICK, leave_after_ms=50, give_up_after_ms=500)
     async with Producer(own_cluster.meta, settings=settings) as producer:
@@ -265,18 +265,18 @@ async def test_a_producer_waits_and_says_so_when_it_started_beside_a_silent_brok
     await network.close()
     keys = [b"k%d" % number for number in range(40)]
     async with Producer(own_cluster.meta, settings=QUICK) as producer:
-        tickets = {key: producer.send("half", b"1", key=key) for key in keys}
+        futures = {key: producer.send("half", b"1", key=key) for key in keys}
         keyless = [producer.send("half", b"1") for _ in range(40)]
-        groups = {home[(await ticket).partition_id].broker_group for ticket in keyless}
+        groups = {home[(await future).partition_id].broker_group for future in keyless}
         assert groups == {"g2"}
         table = route_table(route)
         lost = {key for key in keys if table[logical_partition(key)].broker_group == "g1"}
         for key in set(keys) - lost:
-            assert home[(await tickets[key]).partition_id].broker_group == "g2"
-        assert not any(tickets[key].done for key in lost)
+            assert home[(await futures[key]).partition_id].broker_group == "g2"
+        assert not any(futures[key].done() for key in lost)
         names = {one.name for one in route.partitions if one.broker_group == "g1"}
         assert set(producer.stats.waiting) == names
         own_cluster.brokers[0].restart()
         for key in lost:
-            assert home[(await tickets[key]).partition_id].broker_group == "g1"
+            assert home[(await futures[key]).partition_id].broker_group == "g1"
         assert producer.stats.waiting == {}

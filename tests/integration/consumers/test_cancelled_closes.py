@@ -70,17 +70,17 @@ async def test_a_consumer_whose_close_was_cancelled_holds_its_partition_while_a_
 async def test_a_producer_whose_close_was_cancelled_tells_every_message_and_opens_again(
     shared_cluster: Cluster, turns: int
 ):
-    """Wherever the cancellation comes, each ticket is answered, and the same object works again."""
+    """Wherever the cancellation comes, each future is answered, and the same object works again."""
     subject = f"cancelled-closes-{turns}"
     await shared_cluster.create(subject, partitions=2)
     producer = Producer(shared_cluster.meta)
     async with asyncio.timeout(30):
         await producer.__aenter__()
         await producer.send(subject, b"first", key=b"k")
-        tickets = [producer.send(subject, b"%d" % number, key=b"k") for number in range(10)]
+        futures = [producer.send(subject, b"%d" % number, key=b"k") for number in range(10)]
         await cancelled_after(producer.close(flush=False), turns)
         await producer.close()
-        await asyncio.gather(*tickets, return_exceptions=True)
-        assert all(ticket.done for ticket in tickets)
+        await asyncio.gather(*futures, return_exceptions=True)
+        assert all(future.done() for future in futures)
         async with producer:
             assert (await producer.send(subject, b"last", key=b"k")).offset >= 0

@@ -15,6 +15,7 @@ from keylane import Producer, Receipt
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.routing import OrderStrategy, logical_partition
+from keylane.rpc.environment import Environment
 from sim.machines.loop import SimLoop
 from sim.machines.machine import Machine
 from support.scripted_network import ScriptedNetwork, route_over
@@ -65,15 +66,13 @@ async def run(loop: SimLoop, plan, strategy: OrderStrategy, seed: int):
     clock = Machine(loop, "p", rate=1.0, boot_s=10.0)
     sent: list[Sending] = []
 
-    async def settle(one: Sending, ticket) -> None:
-        one.receipt = await ticket
+    async def settle(one: Sending, future) -> None:
+        one.receipt = await future
         one.took_ms = clock.boot_ms() - one.sent_ms
 
     async with Producer(
         "meta",
-        network=network,
-        clock=clock,
-        rng=random.Random(seed),
+        _environment=Environment(network=network, clock=clock, rng=random.Random(seed)),
         settings=ProducerSettings(
             leave_after_ms=LEAVE_MS,
             batch_count=3,
@@ -86,8 +85,8 @@ async def run(loop: SimLoop, plan, strategy: OrderStrategy, seed: int):
             if what == "send":
                 one = Sending(whom, b"%d" % len(sent), clock.boot_ms())
                 sent.append(one)
-                ticket = producer.send("s", one.value, key=whom)
-                tasks.append(asyncio.create_task(settle(one, ticket)))
+                future = producer.send("s", one.value, key=whom)
+                tasks.append(asyncio.create_task(settle(one, future)))
             elif what == "wait":
                 await asyncio.sleep(whom / 1000)
             else:

@@ -11,9 +11,9 @@ from typing import Any
 
 from keylane.checker.events import Event, Routed, Sent, Settled
 from keylane.producer.client import Producer
+from keylane.producer.send_future import SendFuture
 from keylane.producer.sender import SubjectSender
 from keylane.producer.settings import ProducerSettings
-from keylane.producer.ticket import Ticket
 from keylane.protocol.errors import (
     AcceptedAsLostError,
     ClosedError,
@@ -26,6 +26,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.ids import Subject
 from keylane.protocol.routing import Partition, Route
+from keylane.rpc.environment import Environment
 from sim.actors.elsewhere import Calls, Visitor, calls_of_producer
 from sim.actors.hosts import BrokerHost, Host
 from sim.actors.users import Identities, Preloaded, cancelled
@@ -73,8 +74,8 @@ class ProducerHost(Host):
         self._ids = random.Random(self._rng.getrandbits(64))
         self.waiting: dict[bytes, None] = {}
         """Messages sent whose fate is not known yet."""
-        self._untold: dict[bytes, Ticket] = {}
-        """Those of them of which nobody awaits the ticket."""
+        self._untold: dict[bytes, SendFuture] = {}
+        """Those of them of which nobody awaits the future."""
         self.busy = False
         """True until `count` messages are sent."""
         self._producer: Producer | None = None
@@ -91,7 +92,7 @@ class ProducerHost(Host):
         """What a message waits at least before any leaves its partition, by a clock that drifts."""
         self._long_wait = math.inf
         """When the first message was sent that waited so long."""
-        self._last: Ticket | None = None
+        self._last: SendFuture | None = None
         self._abroad = random.Random(f"elsewhere {self.name} {self.rng.getstate()[1][:2]}")
         """For what another thread asks of the producer."""
         self.on_lost: Callable[[AcceptedAsLostError, Process, float], None] | None = None
@@ -141,7 +142,7 @@ class ProducerHost(Host):
         if "cancel" in self._habits and self._rng.random() < 0.5:
             await cancelled(lambda: producer.close(flush=False), self._rng)
         await producer.close(flush=False)
-        await self._ask_tickets(producer)
+        await self._ask_futures(producer)
         while self.waiting:  # each is told before this process ends
             await asyncio.sleep(0.001)
         self.end(machine_down=False)
@@ -156,10 +157,9 @@ class ProducerHost(Host):
         return Producer(
             self._meta,
             settings=ProducerSettings(**self._settings),
-            network=network,
-            clock=clock,
-            rng=rng,
-            _identity=identities,
+            _environment=Environment(
+                network=network, clock=clock, rng=rng, draw_identity=identities
+            ),
         )
 
     async def _open(self, producer: Producer) -> None:
@@ -192,7 +192,7 @@ class ProducerHost(Host):
         except KeylaneError:
             flush = False
         self._settle_flushed(before if flush and not self._flushing else [])
-        await self._ask_tickets(producer)
+        await self._ask_futures(producer)
         while self.waiting:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.5 * self._rng.random())
@@ -239,7 +239,7 @@ class ProducerHost(Host):
         if "flush" in self._habits and rng.random() < 0.2:
             await self._flush(producer)
         if "cancel" in self._habits and rng.random() < 0.2:
-            await cancelled(producer.room, rng)
+            await cancelled(producer.drain, rng)
         if "reopen" in self._habits and rng.random() < 0.15 and self._producer is producer:
             await self._reopen(producer)
 
@@ -259,12 +259,12 @@ class ProducerHost(Host):
         before = list(self._untold)
         if "cancel" in self._habits and self._rng.random() < 0.3:
             if not await cancelled(producer.flush, self._rng):  # it may have told an error
-                await self._ask_tickets(producer)
+                await self._ask_futures(producer)
             return
         try:
             await producer.flush()
-        except KeylaneError:  # of which messages, their tickets say
-            await self._ask_tickets(producer)
+        except KeylaneError:  # of which messages, their futures say
+            await self._ask_futures(producer)
         else:
             self._settle_flushed(before)
 
@@ -279,12 +279,12 @@ class ProducerHost(Host):
                 self._note_wait(value)
                 del self.waiting[value]
 
-    async def _ask_tickets(self, producer: Producer, values: list[bytes] | None = None) -> None:
-        """A flush failed, or nobody flushes any more: each ticket tells what became of its message."""
+    async def _ask_futures(self, producer: Producer, values: list[bytes] | None = None) -> None:
+        """A flush failed, or nobody flushes any more: each future tells what became of its message."""
         for value in list(self._untold) if values is None else values:
-            ticket = self._untold.pop(value, None)
-            if ticket is not None:
-                work = self._settle(producer, ticket, value)
+            future = self._untold.pop(value, None)
+            if future is not None:
+                work = self._settle(producer, future, value)
                 self.spawn(work, self.process.context.copy())
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────────
@@ -310,10 +310,10 @@ class ProducerHost(Host):
             if self._closing or self._openings != opening:
                 return
             try:
-                ticket = producer.send(SUBJECT, value, key=key, timeout=self._time_limit())
+                future = producer.send(SUBJECT, value, key=key, timeout=self._time_limit())
                 self._watch_routes(producer, name)
             except QueueFullError:
-                await producer.room()
+                await producer.drain()
                 continue
             except KeyHaltedError:
                 await asyncio.sleep(0.1)
@@ -322,13 +322,13 @@ class ProducerHost(Host):
                 assert "reopen" in self._habits, "closed, and nobody did so"
                 return
             self._record(Sent(value, key, name, self._number, self._strict))
-            self._last = ticket
+            self._last = future
             self.waiting[value] = None
             self._sent_at[value] = self.loop.now
             if "flush" in self._habits and self._rng.random() < 0.5:
-                self._untold[value] = ticket
+                self._untold[value] = future
             else:
-                work = self._settle(producer, ticket, value)
+                work = self._settle(producer, future, value)
                 self.spawn(work, self.process.context.copy())
             self._number += 1
 
@@ -370,11 +370,11 @@ class ProducerHost(Host):
             return None
         return self._limits.choice((0.2, 1.0, 3.0))
 
-    async def _settle(self, producer: Producer, ticket: Ticket, value: bytes) -> None:
+    async def _settle(self, producer: Producer, future: SendFuture, value: bytes) -> None:
         if "cancel" in self._habits and self._rng.random() < 0.2:
-            await cancelled(lambda: _receipt(ticket), self._rng)
+            await cancelled(lambda: _receipt(future), self._rng)
         try:
-            receipt = await ticket
+            receipt = await future
         except KeylaneError as error:
             asked = isinstance(error, DeliveryTimeoutError | KeyHaltedError)
             # A twin under one id may fence what was sent without an answer: nobody knows it again, and that is told.
@@ -411,5 +411,5 @@ class ProducerHost(Host):
             self.loop.faults.append(f"{value!r} is reordered, though nothing waited for long")
 
 
-async def _receipt(ticket: Ticket) -> Any:
-    return await ticket
+async def _receipt(future: SendFuture) -> Any:
+    return await future

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from keylane.consumer.client import Consumer
 from keylane.producer.client import Producer
-from keylane.producer.ticket import Ticket
+from keylane.producer.send_future import SendFuture
 from keylane.protocol.errors import AlreadyOpenError, Fate, KeylaneError, OtherLoopError
 from keylane.protocol.message import Message
 from sim.machines.threads import new_thread
@@ -68,7 +68,7 @@ class Visitor:
 
 
 def calls_of_producer(
-    producer: Producer, subject: str, key: bytes, ticket: Ticket | None, rng: random.Random
+    producer: Producer, subject: str, key: bytes, future: SendFuture | None, rng: random.Random
 ) -> Calls:
     """What another thread may call of a producer."""
     if not producer._home.here:
@@ -87,20 +87,20 @@ def calls_of_producer(
         "send": send,
         "send of a large message": send_much,
         "flush": producer.flush,
-        "room": producer.room,
+        "room in the queue": producer.drain,
         "close": producer.close,
         "close without a flush": lambda: producer.close(flush=False),
         "opening": producer.__aenter__,
     }
-    if ticket is not None and not ticket.done:
-        calls["a ticket's wait"] = lambda: _unknown(ticket)
+    if future is not None and not future.done():
+        calls["a future's wait"] = lambda: _unknown(future)
     return calls
 
 
-async def _unknown(ticket: Ticket) -> None:
+async def _unknown(future: SendFuture) -> None:
     """Whoever waits elsewhere may not be told that the message is not stored."""
     try:
-        await ticket
+        await future
     except OtherLoopError as error:
         if error.fate is not Fate.UNKNOWN:
             raise RuntimeError("a message on its way is told as not done") from error

@@ -23,7 +23,7 @@ from keylane.broker.store.old_tokens import refuse_old_tokens
 from keylane.broker.store.store import Store
 from keylane.checker.events import Event, Expired, Recovered, Resetting, Served
 from keylane.metaserver.attendant import Attendant
-from keylane.metaserver.calls import control_calls, control_routes
+from keylane.metaserver.calls import control_routes
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.groups.service import Members
 from keylane.metaserver.operations.driver import Reshaper
@@ -33,10 +33,10 @@ from keylane.metaserver.retention.expirer import Expirer
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.clock_restart import adopt_boot
 from keylane.metaserver.verify.service import Verifier
+from keylane.protocol import endpoints
 from keylane.protocol.control import BrokerHeartbeat, Health
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.frames import Answer, Request
-from keylane.protocol.progress import SetCursor
 from keylane.rpc.client import MetaClient
 from keylane.rpc.server import ControlRoute, Params
 from sim.machines.database import Shelf, SimDatabase
@@ -168,8 +168,7 @@ class MetaHost(Host):
             after_step=self._stepped,
         )
         verifier = Verifier(database, network)
-        calls = control_calls(catalogue, members, health, reshaper, verifier, resetter)
-        routes = control_routes(calls)
+        routes = control_routes(catalogue, members, health, reshaper, verifier, resetter)
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
         duties = self._duties(database, network, catalogue) if self._expires else ()
         attendant = Attendant(
@@ -359,7 +358,7 @@ class BrokerHost(Host):
 
     def _watched(self, route: ControlRoute) -> ControlRoute:
         """The same call; a reset's is noted, when it is asked and when it is done."""
-        if route.body is not SetCursor:
+        if route.endpoint is not endpoints.SET_CURSOR:
             return route
 
         async def watched(body: Any, params: Params) -> object:

@@ -7,8 +7,8 @@ promises, or to refuse with a typed error.
     forked     objects are made once, before the processes begin; each process opens a copy
     reopen     an object is closed and opened again
     tasks      two tasks send at once
-    flush      tickets are not awaited; `flush` and `close` have to tell what was lost
-    cancel     who waits is cancelled, and waits again: tickets, flush, room, opening, closing, `wait`
+    flush      futures are not awaited; `flush` and `close` have to tell what was lost
+    cancel     who waits is cancelled, and waits again: futures, flush, room, opening, closing, `wait`
     wrap       handlers are lambdas, decorated, partials, objects, functions that return tasks
     odd        handlers raise what handlers seldom raise
     stubborn   handlers go on for a while after they are cancelled

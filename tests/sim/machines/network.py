@@ -66,13 +66,14 @@ class Listener:
         self.machine = machine
         self.data_handler = data_handler
         self._routes = [
-            (one, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", one.path))) for one in routes
+            (one, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", one.endpoint.path)))
+            for one in routes
         ]
 
     def find(self, method: str, path: str) -> tuple[ControlRoute, dict[str, str]]:
         for route, pattern in self._routes:
             match = pattern.fullmatch(path)
-            if match is not None and route.method == method:
+            if match is not None and route.endpoint.method == method:
                 return route, match.groupdict()
         raise InvalidRequestError(f"{method} {path}: no such call")
 
@@ -321,8 +322,8 @@ class _ControlCall:
         try:
             route, params = listener.find(self._method, self._path)
             body: Any = None
-            if route.body is not None:
-                body = msgspec.json.decode(self._packed, type=route.body)
+            if route.endpoint.request is not None:
+                body = msgspec.json.decode(self._packed, type=route.endpoint.request)
             result = await route.handler(body, self._query | params)
             status, data = 200, encode_json(result)
         except msgspec.MsgspecError as error:

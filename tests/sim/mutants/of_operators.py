@@ -79,8 +79,8 @@ def lost_messages_are_sent_again(patches: Patches) -> None:
     """What may be stored, and handled, in a lost partition is sent elsewhere, and its sender hears nothing."""
 
     def leave(self: Any) -> None:
-        for parcel in self._in_flight:
-            parcel.doubtful = False
+        for batch in self._in_flight:
+            batch.doubtful = False
         real(self)
 
     real = patches.set(Executor, "_leave_lost", leave)
@@ -91,9 +91,9 @@ def all_that_waits_counts_as_lost(patches: Patches) -> None:
 
     def leave(self: Any) -> None:
         self.roll()
-        for parcel in [*self._in_flight, *self._queue]:
+        for batch in [*self._in_flight, *self._queue]:
             error = AcceptedAsLostError(partition_id=self.partition.partition_id)
-            self._account.give_up(parcel, error)
+            self._budget.give_up(batch, error)
         self._in_flight.clear()
         self._queue.clear()
         real(self)

@@ -11,7 +11,7 @@ from keylane.producer import executor as executor_module
 from keylane.producer.executor import Executor
 from keylane.producer.failure import Step
 from keylane.producer.given_up import GivenUp
-from keylane.producer.parcel import REORDERED, Parcel
+from keylane.producer.outgoing_batch import REORDERED, OutgoingBatch
 from keylane.producer.sender import SubjectSender
 from keylane.protocol.errors import Fate, SequenceGapError, StorageError, UnreachableError
 from keylane.protocol.message import Receipt
@@ -59,9 +59,9 @@ def given_up_told_as_not_done(patches: Patches) -> None:
 
 
 def acked_when_sent(patches: Patches) -> None:
-    async def append(self: Any, channel: Any, parcel: Any, data: bytes) -> Receipt:
+    async def append(self: Any, channel: Any, batch: Any, data: bytes) -> Receipt:
         try:
-            return await real(self, channel, parcel, data)
+            return await real(self, channel, batch, data)
         except UnreachableError:
             return Receipt(self.partition.partition_id, -1, "fsync", True)
 
@@ -72,7 +72,7 @@ def receipt_of_another_message(patches: Patches) -> None:
     def receipt(self: Any, index: int) -> Receipt:
         return real(self, 0)
 
-    real = patches.set(Parcel, "receipt", receipt)
+    real = patches.set(OutgoingBatch, "receipt", receipt)
 
 
 def key_hashed_anew(patches: Patches) -> None:
@@ -82,7 +82,7 @@ def key_hashed_anew(patches: Patches) -> None:
 
 def detour_not_declared(patches: Patches) -> None:
     """BEST_TRIED sends elsewhere and says nothing of it."""
-    patches.set(Parcel, "mark_reordered", lambda self: None)
+    patches.set(OutgoingBatch, "mark_reordered", lambda self: None)
 
 
 def detour_told_by_batch(patches: Patches) -> None:
@@ -94,7 +94,7 @@ def detour_told_by_batch(patches: Patches) -> None:
                 self.mark(index, REORDERED)
         return real(self, outcome)
 
-    real = patches.set(Parcel, "settle", settle)
+    real = patches.set(OutgoingBatch, "settle", settle)
 
 
 def later_detour_not_declared(patches: Patches) -> None:
@@ -113,7 +113,7 @@ def second_copy_not_declared(patches: Patches) -> None:
     def leave(self: Any, *, refused: bool) -> None:
         real(self, refused=True)
 
-    real = patches.set(Parcel, "leave", leave)
+    real = patches.set(OutgoingBatch, "leave", leave)
 
 
 def home_is_left_early(patches: Patches) -> None:
@@ -178,9 +178,9 @@ def lost_is_not_asked(patches: Patches) -> None:
 def refused_batch_stays_out(patches: Patches) -> None:
     """A batch refused for a gap is told as stored."""
 
-    async def append(self: Any, channel: Any, parcel: Any, data: bytes) -> Receipt:
+    async def append(self: Any, channel: Any, batch: Any, data: bytes) -> Receipt:
         try:
-            return await real(self, channel, parcel, data)
+            return await real(self, channel, batch, data)
         except SequenceGapError:
             return Receipt(self.partition.partition_id, -1, "fsync", True)
 

@@ -10,8 +10,8 @@ from keylane.consumer.client import Consumer
 from keylane.consumer.membership import Membership
 from keylane.consumer.pulling import shared_client
 from keylane.producer import client as producer_client
-from keylane.producer.account import Account
 from keylane.producer.client import Producer
+from keylane.producer.send_budget import SendBudget
 from keylane.protocol.errors import ClosedError, SequenceReusedError
 from keylane.protocol.frames import PullShared
 from keylane.rpc.home import NO_THREAD, Home
@@ -47,7 +47,7 @@ def id_drawn_when_made(patches: Patches) -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         real_init(self, *args, **kwargs)
-        self._drawn = self._draw_identity(63) | 1
+        self._drawn = self._environment.draw_identity(63) | 1
 
     def begin(self: Any, meta: Any) -> None:
         real_begin(self, meta)
@@ -88,7 +88,7 @@ def cancelled_close_is_broken_off(patches: Patches) -> None:
 
 
 def flush_tells_no_failure(patches: Patches) -> None:
-    patches.set(Account, "untold", lambda self: None)
+    patches.set(SendBudget, "untold", lambda self: None)
 
 
 def shared_messages_held_for_an_hour(patches: Patches) -> None:

@@ -11,6 +11,7 @@ from keylane.consumer import ConsumerSettings
 from keylane.producer.settings import ProducerSettings
 from keylane.protocol.control import Health
 from keylane.protocol.errors import ConfigError, InvalidNameError, InvalidRequestError
+from keylane.rpc.environment import Environment
 
 
 class SilentNetwork:
@@ -78,7 +79,7 @@ def test_no_numbers():
 )
 async def test_no_message(arguments, kind, words):
     """What is no message is refused by `send` itself."""
-    producer = Producer("meta", network=SilentNetwork())
+    producer = Producer("meta", _environment=Environment(network=SilentNetwork()))
     await producer.__aenter__()
     with pytest.raises(kind, match=words):
         producer.send(**({"subject": "s", "value": b"v"} | arguments))

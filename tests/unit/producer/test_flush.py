@@ -6,22 +6,22 @@ import asyncio
 
 import pytest
 
-from keylane import GivenUpError, MessageTooLargeError, PartlyQueuedError, Producer
+from keylane import GivenUpError, MessageTooLargeError, PartlyQueuedError
 from keylane.producer import ProducerSettings
 from keylane.protocol.errors import Fate, InvalidRequestError, NoPartitionError
 from support.cluster import eventually
-from support.scripted_network import QUICK, ScriptedNetwork
+from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 
 async def test_flush_tells_how_many_messages_failed_when_only_some_were_awaited():
     """Of 100 messages that a broker refused in one batch, one is awaited: flush tells of 99, close of none."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         network.refusal = InvalidRequestError("not that")
-        tickets = [producer.send("s", b"v", key=b"k") for _ in range(100)]
+        futures = [producer.send("s", b"v", key=b"k") for _ in range(100)]
         with pytest.raises(InvalidRequestError, match="not that"):
-            await tickets[30]
+            await futures[30]
         with pytest.raises(GivenUpError, match="99 messages were given up, 0 of them") as told:
             await producer.flush()
         assert isinstance(told.value.__cause__, InvalidRequestError)
@@ -34,7 +34,7 @@ async def test_close_tells_what_it_gave_up_and_what_may_be_stored():
     """When its time is over, what is queued is given up: how many messages, and how many of them have a fate unknown."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, close_timeout_ms=50, in_flight_max=1)
-    producer = Producer("meta", network=network, settings=settings)
+    producer = producer_on(network, settings)
     await producer.__aenter__()
     await producer.send("s", b"0", key=b"k")
     network.mute.add(1)
@@ -45,9 +45,9 @@ async def test_close_tells_what_it_gave_up_and_what_may_be_stored():
         await producer.close()
     assert (told.value.details, told.value.fate) == ({"messages": 3, "unknown": 1}, Fate.UNKNOWN)
     fates = []
-    for ticket in (on_its_way, *queued):
+    for future in (on_its_way, *queued):
         with pytest.raises(NoPartitionError, match="closed") as caught:
-            await ticket
+            await future
         fates.append(caught.value.fate)
     assert fates == [Fate.UNKNOWN, Fate.NOT_DONE, Fate.NOT_DONE]
 
@@ -57,7 +57,7 @@ async def test_send_all_waits_for_room_before_each_message():
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, queue_bytes=1 << 20)
     values = [b"%6d" % number + bytes(100_000) for number in range(1_000)]
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         sent = await asyncio.wait_for(
             producer.send_all("s", ((b"k", value) for value in values)), 60
         )
@@ -70,7 +70,7 @@ async def test_send_all_tells_how_many_were_queued_when_a_message_is_refused():
     """The others before it are on their way, and the error says how many."""
     network = ScriptedNetwork()
     messages = [(b"k", b"0"), (b"k", b"1"), (b"k", bytes(2 << 20)), (b"k", b"3")]
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         with pytest.raises(PartlyQueuedError, match="2 messages were queued") as told:
             await producer.send_all("s", messages)
         assert told.value.details == {"queued": 2}
@@ -81,11 +81,11 @@ async def test_send_all_tells_how_many_were_queued_when_a_message_is_refused():
 
 
 def test_producer_that_is_never_closed_says_how_many_messages_it_gives_up(caplog):
-    """The event loop ends under it: nobody is left to await a ticket."""
+    """The event loop ends under it: nobody is left to await a future."""
 
     async def leave_open() -> None:
         network = ScriptedNetwork()
-        producer = Producer("meta", network=network, settings=QUICK)
+        producer = producer_on(network)
         await producer.__aenter__()
         await producer.send("s", b"0", key=b"k")
         network.mute.add(1)

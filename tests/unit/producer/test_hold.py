@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from keylane import Producer
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.routing import OrderStrategy, logical_partition
 from support.cluster import eventually
-from support.scripted_network import QUICK, ScriptedNetwork, route_over
+from support.scripted_network import QUICK, ScriptedNetwork, producer_on, route_over
 
 BEST_TRIED = OrderStrategy.BEST_TRIED
 
@@ -28,24 +27,24 @@ async def test_what_was_held_and_goes_elsewhere_is_declared():
         {1: (0, 341), 2: (341, 682), 4: (682, 1024)}, version=1, strategy=BEST_TRIED
     )
     settings = ProducerSettings(backoff=QUICK.backoff, leave_after_ms=20)
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         for key in (left, right, other):
             await producer.send("s", b"0", key=key)
         sender = producer._senders["s"]
         network.late = asyncio.Event()
         network.sealed |= {1, 2}
-        tickets = [producer.send("s", b"1", key=left)]  # under way to 1, which refuses it late
+        futures = [producer.send("s", b"1", key=left)]  # under way to 1, which refuses it late
         await eventually(lambda: network.asked)
         network.unreachable.add("broker-3")  # 1 and 2 are merged into 3, whose broker is silent
         network.route = route_over({3: (0, 682), 4: (682, 1024)}, version=2, strategy=BEST_TRIED)
         await eventually(lambda: 3 in [one.partition.partition_id for one in sender.executors])
-        tickets.append(producer.send("s", b"1", key=right))  # finds out that 3 does not answer
+        futures.append(producer.send("s", b"1", key=right))  # finds out that 3 does not answer
         await eventually(lambda: sender.careful)
-        tickets.append(producer.send("s", b"2", key=left))  # held behind the first
+        futures.append(producer.send("s", b"2", key=left))  # held behind the first
         at_home = producer.send("s", b"1", key=other)
         network.late.set()
-        for ticket in tickets:
-            receipt = await asyncio.wait_for(ticket, 30)
+        for future in futures:
+            receipt = await asyncio.wait_for(future, 30)
             assert (receipt.partition_id, receipt.reordered) == (4, True)
         receipt = await at_home
         assert (receipt.partition_id, receipt.reordered) == (4, False)
@@ -55,7 +54,7 @@ async def test_nothing_newer_passes_what_an_unknown_partition_refused():
     """STRICT: while the metaserver is silent and a broker for a moment does not know its partition, order is kept."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=Backoff(first_ms=20, max_ms=600_000, factor=50.0))
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         await producer.send("s", b"0", key=b"k")
         sender = producer._senders["s"]
         (executor,) = sender.executors
@@ -70,8 +69,8 @@ async def test_nothing_newer_passes_what_an_unknown_partition_refused():
         network.unknown.clear()
         await eventually(lambda: sender.table[0] is executor)
         newer = producer.send("s", b"3", key=b"k")
-        for ticket in (older, held, newer):
-            await asyncio.wait_for(ticket, 30)
+        for future in (older, held, newer):
+            await asyncio.wait_for(future, 30)
 
     assert network.stored == {1: [b"0", b"1", b"2", b"3"]}
 
@@ -84,20 +83,20 @@ async def test_one_refusal_opens_no_way_past_another():
         {1: (0, 512), 2: (512, 1024)}, version=1, strategy=OrderStrategy.STRICT
     )
     settings = ProducerSettings(backoff=Backoff(first_ms=300, max_ms=300))
-    async with Producer("meta", network=network, settings=settings) as producer:
-        tickets = [producer.send("s", b"0", key=left), producer.send("s", b"0", key=right)]
-        await asyncio.gather(*tickets)
+    async with producer_on(network, settings) as producer:
+        futures = [producer.send("s", b"0", key=left), producer.send("s", b"0", key=right)]
+        await asyncio.gather(*futures)
         one, two = producer._senders["s"].executors
         network.unreachable.add("meta")
         producer._senders["s"]._refresh.set()
         network.unknown |= {1, 2}
-        tickets = [producer.send("s", b"1", key=left)]
+        futures = [producer.send("s", b"1", key=left)]
         await eventually(lambda: one.refused)
-        tickets.append(producer.send("s", b"1", key=right))
+        futures.append(producer.send("s", b"1", key=right))
         await eventually(lambda: two.refused)
-        tickets += [producer.send("s", b"2", key=key) for key in (left, right)]
+        futures += [producer.send("s", b"2", key=key) for key in (left, right)]
         network.unknown.clear()
-        for ticket in tickets:
-            await asyncio.wait_for(ticket, 30)
+        for future in futures:
+            await asyncio.wait_for(future, 30)
 
     assert network.stored == {1: [b"0", b"1", b"2"], 2: [b"0", b"1", b"2"]}

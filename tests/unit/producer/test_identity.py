@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 
 from keylane import Producer
-from keylane.producer.ticket import Ticket
+from keylane.producer.send_future import SendFuture
 from keylane.protocol.errors import AlreadyOpenError, ClosedError, Fate, OtherLoopError
+from keylane.rpc.environment import Environment
 from support.forked import Child, error_of
-from support.scripted_network import QUICK, ScriptedNetwork
+from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 SINGLE = replace(QUICK, batch_count=1)
 """Each message is a batch, several of which are under way at once."""
@@ -25,8 +26,8 @@ def ids_at(network: ScriptedNetwork) -> set[int]:
 
 
 async def send_some(producer: Producer, *values: bytes) -> None:
-    for ticket in [producer.send("s", value, key=b"k") for value in values]:
-        assert not (await ticket).duplicate
+    for future in [producer.send("s", value, key=b"k") for value in values]:
+        assert not (await future).duplicate
 
 
 async def test_an_id_comes_of_no_generator_of_the_user():
@@ -34,7 +35,9 @@ async def test_an_id_comes_of_no_generator_of_the_user():
     network = ScriptedNetwork()
     for value in (b"0", b"1"):
         rng = random.Random(7)
-        async with Producer("meta", network=network, settings=QUICK, rng=rng) as producer:
+        async with Producer(
+            "meta", settings=QUICK, _environment=Environment(network=network, rng=rng)
+        ) as producer:
             await send_some(producer, value)
     assert network.stored == {1: [b"0", b"1"]}
     assert len(ids_at(network)) == 2
@@ -44,7 +47,7 @@ async def test_an_id_comes_of_no_generator_of_the_user():
 async def test_a_second_opening_begins_anew(caplog):
     """Its id, its counts and its queue are its own; what was given up at the end of the first is not in it."""
     network = ScriptedNetwork()
-    producer = Producer("meta", network=network, settings=QUICK)
+    producer = producer_on(network)
     for values in ((b"0", b"1"), (b"2",)):
         async with producer:
             await send_some(producer, *values)
@@ -62,7 +65,7 @@ async def test_a_second_opening_begins_anew(caplog):
 
 async def test_an_open_producer_is_not_opened_again():
     """Not while it is open, and not while it closes; the first opening is none the worse for it."""
-    producer = Producer("meta", network=ScriptedNetwork(), settings=QUICK)
+    producer = producer_on(ScriptedNetwork())
     async with producer:
         with pytest.raises(AlreadyOpenError):
             await producer.__aenter__()
@@ -75,7 +78,7 @@ async def test_an_open_producer_is_not_opened_again():
 
 
 def opened_in(loop: asyncio.AbstractEventLoop, network: ScriptedNetwork) -> Producer:
-    producer = Producer("meta", network=network, settings=QUICK)
+    producer = producer_on(network)
     loop.run_until_complete(producer.__aenter__())
     loop.run_until_complete(send_some(producer, b"0"))
     return producer
@@ -86,7 +89,7 @@ async def flush(producer: Producer) -> None:
 
 
 async def ask_room(producer: Producer) -> None:
-    await producer.room()
+    await producer.drain()
 
 
 async def close(producer: Producer) -> None:
@@ -115,7 +118,7 @@ def test_a_forked_producer_is_refused():
     async def queue() -> None:
         producer.send("s", b"1", key=b"k")
 
-    loop.run_until_complete(queue())  # the parcel that gathers is in both processes
+    loop.run_until_complete(queue())  # the batch that gathers is in both processes
 
     def child() -> list[str]:
         found = refusals(producer)
@@ -130,7 +133,7 @@ def test_a_forked_producer_is_refused():
 
 
 def test_another_loop_or_thread_is_refused():
-    """A send that would wait for a loop which does not know of it is told at once, and so is a ticket's wait."""
+    """A send that would wait for a loop which does not know of it is told at once, and so is a future's wait."""
     network = ScriptedNetwork()
     loop = asyncio.new_event_loop()
     producer = opened_in(loop, network)
@@ -143,12 +146,12 @@ def test_another_loop_or_thread_is_refused():
     network.lost.add(1)
 
     async def queue() -> None:
-        tickets.append(producer.send("s", b"1", key=b"k"))
+        futures.append(producer.send("s", b"1", key=b"k"))
 
     async def wait() -> None:
-        await tickets[0]
+        await futures[0]
 
-    tickets = []
+    futures = []
     loop.run_until_complete(queue())
     with pytest.raises(OtherLoopError):
         asyncio.run(wait())
@@ -165,7 +168,13 @@ def twins(network: ScriptedNetwork) -> list[Producer]:
     for number in (1, 2):
         draws = iter((first, 100 + number))
         identity = lambda _bits, draws=draws: next(draws)  # noqa: E731
-        found.append(Producer("meta", network=network, settings=SINGLE, _identity=identity))
+        found.append(
+            Producer(
+                "meta",
+                settings=SINGLE,
+                _environment=Environment(network=network, draw_identity=identity),
+            )
+        )
     return found
 
 
@@ -176,11 +185,11 @@ async def test_producers_of_one_id_store_everything_in_order(caplog):
     async with one, other:
         await send_some(one, b"a0", b"a1", b"a2")
         with caplog.at_level(logging.WARNING, logger="keylane.producer"):
-            tickets = []
+            futures = []
             for number in range(6):
-                tickets.append(other.send("s", b"b%d" % number, key=b"k"))
+                futures.append(other.send("s", b"b%d" % number, key=b"k"))
                 await asyncio.sleep(0)
-            receipts = [await ticket for ticket in tickets]
+            receipts = [await future for future in futures]
         await send_some(one, b"a3")
         assert other.stats.failed == one.stats.failed == 0
     assert not any(receipt.duplicate for receipt in receipts)
@@ -198,9 +207,9 @@ async def test_nothing_behind_a_refused_batch_is_stored_under_a_shared_id():
     one, other = twins(network)
     async with one, other:
         await send_some(one, b"a0")
-        tickets = [other.send("s", b"b%d" % number, key=b"k") for number in range(3)]
-        for ticket in tickets:
-            await ticket
+        futures = [other.send("s", b"b%d" % number, key=b"k") for number in range(3)]
+        for future in futures:
+            await future
     assert network.stored == {1: [b"a0", b"b0", b"b1", b"b2"]}
 
 
@@ -216,11 +225,11 @@ def test_a_send_in_another_thread_is_refused_while_a_batch_gathers():
 
     async def send_beside_a_thread() -> list[str]:
         found: list[str] = []
-        ticket = producer.send("s", b"1", key=b"k")
+        future = producer.send("s", b"1", key=b"k")
         thread = threading.Thread(target=send_elsewhere, args=(found,))
         thread.start()
         thread.join()
-        await ticket
+        await future
         return found
 
     assert loop.run_until_complete(send_beside_a_thread()) == ["OtherLoopError"] * 2
@@ -229,21 +238,21 @@ def test_a_send_in_another_thread_is_refused_while_a_batch_gathers():
     assert network.stored == {1: [b"0", b"1"]}
 
 
-def test_a_ticket_awaited_in_another_loop_tells_an_unknown_fate():
+def test_a_future_awaited_in_another_loop_tells_an_unknown_fate():
     """The message is on its way: whoever is told that it is not stored would send it twice."""
     network = ScriptedNetwork()
     loop = asyncio.new_event_loop()
     producer = opened_in(loop, network)
 
-    async def queue() -> Ticket:
+    async def queue() -> SendFuture:
         return producer.send("s", b"1", key=b"k")
 
-    async def wait(ticket: Ticket) -> None:
-        await ticket
+    async def wait(future: SendFuture) -> None:
+        await future
 
-    ticket = loop.run_until_complete(queue())
+    future = loop.run_until_complete(queue())
     with pytest.raises(OtherLoopError) as refused:
-        asyncio.run(wait(ticket))
+        asyncio.run(wait(future))
     assert refused.value.fate is Fate.UNKNOWN
     loop.run_until_complete(producer.close())
     loop.close()

@@ -7,12 +7,11 @@ import logging
 
 import pytest
 
-from keylane import Producer
 from keylane.producer import ProducerSettings
 from keylane.protocol.errors import NotSentError
 from keylane.protocol.routing import OrderStrategy, logical_partition
 from support.cluster import eventually
-from support.scripted_network import QUICK, ScriptedNetwork, route_over
+from support.scripted_network import QUICK, ScriptedNetwork, producer_on, route_over
 
 BEST_TRIED, STRICT = OrderStrategy.BEST_TRIED, OrderStrategy.STRICT
 HALVES = {1: (0, 512), 2: (512, 1024)}
@@ -40,16 +39,16 @@ def leaving_after(milliseconds: int, **more) -> ProducerSettings:
 async def test_a_restart_of_a_broker_reorders_nothing():
     """BEST_TRIED: a partition that fails for less than `leave_after_ms` keeps its messages, the newer ones too."""
     network = network_of(BEST_TRIED)
-    async with Producer("meta", network=network, settings=leaving_after(600_000)) as producer:
+    async with producer_on(network, leaving_after(600_000)) as producer:
         await producer.send("s", b"0", key=LEFT)
         network.unreachable.add("broker-1")
-        tickets = [producer.send("s", b"1", key=LEFT)]
+        futures = [producer.send("s", b"1", key=LEFT)]
         await eventually(lambda: producer.stats.retries > 5)
-        tickets += [producer.send("s", b"%d" % number, key=LEFT) for number in (2, 3)]
+        futures += [producer.send("s", b"%d" % number, key=LEFT) for number in (2, 3)]
         at_home = producer.send("s", b"0", key=RIGHT)
         await asyncio.wait_for(at_home, 30)
         network.unreachable.clear()
-        receipts = [await asyncio.wait_for(ticket, 30) for ticket in tickets]
+        receipts = [await asyncio.wait_for(future, 30) for future in futures]
 
     assert network.stored == {1: [b"0", b"1", b"2", b"3"], 2: [b"0"]}
     assert not any(receipt.reordered or receipt.duplicate for receipt in receipts)
@@ -58,14 +57,14 @@ async def test_a_restart_of_a_broker_reorders_nothing():
 async def test_newer_messages_wait_for_the_decision_about_older_ones():
     """BEST_TRIED: when the time is over all leave together, in order, declared; later ones follow them."""
     network = network_of(BEST_TRIED)
-    async with Producer("meta", network=network, settings=leaving_after(60)) as producer:
+    async with producer_on(network, leaving_after(60)) as producer:
         await producer.send("s", b"0", key=LEFT)
         network.unreachable.add("broker-1")
-        tickets = [producer.send("s", b"1", key=LEFT)]
+        futures = [producer.send("s", b"1", key=LEFT)]
         await eventually(lambda: producer.stats.retries > 0)
-        tickets += [producer.send("s", b"%d" % number, key=LEFT) for number in (2, 3)]
+        futures += [producer.send("s", b"%d" % number, key=LEFT) for number in (2, 3)]
         assert 2 not in network.stored
-        receipts = [await asyncio.wait_for(ticket, 30) for ticket in tickets]
+        receipts = [await asyncio.wait_for(future, 30) for future in futures]
         later = await asyncio.wait_for(producer.send("s", b"4", key=LEFT), 30)
         network.unreachable.clear()
         await eventually(lambda: not producer._senders["s"].careful)
@@ -79,15 +78,15 @@ async def test_newer_messages_wait_for_the_decision_about_older_ones():
 async def test_a_receipt_is_reordered_only_for_messages_that_left_when_a_batch_mixes_them():
     """Messages at home that share a batch with those of another partition are not called reordered."""
     network = network_of(BEST_TRIED)
-    async with Producer("meta", network=network, settings=leaving_after(20)) as producer:
+    async with producer_on(network, leaving_after(20)) as producer:
         for key in (LEFT, RIGHT):
             await producer.send("s", b"0", key=key)
         network.unreachable.add("broker-1")
         assert (await asyncio.wait_for(producer.send("s", b"1", key=LEFT), 30)).reordered
         keys = [LEFT, RIGHT, b"", LEFT, RIGHT]
-        tickets = [producer.send("s", b"2", key=key) for key in keys]
-        batches = {ticket.parcel for ticket in tickets}
-        receipts = [await asyncio.wait_for(ticket, 30) for ticket in tickets]
+        futures = [producer.send("s", b"2", key=key) for key in keys]
+        batches = {future.batch for future in futures}
+        receipts = [await asyncio.wait_for(future, 30) for future in futures]
 
     assert len(batches) == 1
     assert [receipt.reordered for receipt in receipts] == [True, False, False, True, False]
@@ -97,13 +96,13 @@ async def test_a_message_may_be_stored_twice_when_its_first_home_had_it():
     """What was sent without an answer and then left says so; what was never sent there does not."""
     network = network_of(BEST_TRIED)
     settings = leaving_after(60, in_flight_max=1)
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         await producer.send("s", b"0", key=LEFT)
         network.mute.add(1)  # stores what it is sent and answers nothing
-        tickets = [producer.send("s", b"1", key=LEFT)]
+        futures = [producer.send("s", b"1", key=LEFT)]
         await eventually(lambda: producer.stats.retries > 0)
-        tickets.append(producer.send("s", b"2", key=LEFT))
-        receipts = [await asyncio.wait_for(ticket, 30) for ticket in tickets]
+        futures.append(producer.send("s", b"2", key=LEFT))
+        receipts = [await asyncio.wait_for(future, 30) for future in futures]
 
     assert network.stored == {1: [b"0", b"1"], 2: [b"1", b"2"]}
     assert [receipt.duplicate for receipt in receipts] == ["possible", False]
@@ -114,7 +113,7 @@ async def test_best_tried_gives_up_after_its_time_and_says_why():
     """With no broker left a message is given up after `give_up_after_ms` and so many tries, surely not stored."""
     network = network_of(BEST_TRIED)
     settings = leaving_after(5, give_up_after_ms=100, tries_min=3)
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         await producer.send("s", b"0", key=LEFT)
         network.unreachable |= {"broker-1", "broker-2"}
         with pytest.raises(NotSentError):
@@ -126,14 +125,14 @@ async def test_best_tried_gives_up_after_its_time_and_says_why():
 async def test_messages_without_a_key_pass_over_a_partition_that_does_not_answer(strategy, static):
     """Those never sent go elsewhere at once under either strategy, and are never called reordered."""
     network = network_of(strategy, static=static)
-    async with Producer("meta", network=network, settings=leaving_after(600_000)) as producer:
+    async with producer_on(network, leaving_after(600_000)) as producer:
         for key in (LEFT, RIGHT):
             await producer.send("s", b"0", key=key)
         network.unreachable.add("broker-1")
         keyed = producer.send("s", b"keyed", key=LEFT)
-        tickets = [producer.send("s", b"%d" % number) for number in range(20)]
-        receipts = [await asyncio.wait_for(ticket, 30) for ticket in tickets]
-        assert not keyed.done
+        futures = [producer.send("s", b"%d" % number) for number in range(20)]
+        receipts = [await asyncio.wait_for(future, 30) for future in futures]
+        assert not keyed.done()
         receipts += [await asyncio.wait_for(producer.send("s", b"later"), 30) for _ in range(20)]
         network.unreachable.clear()
         assert (await asyncio.wait_for(keyed, 30)).partition_id == 1
@@ -147,13 +146,13 @@ async def test_a_message_without_a_key_stays_when_it_may_be_stored():
     """STRICT: what was sent without an answer waits for its broker, so that it is stored once."""
     network = network_of(STRICT)
     settings = leaving_after(0)
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         await producer.send("s", b"0", key=LEFT)
         network.mute |= {1, 2}
-        ticket = producer.send("s", b"1")
+        future = producer.send("s", b"1")
         await eventually(lambda: producer.stats.retries > 2)
         network.mute.clear()
-        receipt = await asyncio.wait_for(ticket, 30)
+        receipt = await asyncio.wait_for(future, 30)
 
     assert receipt.duplicate is True
     assert sum(values.count(b"1") for values in network.stored.values()) == 1
@@ -162,14 +161,14 @@ async def test_a_message_without_a_key_stays_when_it_may_be_stored():
 async def test_a_static_subject_keeps_keyed_messages_in_their_queue():
     """Also under BEST_TRIED, and however long it takes."""
     network = network_of(BEST_TRIED, static=True)
-    async with Producer("meta", network=network, settings=leaving_after(0)) as producer:
+    async with producer_on(network, leaving_after(0)) as producer:
         for key in (LEFT, RIGHT):
             await producer.send("s", b"0", key=key)
         network.unreachable.add("broker-1")
-        ticket = producer.send("s", b"1", key=LEFT)
+        future = producer.send("s", b"1", key=LEFT)
         await eventually(lambda: producer.stats.retries > 5)
         network.unreachable.clear()
-        receipt = await asyncio.wait_for(ticket, 30)
+        receipt = await asyncio.wait_for(future, 30)
 
     assert (receipt.partition_id, receipt.reordered) == (1, False)
 
@@ -177,7 +176,7 @@ async def test_a_static_subject_keeps_keyed_messages_in_their_queue():
 async def test_messages_leave_a_silent_broker_when_the_producer_started_meanwhile():
     """BEST_TRIED: a partition whose broker the metaserver does not know is left like one that does not answer."""
     network = network_of(BEST_TRIED, silent=(1,))
-    async with Producer("meta", network=network, settings=leaving_after(30)) as producer:
+    async with producer_on(network, leaving_after(30)) as producer:
         keyless = await asyncio.wait_for(producer.send("s", b"any"), 30)
         receipt = await asyncio.wait_for(producer.send("s", b"1", key=LEFT), 30)
 
@@ -188,37 +187,37 @@ async def test_messages_leave_a_silent_broker_when_the_producer_started_meanwhil
 async def test_messages_for_a_silent_broker_are_shown_when_the_producer_started_meanwhile():
     """STRICT: they wait, `stats.waiting` names the partition, and they go as soon as the broker is known."""
     network = network_of(STRICT, silent=(1,))
-    async with Producer("meta", network=network, settings=QUICK) as producer:
-        ticket = producer.send("s", b"1", key=LEFT)
+    async with producer_on(network) as producer:
+        future = producer.send("s", b"1", key=LEFT)
         assert "s" in producer.stats.waiting
         await eventually(lambda: "p1" in producer.stats.waiting)
         assert "knows no broker" in producer.stats.waiting["p1"]
         assert (await asyncio.wait_for(producer.send("s", b"1", key=RIGHT), 30)).partition_id == 2
         network.route = route_over(HALVES, version=2, strategy=STRICT)
-        assert (await asyncio.wait_for(ticket, 30)).partition_id == 1
+        assert (await asyncio.wait_for(future, 30)).partition_id == 1
         assert producer.stats.waiting == {}
 
 
 async def test_receipts_of_healthy_partitions_come_when_another_is_silent_from_the_start():
-    """Messages sent before the first route share a parcel, and each ticket waits for its own message only."""
+    """Messages sent before the first route share a batch, and each future waits for its own message only."""
     network = network_of(STRICT)
     network.unreachable.add("broker-1")
-    async with Producer("meta", network=network, settings=QUICK) as producer:
-        tickets = {key: producer.send("s", b"1", key=key) for key in (LEFT, RIGHT)}
-        assert tickets[LEFT].parcel is tickets[RIGHT].parcel
-        assert (await asyncio.wait_for(tickets[RIGHT], 30)).partition_id == 2
-        assert (tickets[RIGHT].done, tickets[LEFT].done) == (True, False)
+    async with producer_on(network) as producer:
+        futures = {key: producer.send("s", b"1", key=key) for key in (LEFT, RIGHT)}
+        assert futures[LEFT].batch is futures[RIGHT].batch
+        assert (await asyncio.wait_for(futures[RIGHT], 30)).partition_id == 2
+        assert (futures[RIGHT].done(), futures[LEFT].done()) == (True, False)
         network.unreachable.clear()
-        assert (await asyncio.wait_for(tickets[LEFT], 30)).partition_id == 1
+        assert (await asyncio.wait_for(futures[LEFT], 30)).partition_id == 1
 
 
 async def test_a_sealed_partition_is_not_waited_for_when_it_refused_for_good():
     """STRICT: what it refused is not doubtful at the next one, whose silent broker is not asked whether it has it."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         network.lost.add(1)
-        ticket = producer.send("s", b"1", key=b"k")
+        future = producer.send("s", b"1", key=b"k")
         await eventually(lambda: producer.stats.retries > 1)
         network.sealed.add(1)
         network.lost.clear()
@@ -228,7 +227,7 @@ async def test_a_sealed_partition_is_not_waited_for_when_it_refused_for_good():
         network.route = network.route_to(
             3, version=3, group="third"
         )  # the second is gone, and never had it
-        receipt = await asyncio.wait_for(ticket, 30)
+        receipt = await asyncio.wait_for(future, 30)
 
     assert network.stored == {1: [b"0"], 3: [b"1"]}
     assert (receipt.partition_id, receipt.duplicate) == (3, False)
@@ -239,15 +238,15 @@ async def test_a_wait_is_logged_after_seconds_and_once_when_it_is_over(caplog, m
     monkeypatch.setattr("keylane.producer.waiting.FIRST_MS", 50)
     network = network_of(STRICT)
     with caplog.at_level(logging.WARNING, logger="keylane.producer"):
-        async with Producer("meta", network=network, settings=QUICK) as producer:
+        async with producer_on(network) as producer:
             await producer.send("s", b"0", key=LEFT)
             network.unreachable.add("broker-1")
-            tickets = [producer.send("s", b"%d" % number, key=LEFT) for number in range(3)]
+            futures = [producer.send("s", b"%d" % number, key=LEFT) for number in range(3)]
             await eventually(lambda: bool(caplog.messages))
             await asyncio.sleep(0.1)
             network.unreachable.clear()
-            for ticket in tickets:
-                await asyncio.wait_for(ticket, 30)
+            for future in futures:
+                await asyncio.wait_for(future, 30)
 
     waiting, over = caplog.messages
     assert waiting.startswith("p1 at broker-1: 3 messages wait, the oldest for 0 s: cannot reach")

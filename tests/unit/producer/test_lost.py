@@ -10,26 +10,26 @@ import msgspec
 import pytest
 
 from keylane import Producer
-from keylane.producer.ticket import Ticket
+from keylane.producer.send_future import SendFuture
 from keylane.protocol.errors import AcceptedAsLostError, Fate, PartitionUnknownError
 from keylane.protocol.routing import OrderStrategy
 from support.cluster import eventually
-from support.scripted_network import QUICK, ScriptedNetwork, route_over
+from support.scripted_network import ScriptedNetwork, producer_on, route_over
 
 
 @asynccontextmanager
 async def doubtful_at(
     network: ScriptedNetwork, strategy: OrderStrategy = OrderStrategy.STRICT
-) -> AsyncIterator[tuple[Producer, Ticket]]:
+) -> AsyncIterator[tuple[Producer, SendFuture]]:
     """A producer of which one message is stored in partition 1, and nobody told it so."""
     network.route = route_over({1: (0, 1024)}, version=1, strategy=strategy)
     network.past = list(network.route.partitions)
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         network.mute.add(1)
-        ticket = producer.send("s", b"1", key=b"k")
+        future = producer.send("s", b"1", key=b"k")
         await eventually(lambda: len(network.stored[1]) == 2)
-        yield producer, ticket
+        yield producer, future
 
 
 def replace_route(network: ScriptedNetwork) -> None:
@@ -52,7 +52,7 @@ async def test_a_message_is_told_as_lost_when_the_new_broker_answers_before_the_
         newer = producer.send("s", b"2", key=b"k")
         await eventually(lambda: network.history_asks > 0)
         await asyncio.sleep(0.05)
-        assert not older.done
+        assert not older.done()
         network.history_late.set()
         with pytest.raises(AcceptedAsLostError) as told:
             await asyncio.wait_for(older, 30)
@@ -71,7 +71,7 @@ async def test_a_message_waits_for_the_history_when_the_metaserver_is_silent():
         replace_route(network)
         newer = producer.send("s", b"2", key=b"k")
         await eventually(lambda: network.history_asks > 5)
-        assert not older.done
+        assert not older.done()
         network.history_silent = False
         with pytest.raises(PartitionUnknownError) as told:
             await asyncio.wait_for(older, 30)
@@ -114,7 +114,7 @@ async def test_a_message_waits_for_a_silent_broker_when_another_has_its_address(
         replace_route(network)
         newer = producer.send("s", b"2", key=b"k")
         await eventually(lambda: network.history_asks > 2)
-        assert not older.done
+        assert not older.done()
         network.past = [msgspec.structs.replace(left, address="elsewhere")]
         receipts = [await asyncio.wait_for(one, 30) for one in (older, newer)]
 
@@ -130,6 +130,6 @@ async def test_close_ends_when_the_metaserver_never_answers():
         replace_route(network)
         await eventually(lambda: network.history_asks > 0)
         await asyncio.sleep(0.05)
-        assert not older.done
+        assert not older.done()
         await asyncio.wait_for(producer.close(flush=False), 30)
-        assert older.done
+        assert older.done()

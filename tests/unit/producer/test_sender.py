@@ -9,18 +9,17 @@ import time
 import msgspec
 import pytest
 
-from keylane import Producer
 from keylane.producer import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import Fate, GivenUpError, NoPartitionError, PartitionUnknownError
 from support.cluster import eventually
-from support.scripted_network import QUICK, ScriptedNetwork
+from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 
 async def test_older_messages_go_first_after_a_route_change():
     """What a sealed partition refused is sent to its child before anything newer, however often things flip meanwhile."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         network.sealed.add(1)
         producer.send("s", b"1", key=b"k")
@@ -41,7 +40,7 @@ async def test_older_messages_go_first_after_a_route_change():
 async def test_a_new_route_that_comes_before_the_refusal_lets_nothing_newer_by():
     """While a sealed partition has not answered what it was sent, newer messages of its range wait."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         sender = producer._senders["s"]
         network.late = asyncio.Event()
@@ -66,7 +65,7 @@ async def test_a_batch_without_an_answer_is_settled_before_newer_ones():
     network.mute_offset = 0
     settings = ProducerSettings(backoff=QUICK.backoff, batch_count=1, in_flight_max=2)
     values = [b"%d" % number for number in range(30)]
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         for value in values:
             producer.send("s", value, key=b"k")
         await asyncio.sleep(0.1)
@@ -78,16 +77,16 @@ async def test_a_batch_without_an_answer_is_settled_before_newer_ones():
 async def test_a_sealed_partition_is_asked_once():
     """Until the newer route is here, what a sealed partition refused waits and is not sent there again."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         network.sealed.add(1)
-        tickets = [producer.send("s", b"%d" % number, key=b"k") for number in (1, 2)]
+        futures = [producer.send("s", b"%d" % number, key=b"k") for number in (1, 2)]
         await eventually(lambda: network.asked)
         await asyncio.sleep(0.05)
         assert network.asked <= 2
         network.route = network.route_to(2, version=2)
-        for ticket in tickets:
-            await ticket
+        for future in futures:
+            await future
 
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
 
@@ -95,7 +94,7 @@ async def test_a_sealed_partition_is_asked_once():
 async def test_a_left_partition_is_asked_where_its_broker_is_now():
     """A partition sealed while its broker took another address still answers what was meant for it; newer ones follow."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         network.lost.add(1)
         producer.send("s", b"1", key=b"k")
@@ -114,7 +113,7 @@ async def test_a_left_partition_is_asked_where_its_broker_is_now():
 async def test_what_was_never_sent_does_not_wait_for_a_broker_that_is_gone():
     """A sealed partition's broker was taken away: what it was not sent goes by the newer route, the older first."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         (executor,) = producer._senders["s"].executors
         network.unreachable.add("broker-1")
@@ -135,9 +134,9 @@ async def test_pauses_do_not_grow_while_batches_are_stored():
     network.narrow = True
     pauses = Backoff(first_ms=1, max_ms=600_000, factor=100.0)
     settings = ProducerSettings(backoff=pauses, batch_count=1)
-    async with Producer("meta", network=network, settings=settings) as producer:
-        tickets = [producer.send("s", b"%d" % number, key=b"k") for number in range(20)]
-        await asyncio.wait_for(asyncio.gather(*tickets), 30)
+    async with producer_on(network, settings) as producer:
+        futures = [producer.send("s", b"%d" % number, key=b"k") for number in range(20)]
+        await asyncio.wait_for(asyncio.gather(*futures), 30)
         (executor,) = producer._senders["s"].executors
         assert executor.retries > 3
 
@@ -148,7 +147,7 @@ async def test_an_older_route_is_not_taken():
     """A lower version, from a metaserver that lags, changes nothing."""
     network = ScriptedNetwork()
     network.route = network.route_to(2, version=2)
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         sender = producer._senders["s"]
         sender._apply(network.route_to(1, version=1))
@@ -163,9 +162,7 @@ async def test_a_metaserver_with_older_routes_is_asked_with_pauses(caplog):
     network.route = network.route_to(2, version=9)
     pauses = Backoff(first_ms=20, max_ms=20)
     with caplog.at_level(logging.WARNING, "keylane.producer"):
-        async with Producer(
-            "meta", network=network, settings=ProducerSettings(backoff=pauses)
-        ) as producer:
+        async with producer_on(network, ProducerSettings(backoff=pauses)) as producer:
             await producer.send("s", b"0", key=b"k")
             network.route = network.route_to(1, version=5)  # told at once, as it differs
             producer._senders["s"]._refresh.set()
@@ -188,7 +185,7 @@ async def test_a_metaserver_with_older_routes_is_asked_with_pauses(caplog):
 async def test_a_partition_that_was_left_knows_new_messages_from_old():
     """After a restored route leads back to a sealed partition, its refusal is heard: nothing counts as stored there."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         for number in range(3):
             await producer.send("s", b"%d" % number, key=b"k")
         sender = producer._senders["s"]
@@ -197,10 +194,10 @@ async def test_a_partition_that_was_left_knows_new_messages_from_old():
         await eventually(lambda: list(sender._executors) == [2])
         network.route = network.route_to(1, version=6)
         await eventually(lambda: list(sender._executors) == [1])
-        ticket = producer.send("s", b"3", key=b"k")
+        future = producer.send("s", b"3", key=b"k")
         await eventually(lambda: network.asked)
         network.route = network.route_to(2, version=7)
-        receipt = await asyncio.wait_for(ticket, 30)
+        receipt = await asyncio.wait_for(future, 30)
 
     assert network.stored == {1: [b"0", b"1", b"2"], 2: [b"3"]}
     assert (receipt.partition_id, receipt.offset, receipt.duplicate) == (2, 0, False)
@@ -210,11 +207,11 @@ async def test_what_may_be_stored_keeps_its_number_where_another_broker_answers(
     """A broker that took another's address does not know the partition; what is sent again is stored once, in order."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, batch_count=1)
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         await producer.send("s", b"0", key=b"k")
         (executor,) = producer._senders["s"].executors
         network.mute.add(1)
-        tickets = [producer.send("s", b"%d" % number, key=b"k") for number in (1, 2)]
+        futures = [producer.send("s", b"%d" % number, key=b"k") for number in (1, 2)]
         await eventually(lambda: len(network.stored[1]) == 3)
         network.unknown.add(1)
         network.mute.clear()
@@ -222,8 +219,8 @@ async def test_what_may_be_stored_keeps_its_number_where_another_broker_answers(
         asks = network.route_asks
         await eventually(lambda: network.route_asks > asks)
         network.unknown.clear()
-        tickets.append(producer.send("s", b"3", key=b"k"))
-        receipts = [await asyncio.wait_for(ticket, 30) for ticket in tickets]
+        futures.append(producer.send("s", b"3", key=b"k"))
+        receipts = [await asyncio.wait_for(future, 30) for future in futures]
         assert executor.retries
 
     assert network.stored == {1: [b"0", b"1", b"2", b"3"]}
@@ -234,7 +231,7 @@ async def test_what_may_be_stored_keeps_its_number_where_another_broker_answers(
 async def test_what_may_be_stored_in_a_partition_that_is_gone_is_told_as_unknown():
     """Nobody knows any more whether it was stored: its sender is told so, and newer messages go on."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         network.mute.add(1)
         older = producer.send("s", b"1", key=b"k")
@@ -242,7 +239,7 @@ async def test_what_may_be_stored_in_a_partition_that_is_gone_is_told_as_unknown
         network.unknown.add(1)
         newer = producer.send("s", b"2", key=b"k")
         await eventually(lambda: network.asked > 2)
-        assert not older.done
+        assert not older.done()
         network.route = network.route_to(2, version=2)
         with pytest.raises(PartitionUnknownError) as told:
             await asyncio.wait_for(older, 30)
@@ -255,7 +252,7 @@ async def test_what_may_be_stored_in_a_partition_that_is_gone_is_told_as_unknown
 async def test_the_metaserver_is_not_asked_at_each_refusal():
     """However often partitions refuse and take messages again, one who asks for the route waits for the answer."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         (executor,) = producer._senders["s"].executors
         for _ in range(100):
@@ -271,7 +268,7 @@ async def test_a_broker_that_moved_is_found_though_the_route_has_nothing_of_it()
     """It alone knows whether what it was sent is stored: what is not goes on, and what is newer behind it."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, call_timeout_ms=50)
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         await producer.send("s", b"0", key=b"k")
         network.lost.add(1)
         older = producer.send("s", b"1", key=b"k")
@@ -292,9 +289,9 @@ async def test_a_broker_that_moved_is_found_though_the_route_has_nothing_of_it()
 async def test_a_message_sent_before_the_route_is_known_keeps_its_place():
     """Messages that came before the first route go out first, in their order."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
-        tickets = [producer.send("s", b"%d" % number, key=b"k") for number in range(10)]
-        offsets = [(await ticket).offset for ticket in tickets]
+    async with producer_on(network) as producer:
+        futures = [producer.send("s", b"%d" % number, key=b"k") for number in range(10)]
+        offsets = [(await future).offset for future in futures]
 
     assert offsets == list(range(10))
     assert network.stored == {1: [b"%d" % number for number in range(10)]}
@@ -305,9 +302,9 @@ async def test_closing_gives_up_what_cannot_be_sent():
     network = ScriptedNetwork()
     network.unreachable.add("broker-1")
     settings = ProducerSettings(backoff=QUICK.backoff, close_timeout_ms=50)
-    producer = Producer("meta", network=network, settings=settings)
+    producer = producer_on(network, settings)
     await producer.__aenter__()
-    ticket = producer.send("s", b"0", key=b"k")
+    future = producer.send("s", b"0", key=b"k")
     await eventually(lambda: producer.stats.retries > 2)
     assert "cannot reach" in producer.stats.waiting["p1"]
     with pytest.raises(
@@ -316,4 +313,4 @@ async def test_closing_gives_up_what_cannot_be_sent():
         await producer.close()
     assert (told.value.details, told.value.fate) == ({"messages": 1, "unknown": 0}, Fate.NOT_DONE)
     with pytest.raises(NoPartitionError, match="closed"):
-        await ticket
+        await future

@@ -7,17 +7,17 @@ import re
 
 import pytest
 
-from keylane import DeliveryTimeoutError, GivenUpError, KeyHaltedError, Producer
+from keylane import DeliveryTimeoutError, GivenUpError, KeyHaltedError
 from keylane.producer import ProducerSettings
 from keylane.protocol.errors import Fate, InvalidRequestError
 from support.cluster import eventually
-from support.scripted_network import QUICK, ScriptedNetwork
+from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 
 async def test_a_message_is_told_with_its_error_when_its_time_is_over():
     """The error has the message and says that it is not stored; nothing newer of its key was sent, others go on."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         network.unreachable.add("broker-1")
         late = producer.send("s", b"1", key=b"k", properties={"a": "b"}, timeout=0.05)
@@ -49,7 +49,7 @@ async def test_a_message_is_told_with_its_error_when_its_time_is_over():
 async def test_a_message_on_its_way_is_told_as_unknown_when_its_time_is_over():
     """It cannot be taken out of its batch: its fate is open, the others of the batch are acked, and order holds."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         network.mute.add(1)
         late = producer.send("s", b"1", key=b"k", timeout=0.05)
@@ -60,14 +60,14 @@ async def test_a_message_on_its_way_is_told_as_unknown_when_its_time_is_over():
             await asyncio.wait_for(late, 30)
         assert told.value.fate is Fate.UNKNOWN
         assert "the connection ended before the answer" in told.value.message
-        assert not same_batch.done
+        assert not same_batch.done()
         with pytest.raises(KeyHaltedError):
             await asyncio.wait_for(behind, 30)
         producer.resume(told.value)
         again = producer.send("s", b"2", key=b"k")
         network.mute.clear()
-        for ticket in (same_batch, again):
-            await asyncio.wait_for(ticket, 30)
+        for future in (same_batch, again):
+            await asyncio.wait_for(future, 30)
         await asyncio.wait_for(producer.flush(), 30)
         assert (producer.stats.acked, producer.stats.failed) == (3, 2)
 
@@ -77,16 +77,16 @@ async def test_a_message_on_its_way_is_told_as_unknown_when_its_time_is_over():
 async def test_a_message_in_the_hold_is_told_when_its_time_is_over():
     """Also while there is no route at all; the same without a key, which halts nothing."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         network.unreachable.add("meta")
-        tickets = [producer.send("s", b"1", key=key, timeout=0.05) for key in (b"k", b"")]
+        futures = [producer.send("s", b"1", key=key, timeout=0.05) for key in (b"k", b"")]
         behind = producer.send("s", b"2")
-        for ticket, whose in zip(tickets, ("key digest", "no key"), strict=True):
+        for future, whose in zip(futures, ("key digest", "no key"), strict=True):
             with pytest.raises(DeliveryTimeoutError, match=f"{whose}.*: cannot reach the server"):
-                await asyncio.wait_for(ticket, 30)
+                await asyncio.wait_for(future, 30)
         with pytest.raises(KeyHaltedError):
             producer.send("s", b"2", key=b"k")
-        assert not behind.done
+        assert not behind.done()
         network.unreachable.clear()
         await asyncio.wait_for(behind, 30)
 
@@ -97,13 +97,13 @@ async def test_the_setting_limits_every_message_and_flush_tells_the_rest():
     """`delivery_timeout_ms` goes for whatever names no time-out of its own; what nobody awaits is counted."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, delivery_timeout_ms=50)
-    async with Producer("meta", network=network, settings=settings) as producer:
+    async with producer_on(network, settings) as producer:
         await producer.send("s", b"0", key=b"k")
         network.unreachable.add("broker-1")
-        tickets = [producer.send("s", b"v", key=b"k%d" % number) for number in range(100)]
+        futures = [producer.send("s", b"v", key=b"k%d" % number) for number in range(100)]
         longer = producer.send("s", b"v", key=b"k", timeout=600)
         with pytest.raises(DeliveryTimeoutError):
-            await asyncio.wait_for(tickets[50], 30)
+            await asyncio.wait_for(futures[50], 30)
         network.unreachable.clear()
         with pytest.raises(GivenUpError) as told:
             await asyncio.wait_for(producer.flush(), 30)
@@ -116,7 +116,7 @@ async def test_the_setting_limits_every_message_and_flush_tells_the_rest():
 async def test_a_time_out_is_refused_when_it_is_no_time(timeout):
     """Nothing is queued."""
     network = ScriptedNetwork()
-    async with Producer("meta", network=network, settings=QUICK) as producer:
+    async with producer_on(network) as producer:
         with pytest.raises(InvalidRequestError, match="timeout is seconds"):
             producer.send("s", b"v", timeout=timeout)
         assert producer.stats.sent == 0

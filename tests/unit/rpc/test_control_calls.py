@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from keylane.protocol import endpoints
 from keylane.protocol.control import (
     CreateSubject,
     Done,
@@ -67,12 +68,12 @@ class Meta:
 
     def routes(self) -> list[ControlRoute]:
         return [
-            ControlRoute("GET", "/v1/health", None, self.answer),
-            ControlRoute("GET", "/v1/subjects/{subject}", None, self.answer),
-            ControlRoute("GET", "/v1/subjects/{subject}/route", None, self.answer),
-            ControlRoute("POST", "/v1/subjects", CreateSubject, self.answer),
-            ControlRoute("POST", "/v1/consumers/leave", Leave, self.answer),
-            ControlRoute("POST", "/v1/consumers/heartbeat", Heartbeat, self.answer),
+            ControlRoute(endpoints.HEALTH, self.answer),
+            ControlRoute(endpoints.SUBJECT, self.answer),
+            ControlRoute(endpoints.ROUTE, self.answer),
+            ControlRoute(endpoints.CREATE_SUBJECT, self.answer),
+            ControlRoute(endpoints.LEAVE, self.answer),
+            ControlRoute(endpoints.HEARTBEAT, self.answer),
         ]
 
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from keylane.protocol.control import Done, ErrorBody, Leave
+from keylane.protocol.endpoints import Endpoint, Rights
 from keylane.protocol.errors import (
     InvalidRequestError,
     KeylaneError,
@@ -49,9 +50,9 @@ async def serving(desk, **limits: float) -> AsyncIterator[tuple[Server, list[obj
         return Done()
 
     routes = [
-        ControlRoute("POST", "/v1/leave", Leave, leave),
-        ControlRoute("GET", "/v1/long", None, long),
-        ControlRoute("GET", "/v1/wait", None, wait),
+        ControlRoute(Endpoint("POST", "/v1/leave", Leave, Done, Rights.CONSUME, ""), leave),
+        ControlRoute(Endpoint("GET", "/v1/long", None, list, Rights.READ, ""), long),
+        ControlRoute(Endpoint("GET", "/v1/wait", None, Done, Rights.READ, ""), wait),
     ]
     server = Server(routes, data_handler=desk, limits=HttpLimits(**limits))
     await server.start("127.0.0.1", 0)

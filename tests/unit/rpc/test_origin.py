@@ -6,7 +6,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from keylane.protocol.control import Done, ErrorBody, Leave
+from keylane.protocol import endpoints
+from keylane.protocol.control import Done, ErrorBody
 from keylane.protocol.errors import ForeignHostError, OriginError
 from keylane.protocol.frames import Append, decode_answer, encode_frame
 from keylane.rpc.http_network import DATA_PATH
@@ -80,8 +81,8 @@ async def test_no_foreign_page_makes_a_control_call(serve):
         asked.append(body)
         return Done()
 
-    server = await serve(ControlRoute("POST", "/v1/leave", Leave, leave))
-    place = f"http://{server.address}/v1/leave"
+    server = await serve(ControlRoute(endpoints.LEAVE, leave))
+    place = f"http://{server.address}/v1/consumers/leave"
     body = msgspec.json.encode({"subject": "s", "group": "g", "session": "x"})
     foreign = {"Origin": "http://example.com", "content-type": "text/plain"}
     async with aiohttp.ClientSession() as session:

@@ -1,33 +1,33 @@
-"""A parcel from its first message to the receipts."""
+"""A batch from its first message to the receipts."""
 
 import asyncio
 
 import pytest
 
 from keylane.producer.given_up import GivenUp, Untold
-from keylane.producer.parcel import Parcel
-from keylane.producer.ticket import Ticket
+from keylane.producer.outgoing_batch import OutgoingBatch
+from keylane.producer.send_future import SendFuture
 from keylane.protocol.batch import check_batch, columns
 from keylane.protocol.errors import Fate, NoPartitionError, NotSentError
 from keylane.protocol.message import Receipt, pack_properties
 
 
-def new_parcel() -> Parcel:
-    return Parcel(asyncio.get_running_loop().create_future())
+def new_batch() -> OutgoingBatch:
+    return OutgoingBatch(asyncio.get_running_loop().create_future())
 
 
-def filled(count: int) -> Parcel:
-    parcel = new_parcel()
+def filled(count: int) -> OutgoingBatch:
+    batch = new_batch()
     for index in range(count):
-        parcel.add(b"k%d" % index, b"v%d" % index, b"", index)
-    return parcel
+        batch.add(b"k%d" % index, b"v%d" % index, b"", index)
+    return batch
 
 
-async def test_a_packed_parcel_keeps_its_bytes():
+async def test_a_packed_batch_keeps_its_bytes():
     """Whatever sequence a later call names, a repeat is the same batch."""
-    parcel = filled(3)
-    first = parcel.pack(partition_id=7, producer_id=1, producer_epoch=0, sequence=5)
-    again = parcel.pack(partition_id=7, producer_id=1, producer_epoch=9, sequence=99)
+    batch = filled(3)
+    first = batch.pack(partition_id=7, producer_id=1, producer_epoch=0, sequence=5)
+    again = batch.pack(partition_id=7, producer_id=1, producer_epoch=9, sequence=99)
 
     assert again is first
     header = check_batch(first)
@@ -36,10 +36,10 @@ async def test_a_packed_parcel_keeps_its_bytes():
 
 async def test_properties_that_begin_late_stay_with_their_message():
     """Messages before the first one with properties have none."""
-    parcel = filled(2)
+    batch = filled(2)
     packed = pack_properties({"a": "b"})
-    parcel.add(b"", b"last", packed, 2)
-    data = parcel.pack(partition_id=7, producer_id=1, producer_epoch=0, sequence=0)
+    batch.add(b"", b"last", packed, 2)
+    data = batch.pack(partition_id=7, producer_id=1, producer_epoch=0, sequence=0)
     cut = columns(data, check_batch(data))
 
     found = [
@@ -51,71 +51,71 @@ async def test_properties_that_begin_late_stay_with_their_message():
 
 async def test_receipts_follow_from_the_first():
     """One answer of the broker gives each message its own offset."""
-    parcel = filled(3)
-    tickets = [Ticket(parcel, index) for index in range(3)]
-    parcel.settle(Receipt(7, 100, "fsync"))
+    batch = filled(3)
+    futures = [SendFuture(batch, index) for index in range(3)]
+    batch.settle(Receipt(7, 100, "fsync"))
 
-    assert [(await ticket).offset for ticket in tickets] == [100, 101, 102]
+    assert [(await future).offset for future in futures] == [100, 101, 102]
 
 
 async def test_an_unknown_offset_stays_unknown():
     """A duplicate whose offset the broker no longer knows does not get an invented one."""
-    parcel = filled(2)
-    parcel.settle(Receipt(7, -1, "fsync", duplicate=True))
+    batch = filled(2)
+    batch.settle(Receipt(7, -1, "fsync", duplicate=True))
 
-    assert (await Ticket(parcel, 1)).offset == -1
+    assert (await SendFuture(batch, 1)).offset == -1
 
 
-async def test_messages_that_moved_tell_their_first_tickets():
-    """After a route change split a parcel, twice, each ticket learns where its own message went."""
-    parcel = filled(4)
-    tickets = [Ticket(parcel, index) for index in range(4)]
-    even, odd, last = new_parcel(), new_parcel(), new_parcel()
+async def test_messages_that_moved_tell_their_first_futures():
+    """After a route change split a batch, twice, each future learns where its own message went."""
+    batch = filled(4)
+    futures = [SendFuture(batch, index) for index in range(4)]
+    even, odd, last = new_batch(), new_batch(), new_batch()
     for index in range(4):
-        (even, odd)[index % 2].adopt(parcel, index)
+        (even, odd)[index % 2].adopt(batch, index)
     last.adopt(odd, 1)
-    first_of_odd = new_parcel()
+    first_of_odd = new_batch()
     first_of_odd.adopt(odd, 0)
     even.settle(Receipt(1, 10, "fsync"))
-    assert [ticket.done for ticket in tickets] == [True, False, True, False]
+    assert [future.done() for future in futures] == [True, False, True, False]
     last.settle(Receipt(2, 20, "fsync"))
     first_of_odd.settle(GivenUp(NoPartitionError(), Untold()))
 
-    assert [(await tickets[index]).offset for index in (0, 2, 3)] == [10, 11, 20]
+    assert [(await futures[index]).offset for index in (0, 2, 3)] == [10, 11, 20]
     with pytest.raises(NoPartitionError):
-        await tickets[1]
+        await futures[1]
 
 
 async def test_a_cancelled_waiter_leaves_the_others():
     """One task that stops waiting does not cancel the batch of the others."""
-    parcel = filled(2)
+    batch = filled(2)
 
     async def wait(index: int) -> Receipt:
-        return await Ticket(parcel, index)
+        return await SendFuture(batch, index)
 
     waiters = [asyncio.create_task(wait(index)) for index in range(2)]
     await asyncio.sleep(0)
     waiters[0].cancel()
     await asyncio.sleep(0)
-    parcel.settle(Receipt(7, 1, "fsync"))
+    batch.settle(Receipt(7, 1, "fsync"))
 
     assert (await waiters[1]).offset == 2
     with pytest.raises(asyncio.CancelledError):
         await waiters[0]
 
 
-async def test_a_ticket_wakes_when_its_own_message_is_settled():
-    """Of messages that went on in other parcels, each waiter is woken by its own, and by no other."""
-    parcel = filled(3)
+async def test_a_future_wakes_when_its_own_message_is_settled():
+    """Of messages that went on in other batches, each waiter is woken by its own, and by no other."""
+    batch = filled(3)
 
     async def wait(index: int) -> Receipt:
-        return await Ticket(parcel, index)
+        return await SendFuture(batch, index)
 
     waiters = [asyncio.create_task(wait(index)) for index in range(3)]
     await asyncio.sleep(0)
-    parts = [new_parcel() for _ in range(3)]
+    parts = [new_batch() for _ in range(3)]
     for index, part in enumerate(parts):
-        part.adopt(parcel, index)
+        part.adopt(batch, index)
     for index in (1, 2, 0):
         parts[index].settle(Receipt(index, 10 + index, "fsync"))
         receipt = await asyncio.wait_for(waiters[index], 5)
@@ -130,18 +130,18 @@ async def test_a_message_that_left_in_doubt_is_given_up_as_unknown():
     origin, other = filled(2), filled(1)
     origin.doubtful = True
     origin.leave(refused=False)
-    moved = new_parcel()
+    moved = new_batch()
     moved.adopt(origin, 0)
     moved.adopt(origin, 1)
     moved.adopt(other, 0)
     moved.settle(GivenUp(NotSentError("nobody there"), Untold()))
-    for parcel, index, fate in (
+    for batch, index, fate in (
         (origin, 0, Fate.UNKNOWN),
         (origin, 1, Fate.UNKNOWN),
         (other, 0, Fate.NOT_DONE),
     ):
         with pytest.raises(NotSentError) as caught:
-            parcel.receipt(index)
+            batch.receipt(index)
         assert caught.value.fate is fate
 
 
@@ -150,7 +150,7 @@ async def test_a_message_is_no_duplicate_when_its_partition_refused_it_for_good(
     origin = filled(1)
     origin.doubtful = True
     origin.leave(refused=True)
-    moved = new_parcel()
+    moved = new_batch()
     moved.adopt(origin, 0)
     moved.settle(Receipt(2, 5, "fsync"))
     assert origin.receipt(0) == Receipt(2, 5, "fsync", duplicate=False, reordered=False)
@@ -163,11 +163,11 @@ async def test_a_receipt_declares_its_own_message_when_a_batch_mixes_them():
     doubtful.leave(refused=False)
     doubtful.mark_reordered()
     moved_only.mark_reordered()
-    batch = new_parcel()
-    for parcel in (doubtful, moved_only, home):
-        batch.adopt(parcel, 0)
-    batch.settle(Receipt(9, 100, "fsync"))
-    assert [parcel.receipt(0) for parcel in (doubtful, moved_only, home)] == [
+    joined = new_batch()
+    for batch in (doubtful, moved_only, home):
+        joined.adopt(batch, 0)
+    joined.settle(Receipt(9, 100, "fsync"))
+    assert [batch.receipt(0) for batch in (doubtful, moved_only, home)] == [
         Receipt(9, 100, "fsync", duplicate="possible", reordered=True),
         Receipt(9, 101, "fsync", duplicate=False, reordered=True),
         Receipt(9, 102, "fsync", duplicate=False, reordered=False),
@@ -176,9 +176,9 @@ async def test_a_receipt_declares_its_own_message_when_a_batch_mixes_them():
 
 async def test_a_message_without_a_key_is_never_reordered():
     """What has no order cannot lose it."""
-    parcel = new_parcel()
+    batch = new_batch()
     for key in (b"", b"k"):
-        parcel.add(key, b"v", b"", 0)
-    parcel.mark_reordered()
-    parcel.settle(Receipt(1, 0, "fsync"))
-    assert [parcel.receipt(index).reordered for index in range(2)] == [False, True]
+        batch.add(key, b"v", b"", 0)
+    batch.mark_reordered()
+    batch.settle(Receipt(1, 0, "fsync"))
+    assert [batch.receipt(index).reordered for index in range(2)] == [False, True]

@@ -10,27 +10,26 @@ import msgspec
 
 from ..protocol.errors import Fate, OtherLoopError
 from ..protocol.message import Receipt
-from .parcel import Parcel
+from .outgoing_batch import OutgoingBatch
 
 
-class Ticket(msgspec.Struct, frozen=True, gc=False):
-    """A message on its way.  `await ticket` waits for its Receipt or raises what became of it, a new error each time."""
+class SendFuture(msgspec.Struct, frozen=True, gc=False):
+    """A message on its way.  `await future` waits for its Receipt or raises what became of it, a new error each time."""
 
-    parcel: Parcel
+    batch: OutgoingBatch
     index: int
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        parcel, index = self.parcel, self.index
-        while type(parcel.outcome) is not Receipt and not parcel.settled(index):
-            if parcel.future.get_loop() is not asyncio.get_running_loop():
+        batch, index = self.batch, self.index
+        while type(batch.outcome) is not Receipt and not batch.settled(index):
+            if batch.future.get_loop() is not asyncio.get_running_loop():
                 error = OtherLoopError("the message was sent in another event loop")
                 error.fate = Fate.UNKNOWN  # it is on its way there
                 raise error
             # Shielded: one waiter that is cancelled must not cancel the whole batch.
-            yield from asyncio.shield(parcel.waited_for(index)).__await__()
-        return parcel.receipt(index)
+            yield from asyncio.shield(batch.waited_for(index)).__await__()
+        return batch.receipt(index)
 
-    @property
     def done(self) -> bool:
         """True once the answer is here."""
-        return self.parcel.settled(self.index)
+        return self.batch.settled(self.index)

@@ -1,13 +1,13 @@
-"""A parcel: messages of one message group that travel as one batch, and what became of each.  Pure but for its futures.
+"""A batch: messages of one message group that travel as one batch, and what became of each.  Pure but for its futures.
 
     open ──roll──▶ queued ──pack──▶ in flight ──answer──▶ settled
                                       │ ▲
                                       └─┘ sent again, under the same sequence
 
 Invariants
-    A parcel keeps its sequence and its bytes from the first sending on: a repeat is the same batch.
-    A message settles once; usually all of a parcel do at once.  When messages went on in other parcels, or are given
-    up early, each ticket is woken by the fate of its own message.
+    A batch keeps its sequence and its bytes from the first sending on: a repeat is the same batch.
+    A message settles once; usually all of a batch do at once.  When messages went on in other batches, or are given
+    up early, each future is woken by the fate of its own message.
     What a receipt declares (`reordered`, `duplicate`) is marked for each message, not for its batch.
 """
 
@@ -27,7 +27,7 @@ POSSIBLE = 2
 """Mark of a message that may be stored where it was before: it left without a last answer."""
 
 
-class Parcel:
+class OutgoingBatch:
     """Columns of messages while they gather; then their bytes; then their fate."""
 
     __slots__ = (
@@ -83,10 +83,10 @@ class Parcel:
         """Done when all messages are settled, or when the first of several fates is known."""
         self.outcome: Outcome | list[Outcome | None] | None = None
         """One for all (the receipt of the first message, from which the others follow), or one of each."""
-        self.origins: list[tuple[Parcel, int]] | None = None
-        """Where each message's ticket looks, when these messages came out of other parcels."""
+        self.origins: list[tuple[OutgoingBatch, int]] | None = None
+        """Where each message's future looks, when these messages came out of other batches."""
         self.expired = 0
-        """Messages given up before the parcel was settled."""
+        """Messages given up before the batch was settled."""
         self._told: set[int] | None = None
         self._waiters: dict[int, asyncio.Future[None]] | None = None
         self._all_keyed = False
@@ -112,39 +112,41 @@ class Parcel:
             self.properties = [b""] * index
         self.properties.append(packed_properties)
 
-    def adopt(self, parcel: Parcel, index: int) -> None:
-        """Put message `index` of another parcel at the end; its ticket learns its fate from here."""
-        assert not parcel.doubtful, "what may be stored is marked before it goes elsewhere"
+    def adopt(self, batch: OutgoingBatch, index: int) -> None:
+        """Put message `index` of another batch at the end; its future learns its fate from here."""
+        assert not batch.doubtful, "what may be stored is marked before it goes elsewhere"
         if self.origins is None:
-            assert not len(self), "a parcel holds either its own messages or adopted ones"
+            assert not len(self), "a batch holds either its own messages or adopted ones"
             self.origins = []
-            self.tries, self.failed_at_ms = parcel.tries, parcel.failed_at_ms
-        elif parcel.tries < self.tries or self.failed_at_ms is None:
+            self.tries, self.failed_at_ms = batch.tries, batch.failed_at_ms
+        elif batch.tries < self.tries or self.failed_at_ms is None:
             # Together none is given up before its own time.
-            self.tries, self.failed_at_ms = parcel.tries, parcel.failed_at_ms
-        elif parcel.failed_at_ms is None or parcel.failed_at_ms > self.failed_at_ms:
-            self.failed_at_ms = parcel.failed_at_ms
+            self.tries, self.failed_at_ms = batch.tries, batch.failed_at_ms
+        elif batch.failed_at_ms is None or batch.failed_at_ms > self.failed_at_ms:
+            self.failed_at_ms = batch.failed_at_ms
         here = len(self)
-        self.origins.append(parcel.origins[index] if parcel.origins else (parcel, index))
-        properties = parcel.properties[index] if parcel.properties else b""
-        self.add(parcel.keys[index], parcel.values[index], properties, parcel.times[index])
-        mark = parcel.mark_of(index)
+        self.origins.append(batch.origins[index] if batch.origins else (batch, index))
+        properties = batch.properties[index] if batch.properties else b""
+        self.add(batch.keys[index], batch.values[index], properties, batch.times[index])
+        mark = batch.mark_of(index)
         if mark:
             self.mark(here, mark)
-        if parcel.deadlines is not None and index in parcel.deadlines:
-            self.set_deadline(here, *parcel.deadlines[index])
+        if batch.deadlines is not None and index in batch.deadlines:
+            self.set_deadline(here, *batch.deadlines[index])
 
-    def divided(self, takes: Callable[[int], bool]) -> tuple[Parcel | None, Parcel | None]:
-        """Its unsettled messages in two new parcels, of those taken and of the rest; None for one without any."""
+    def divided(
+        self, takes: Callable[[int], bool]
+    ) -> tuple[OutgoingBatch | None, OutgoingBatch | None]:
+        """Its unsettled messages in two new batches, of those taken and of the rest; None for one without any."""
         loop = self.future.get_loop()
-        parts: list[Parcel | None] = [None, None]
+        parts: list[OutgoingBatch | None] = [None, None]
         for index in range(len(self)):
             if self.expired and self.settled(index):
                 continue
             which = 0 if takes(index) else 1
             part = parts[which]
             if part is None:
-                part = parts[which] = Parcel(loop.create_future())
+                part = parts[which] = OutgoingBatch(loop.create_future())
                 part.opened_at_ms = self.opened_at_ms
             part.adopt(self, index)
         return parts[0], parts[1]
@@ -170,7 +172,7 @@ class Parcel:
 
     @property
     def keyless(self) -> bool:
-        """True if any message has no key; asked of a closed parcel."""
+        """True if any message has no key; asked of a closed batch."""
         if self._all_keyed:
             return False
         self._all_keyed = b"" not in self.keys

@@ -1,0 +1,109 @@
+"""Room in a producer's queue, and what was given up without a word."""
+
+import asyncio
+
+import pytest
+
+from keylane.producer.outgoing_batch import OutgoingBatch
+from keylane.producer.send_budget import SendBudget
+from keylane.producer.send_future import SendFuture
+from keylane.protocol.errors import Fate, NotSentError
+from keylane.protocol.message import Receipt
+
+RECEIPT = Receipt(1, 0, "fsync")
+
+
+def batch_of(size: int) -> OutgoingBatch:
+    batch = OutgoingBatch(asyncio.get_running_loop().create_future())
+    batch.add(b"", b"v" * (size - 20), b"", 0)
+    return batch
+
+
+def entered(budget: SendBudget, count: int) -> OutgoingBatch:
+    batch = OutgoingBatch(asyncio.get_running_loop().create_future())
+    for index in range(count):
+        batch.add(b"k", b"%d" % index, b"", 0)
+    budget.enter(count, batch.size)
+    return batch
+
+
+async def test_room_comes_back_at_half():
+    """A full queue lets senders on when half of it is answered, not at every answer."""
+    budget = SendBudget(1_000)
+    batches = [batch_of(250) for _ in range(4)]
+    for batch in batches:
+        budget.enter(1, batch.size)
+    waiter = asyncio.create_task(budget.wait_for_room())
+    await asyncio.sleep(0)
+    assert not waiter.done()
+    for batch in batches[:2]:
+        budget.stored(batch, RECEIPT)
+    await asyncio.sleep(0)
+    assert not waiter.done()
+    budget.stored(batches[2], RECEIPT)
+    await waiter
+
+
+async def test_drained_waits_until_every_message_is_answered():
+    """Nothing queued means all answered; messages that were given up are counted."""
+    budget = SendBudget(1_000)
+    first, second = entered(budget, 1), entered(budget, 1)
+    waiter = asyncio.create_task(budget.wait_until_empty())
+    await asyncio.sleep(0)
+    budget.give_up(first, NotSentError())
+    await asyncio.sleep(0)
+    assert not waiter.done()
+    budget.stored(second, RECEIPT)
+    await waiter
+    assert (budget.acked, budget.failed) == (1, 1)
+
+
+async def test_flush_counts_messages_when_a_whole_batch_is_given_up():
+    """Of 100 messages that failed together, one awaited future leaves 99 to tell; what was told is told once."""
+    budget = SendBudget(1 << 20)
+    batch = entered(budget, 100)
+    cause = NotSentError("nobody there")
+    budget.give_up(batch, cause)
+    for _ in range(2):
+        with pytest.raises(NotSentError):
+            await SendFuture(batch, 7)
+    told = budget.untold()
+    assert told is not None
+    assert (told.details, told.fate) == ({"messages": 99, "unknown": 0}, Fate.NOT_DONE)
+    assert told.__cause__ is cause
+    assert budget.untold() is None
+    with pytest.raises(NotSentError):
+        await SendFuture(batch, 8)
+    assert budget.untold() is None
+
+
+async def test_flush_counts_every_batch_when_hundreds_are_given_up():
+    """No failure is forgotten because there were many before it."""
+    budget = SendBudget(1 << 20)
+    batches = [entered(budget, 1) for _ in range(500)]
+    for batch in batches:
+        budget.give_up(batch, NotSentError())
+    for batch in batches[:400]:
+        with pytest.raises(NotSentError):
+            await SendFuture(batch, 0)
+    told = budget.untold()
+    assert told is not None
+    assert told.details["messages"] == 100
+
+
+async def test_an_error_is_new_for_each_future_when_a_batch_is_given_up():
+    """Callers share no error object, so none sees another's traceback; each error says its own message's fate."""
+    budget = SendBudget(1 << 20)
+    doubtful, certain = entered(budget, 2), entered(budget, 1)
+    doubtful.doubtful = True
+    cause = NotSentError("nobody there")
+    budget.give_up(doubtful, cause)
+    budget.give_up(certain, cause)
+    seen = []
+    for batch, index in ((doubtful, 0), (doubtful, 1), (doubtful, 1), (certain, 0)):
+        with pytest.raises(NotSentError, match="nobody there") as caught:
+            await SendFuture(batch, index)
+        seen.append(caught.value)
+    assert len({id(error) for error in seen}) == 4
+    assert [error.fate for error in seen] == [Fate.UNKNOWN] * 3 + [Fate.NOT_DONE]
+    assert cause.__traceback__ is None

@@ -1,0 +1,64 @@
+"""The table of endpoints: complete, without doubles, and what clients, servers and OpenAPI follow."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from unittest.mock import MagicMock
+
+import pytest
+
+from keylane.broker.control import BrokerControl
+from keylane.metaserver.calls import control_routes
+from keylane.protocol import endpoints
+from keylane.protocol.endpoints import BROKER, METASERVER, Endpoint, Rights
+from tidy.tree import FILES
+
+EVERY = {id(value): value for value in vars(endpoints).values() if isinstance(value, Endpoint)}
+
+
+def test_metaserver_serves_every_endpoint_of_its_table():
+    routes = control_routes(*(MagicMock() for _ in range(6)))
+    served = Counter((route.endpoint.method, route.endpoint.path) for route in routes)
+    assert served == Counter((endpoint.method, endpoint.path) for endpoint in METASERVER)
+
+
+def test_broker_serves_every_endpoint_of_its_table():
+    names = ("broker_group", "broker_id", "clock", "registration")
+    control = BrokerControl(MagicMock(), **{name: MagicMock() for name in names})
+    assert [route.endpoint for route in control.routes()] == list(BROKER)
+
+
+def test_every_endpoint_is_in_a_table_once():
+    listed = {id(endpoint) for endpoint in (*METASERVER, *BROKER, endpoints.OPENAPI)}
+    assert listed == set(EVERY)
+    for table in (METASERVER, BROKER):
+        assert len({(endpoint.method, endpoint.path) for endpoint in table}) == len(table)
+
+
+@pytest.mark.parametrize("endpoint", EVERY.values(), ids=lambda one: f"{one.method} {one.path}")
+def test_endpoint_is_whole(endpoint):
+    """Only a POST has a body, and what changes the cluster is not open to those who may only read."""
+    assert endpoint.method in {"GET", "POST"}
+    assert endpoint.method == "POST" or endpoint.request is None
+    assert (endpoint.method == "GET") <= endpoint.repeatable
+    assert endpoint.method == "GET" or endpoint.rights is not Rights.READ
+    assert endpoint.summary
+
+
+def test_path_of_encodes_names():
+    path = endpoints.GROUP.path_of(subject="a/b ?", group="ü")
+    assert path == "/v1/subjects/a%2Fb%20%3F/groups/%C3%BC"
+    assert endpoints.SEAL.path_of(id=7) == "/v1/partitions/7/seal"
+
+
+def test_path_of_raises_when_a_name_is_missing():
+    with pytest.raises(KeyError):
+        endpoints.GROUP.path_of(subject="s")
+
+
+def test_paths_are_written_in_the_table_only():
+    """No other module of the product spells a path of a control call."""
+    spelled = re.compile(r"""["'](GET|POST)["']|["']/v1/(?!data")""")
+    others = {file.name for file in FILES if spelled.search(file.text)}
+    assert others == {"protocol/endpoints.py"}
