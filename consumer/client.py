@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
-import secrets
 import socket
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
@@ -14,15 +12,14 @@ from types import TracebackType
 from typing import Self
 
 from ..protocol.address import addresses_of
-from ..protocol.clock import Clock, SystemClock
 from ..protocol.errors import ClosedError
 from ..protocol.ids import check_name
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
+from ..rpc.environment import Environment
 from ..rpc.home import Resident
-from ..rpc.identity import DrawBits, from_system
 from ..rpc.network import Network
 from ..rpc.stop_signals import StopSignals
 from .assignments import Assignments
@@ -37,61 +34,42 @@ log = logging.getLogger("keylane.consumer")
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One partition this consumer holds."""
+    """One partition that a consumer owns."""
 
     partition_id: int
     fencing_token: int
     outstanding: int
     """Messages pulled and not yet handled."""
     waiting_for: str
+    """For people: what pulling waits for, as "messages", "handlers" or the text of an error."""
     missed: int = 0
-    """Messages that retention by time removed before this consumer got them."""
+    """Messages that retention by time removed before this consumer pulled them."""
 
 
 class Consumer(Resident):
     """
-    Handles the messages of a subject for a consumer group; each partition is exclusive to one consumer, unless the
-    group is shared.
+    Handles the messages of a subject for a consumer group.
 
         async def handle(message: Message) -> None: ...
 
         await Consumer("127.0.0.1:7000", subject="flights", group="audit", handler=handle).run()
 
-    `run` ends at SIGTERM or SIGINT with everything handed over.  To do something beside it: `async with Consumer(...)`,
-    and `run`, `wait` or nothing inside; leaving the block hands everything over too.
+    Each partition belongs to one consumer of the group, unless the group is shared.  `run` returns at SIGTERM or SIGINT,
+    once everything is handed over.  To do something else meanwhile: `async with Consumer(...)`, with `run`, `wait` or
+    neither inside; leaving the block hands everything over too.
 
-    With a handler, a message is acked when its handler returns.  One that raises is tried again in place, and later
-    messages of its key wait.
+    With a handler, a message is acked when its handler returns.  If the handler raises, the message is tried again in
+    place, and later messages of its key wait.
 
-    Without a handler: `async for message in consumer: ...; await message.ack()`, in one task.  While the loop's body
-    runs, a partition with messages that the body has not acked stays here, for as long as heartbeats renew the lease:
-    come for the next message, or close.  A message that was passed over without an ack comes again when its partition
-    goes elsewhere, at the earliest `handover_ms` after the partition was asked for.  Closing the consumer has all
-    messages that were not acked come again.
+    Without a handler: `async for message in consumer: ...; await message.ack()`, in one task.  While the loop body runs,
+    partitions with unacked messages stay assigned as long as heartbeats renew the lease.  When the partition is wanted
+    elsewhere, messages passed over without an ack are redelivered to its next owner, `handover_ms` later at the earliest.
+    Closing the consumer lets every unacked message be redelivered.
 
-    A message may be handled again after a crash or a lost lease; `fencing_token` lets a store refuse a late one.
+    A message may be handled again after a crash or a lost lease; its `fencing_token` lets a store refuse a late write.
 
-    A consumer works in the event loop and the process that it is opened in, and is refused elsewhere.  One that is
-    made before a fork may be opened in each process, and one that was closed may be opened again: each opening is a
-    member of its own.
-
-    Args:
-        meta: `host:port` of a metaserver, or several: in a list, or in one text with commas.
-        subject: an existing subject.
-        group: the consumer group; it exists from its first consumer on.
-        handler: `async def`, called for many keys at once; or `def`, called on the event loop, so it must be quick.
-            Whatever it returns and can be awaited is awaited before the message is acked; other values are ignored.
-        concurrency: handlers at once, each on another key.
-        ttl_ms: a consumer silent for so long loses its partitions; at least 1000.
-        name: for people, shown with its partitions.
-        strategy: "shared": every consumer of the group takes messages of every partition, in no order, each at
-            least once.  The group's first consumer decides; a later one that says otherwise is refused.
-        settings: all that can be set; the arguments above go before it.
-        network, clock, rng: for tests, that script what a consumer meets.
-
-    Raises:
-        ConfigError, InvalidNameError: an argument that cannot work.
-        HandlerTypeError: the handler is a generator function, async or not; also a TypeError.
+    A consumer works in the event loop and the process in which it was opened, and refuses calls from elsewhere.  A
+    consumer made before a fork may be opened in each process; a closed consumer may be opened again, and joins anew.
     """
 
     def __init__(
@@ -106,11 +84,28 @@ class Consumer(Resident):
         name: str | None = None,
         strategy: ConsumeStrategy | str | None = None,
         settings: ConsumerSettings | None = None,
-        network: Network | None = None,
-        clock: Clock | None = None,
-        rng: random.Random | None = None,
-        _identity: DrawBits = from_system,
+        _environment: Environment | None = None,
     ) -> None:
+        """
+        Make a consumer; `async with` or `run` opens it.
+
+        Args:
+            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
+            subject: an existing subject.
+            group: the consumer group; its first consumer creates it.
+            handler: an `async def`, called for many keys at once; or a `def`, called on the event loop, so it must be
+                quick.  An awaitable that it returns is awaited before the message is acked; other values are ignored.
+            concurrency: handlers at once, each on another key; 16 by default.
+            ttl_ms: a consumer silent for this long loses its partitions; at least 1000.
+            name: for people, shown with the partitions; by default host and process id.
+            strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
+                partition, in no order, each at least once.  The group's first consumer decides.
+            settings: everything that can be set; the arguments above take precedence.
+
+        Raises:
+            ConfigError, InvalidNameError: an argument that cannot work.
+            HandlerTypeError: the handler is a class, or a generator function, async or not; also a TypeError.
+        """
         check_name("subject", subject)
         check_name("consumer group", group)
         settings = settings or ConsumerSettings()
@@ -118,7 +113,7 @@ class Consumer(Resident):
             settings,
             concurrency=concurrency if concurrency is not None else settings.concurrency,
             ttl_ms=ttl_ms if ttl_ms is not None else settings.ttl_ms,
-            strategy=strategy or settings.strategy,  # type: ignore[arg-type]  # looked at there
+            strategy=strategy or settings.strategy,  # type: ignore[arg-type]  # checked there
         )
         self._addresses = addresses_of(meta)
         if handler is not None:
@@ -127,19 +122,18 @@ class Consumer(Resident):
         self._group = group
         self._handler = handler
         self._name = name
+        self._environment = _environment or Environment()
         self._connections = Connections(
-            network, timeout_ms=self._settings.call_timeout_ms, what="consumer"
+            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="consumer"
         )
         self._home = self._connections.home
-        self._clock = clock or SystemClock()
-        self._given_rng = rng
-        self._draw_identity = _identity
+        self._clock = self._environment.clock
         self._ended: asyncio.Future[None] | None = None
         self._clear()
 
     def _clear(self) -> None:
         """Set the state of a new opening: nothing of an earlier opening is in it, and nothing that a fork copied."""
-        self._rng = self._given_rng or random.Random(secrets.randbits(64))
+        self._rng = self._environment.new_rng()
         self._membership: Membership | None = None
         self._dispatch: Workers | Stream | None = None
         self._assignments: Assignments | None = None
@@ -152,8 +146,8 @@ class Consumer(Resident):
         Join the group.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answers; call it again.
-            KeylaneError: refused by the metaserver, as an unknown subject; or open already.
+            NotSentError, OutcomeUnknownError: no metaserver answers; open it again.
+            KeylaneError: the metaserver refuses, for example an unknown subject; or the consumer is open already.
         """
         network = self._connections.open()
         self._clear()
@@ -183,7 +177,7 @@ class Consumer(Resident):
             settings=self._settings,
             clock=self._clock,
             rng=self._rng,
-            identity=self._draw_identity,
+            identity=self._environment.draw_identity,
         )
 
     def _new_dispatch(self) -> Workers | Stream:
@@ -229,11 +223,11 @@ class Consumer(Resident):
         """
         Hand everything over: finish handlers, flush acks, release, leave.
 
-        Of a consumer without a handler: what was taken and not acked is given up at once, and comes again.
-        In a child of the process in which it was opened it does nothing: that one is at work.
+        Without a handler, messages that were taken and not acked are given up at once, and redelivered.  In a child of
+        the process that opened the consumer, this does nothing: the parent still consumes.
 
         Raises:
-            OtherLoopError: it was opened in another event loop.
+            OtherLoopError: the consumer was opened in another event loop.
         """
         if not self._home.here:
             return
@@ -242,7 +236,7 @@ class Consumer(Resident):
         await asyncio.shield(self._end())
 
     def _end(self) -> asyncio.Task[None]:
-        """Begin to hand everything over, once: a signal, an error and the user may close it at the same time."""
+        """Begin to hand everything over, once: a signal, an error and the user may close the consumer at the same time."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._close(), name="closing")
         return self._ending
@@ -277,13 +271,13 @@ class Consumer(Resident):
         """
         Consume until SIGTERM, SIGINT or `close`, hand everything over as `close` does, and return.
 
-        Opens the consumer if it is not open.  A second signal goes to what handled it before: by default it ends the
-        process at once.  Handlers of signals that stood before are called too, and stand alone again afterwards.  Only
-        the main thread gets signals: in another one, `close` or a cancellation ends this.  Without a handler for
-        messages, an iteration in another task ends: its body has `handover_ms` to ack what it has.
+        Opens the consumer if it is not open.  Signal handlers installed before are called too, and are restored
+        afterwards.  A second signal goes to them alone: by default it ends the process at once.  Only the main thread
+        gets signals: in another thread, `close` or a cancellation ends this.  An iteration in another task ends: its
+        body has `handover_ms` to ack its messages.
 
         Raises:
-            KeylaneError: the consumer cannot be opened, or what ended it.
+            KeylaneError: the consumer cannot be opened, or the error that ended it.
         """
         with StopSignals() as stop:
             if self._membership is not None:
@@ -309,10 +303,11 @@ class Consumer(Resident):
 
     async def wait(self) -> None:
         """
-        Wait until the consumer is closed; raises what stopped it for good.
+        Wait until the consumer is closed.
 
         Raises:
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
+            KeylaneError: the error that ended the consumer.
         """
         self._home.check_not_elsewhere()
         if self._ended is None:
@@ -323,10 +318,11 @@ class Consumer(Resident):
         """
         Hand everything over and get nothing until `resume`; the consumer stays a member of its group.
 
-        What an iteration has and has not acked goes when it comes for the next message, be that after this returns.
+        Partitions whose messages are still in an iteration's body are handed over at its next step, which may happen
+        after this has returned.
 
         Raises:
-            KeylaneError: the metaserver could not be told; go on as before, or try again.
+            KeylaneError: the metaserver could not be told; still consuming, try again.
         """
         self._home.check_not_elsewhere()
         if self._membership is None or self._assignments is None:
@@ -357,7 +353,9 @@ class Consumer(Resident):
     async def __anext__(self) -> Message:
         self._home.check_thread()
         if not isinstance(self._dispatch, Stream):
-            raise ClosedError("not open, or it has a handler: messages go there")
+            raise ClosedError(
+                "the consumer is not open, or it has a handler that gets the messages"
+            )
         return await self._dispatch.next()
 
     @property

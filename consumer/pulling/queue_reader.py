@@ -41,8 +41,8 @@ from ...protocol.queues import (
 from ...protocol.routing import Partition, PartitionState
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections
+from ...rpc.environment import Environment
 from ...rpc.home import Resident
-from ...rpc.network import Network
 from .decode import decode_messages
 
 READ_BYTES = 1 << 20
@@ -97,11 +97,8 @@ class QueueReader(Resident):
             found.messages[0].logic_offset
             at = await reader.offset_at(0, 1_700_000_000_000)
 
-    Every offset here is a logic one: it counts the messages of a queue, wherever they have been stored, and stays
-    what it is when the queue moves.
-
-    Args:
-        meta: `host:port` of a metaserver, or several: in a list, or in one text with commas.
+    Every offset here is a logic offset: it counts the messages of a queue over all its partitions, so a message keeps
+    its offset when the queue moves.
     """
 
     def __init__(
@@ -110,13 +107,27 @@ class QueueReader(Resident):
         *,
         subject: str,
         call_timeout_ms: int = 5_000,
-        network: Network | None = None,
+        _environment: Environment | None = None,
     ) -> None:
+        """
+        Make a reader; `async with` opens it.
+
+        Args:
+            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
+            subject: an existing static subject.
+            call_timeout_ms: of each call to a metaserver or broker.
+
+        Raises:
+            ConfigError, InvalidNameError: an argument that cannot work.
+        """
         check_name("subject", subject)
         self._addresses = addresses_of(meta)
         self._subject = subject
         self._timeout_ms = call_timeout_ms
-        self._connections = Connections(network, timeout_ms=call_timeout_ms, what="reader")
+        self._environment = _environment or Environment()
+        self._connections = Connections(
+            self._environment.network, timeout_ms=call_timeout_ms, what="reader"
+        )
         self._views: dict[int, QueueView] = {}
 
     async def __aenter__(self) -> Self:

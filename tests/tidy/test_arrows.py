@@ -124,7 +124,10 @@ def away_from_home(source: Source, found: Import) -> str | None:
 def in_the_contract(source: Source, found: Import) -> str | None:
     if source.room != "protocol" or found.relative:
         return None
-    if {top(found.target), found.target} & PROTOCOL_MAY_IMPORT or source.name == "protocol/clock.py":
+    if {
+        top(found.target),
+        found.target,
+    } & PROTOCOL_MAY_IMPORT or source.name == "protocol/clock.py":
         return None
     return "protocol/ does no I/O; what it may import is listed in this test"
 

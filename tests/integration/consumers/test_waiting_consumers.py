@@ -7,6 +7,7 @@ from typing import Any
 
 from keylane import Consumer
 from keylane.consumer import ConsumerSettings
+from keylane.rpc.environment import Environment
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
 
@@ -47,7 +48,7 @@ async def test_who_waits_for_a_partition_asks_seldom_and_is_served_in_turn(
             group="g",
             handler=lambda _message: None,
             settings=ConsumerSettings(ttl_ms=TTL_MS),
-            network=network,
+            _environment=Environment(network=network),
         )
         for network in networks
     ]

@@ -58,7 +58,8 @@ class _Calendar:
 
 def deadline_by_the_calendar(patches: Patches) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs["clock"] = _Calendar(kwargs["clock"])
+        given = kwargs["_environment"]
+        kwargs["_environment"] = replace(given, clock=_Calendar(given.clock))
         real(self, *args, **kwargs)
 
     real = patches.set(Consumer, "__init__", init)
