@@ -34,7 +34,7 @@ async def test_a_handler_that_goes_on_after_its_cancellation_holds_its_partition
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """The hand-over says so once, and ends only when the handler has; the worker is as good as before."""
-    monkeypatch.setattr(workers_module, "PATIENCE_MS", 10)
+    monkeypatch.setattr(workers_module, "CANCEL_WARN_MS", 10)
     crashed: list[BaseException] = []
     client, other = Client(1), Client(2)
     gate = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What a handler returns is awaited before its message is acked, whatever it was made of."""
+"""Results of handlers: awaitables are awaited before the ack, generators are errors, other values are ignored."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def of_awaitable_object(work: Work) -> Any:
         def __await__(self) -> Any:
             return work.handle(self.message).__await__()
 
-    return Awaitable
+    return lambda message: Awaitable(message)  # noqa: PLW0108 - what users write
 
 
 def of_object_with_async_call(work: Work) -> Any:
@@ -264,6 +264,14 @@ class GenObject:
         yield 1
 
 
+class ClassHandler:
+    """Calling the class makes an object; its method would never run."""
+
+    def __init__(self, message: Message) -> None: ...
+
+    async def __call__(self, message: Message) -> None: ...
+
+
 class PartialMethods:
     """Handlers that `functools.partialmethod` makes."""
 
@@ -288,6 +296,8 @@ class PartialMethods:
         functools.partial(GenObject()),
         functools.partial(AgenObject().method),
         PartialMethods().bound,
+        ClassHandler,
+        functools.partial(ClassHandler),
         "handle",
     ],
 )

@@ -11,8 +11,8 @@ from keylane.consumer.handling.log_throttle import (
     HANGS_MS,
     TOLD_PER_MINUTE,
     TRACEBACK_EVERY_MS,
+    LogLine,
     LogThrottle,
-    Telling,
 )
 from keylane.protocol.message import Message
 
@@ -23,7 +23,7 @@ def message(offset: int, key: bytes = b"k", attempt: int = 1) -> Message:
     return Message("orders", key, b"", offset, 3, 0, attempt=attempt)
 
 
-def text_of(telling: Telling | None) -> str:
+def text_of(telling: LogLine | None) -> str:
     assert telling is not None
     return telling.text
 
@@ -33,7 +33,7 @@ def test_a_failing_message_is_told_with_all_that_an_operator_needs():
     log_throttle = LogThrottle()
     failing = message(7, b"alice@example.org")
     telling = log_throttle.failed(failing, "ValueError", NOW_MS, 150)
-    assert telling == Telling(
+    assert telling == LogLine(
         "handler failed with ValueError on orders partition 3 offset 7, key digest 7bf0f7b81adae8b4: "
         "attempt 1, 0.0 s since the first; it is tried again in 0.1 s, later messages of its key wait",
         traceback=True,
@@ -57,7 +57,7 @@ def test_a_failing_message_is_told_again_ever_more_seldom_and_when_it_is_over():
     text = text_of(log_throttle.handled(failing, NOW_MS + 3_600_000))
     assert text.endswith("is handled: after 3601 attempts and 3600 s")
     assert log_throttle.handled(failing, NOW_MS + 3_600_000) is None
-    assert log_throttle.sum(NOW_MS + 3_700_000, last=True) is None
+    assert log_throttle.summary(NOW_MS + 3_700_000, last=True) is None
 
 
 def test_a_failing_message_that_is_given_up_is_told_so():
@@ -101,14 +101,14 @@ def test_a_thousand_failing_messages_flood_no_log():
     """Some are told apart, the others in a sum with their errors and the oldest of them; all of them are over once."""
     log_throttle = LogThrottle()
     failing = [message(offset, b"%d" % offset) for offset in range(1_000)]
-    tellings: list[Telling] = []
+    tellings: list[LogLine] = []
     for second in range(60):
         now_ms = NOW_MS + 1_000 * second
         for one in failing:
             one.attempt = second + 1
             kind = "TimeoutError" if one.offset % 3 else "ValueError"
             tellings.append(log_throttle.failed(one, kind, now_ms, 1_000))
-        tellings.append(log_throttle.sum(now_ms))
+        tellings.append(log_throttle.summary(now_ms))
     told = [one.text for one in tellings if one is not None]
     assert len(told) <= 2 * TOLD_PER_MINUTE + 2 + 3
     assert sum(one.traceback for one in tellings if one is not None) == 2
@@ -123,10 +123,10 @@ def test_a_thousand_failing_messages_flood_no_log():
     assert "the oldest is orders partition 3 offset" in first
     ends = [log_throttle.handled(one, NOW_MS + 60_000) for one in failing]
     assert sum(one is not None for one in ends) == 1_000 - int(sums[-1].split()[0])
-    last = text_of(log_throttle.sum(NOW_MS + 60_000, last=True))
+    last = text_of(log_throttle.summary(NOW_MS + 60_000, last=True))
     assert last.startswith("0 more messages fail or hang in handlers; ")
     assert f"{int(sums[-1].split()[0])} were handled since, 0 given up here" in last
-    assert log_throttle.sum(NOW_MS + 900_000) is None
+    assert log_throttle.summary(NOW_MS + 900_000) is None
 
 
 def test_tracebacks_come_once_a_minute_for_each_kind_of_error():
@@ -168,7 +168,7 @@ def test_every_story_that_was_begun_ends_once(steps: list[tuple[str, int, int]])
             if log_throttle.running(one, now_ms - HANGS_MS, now_ms):
                 told.add(offset)
         elif call == "sum":
-            log_throttle.sum(now_ms)
+            log_throttle.summary(now_ms)
         else:
             ended = getattr(log_throttle, call)(one, now_ms)
             if ended is not None:
@@ -177,5 +177,5 @@ def test_every_story_that_was_begun_ends_once(steps: list[tuple[str, int, int]])
                 told.discard(offset)
     for offset in range(31):
         log_throttle.handled(message(offset), now_ms)
-    log_throttle.sum(now_ms, last=True)
-    assert log_throttle.sum(now_ms + 10_000_000, last=True) is None
+    log_throttle.summary(now_ms, last=True)
+    assert log_throttle.summary(now_ms + 10_000_000, last=True) is None

@@ -61,7 +61,7 @@ async def test_the_bodys_message_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """However short `handover_ms` is, and whatever is left of the lease: until the ack, and it says so, once."""
-    monkeypatch.setattr(stream_module, "PATIENCE_MS", 10)
+    monkeypatch.setattr(stream_module, "HANDOVER_WARN_MS", 10)
     client = Client(left_ms=0)
     stream = stream_of(client, handover_ms=0)
     await stream.next()
@@ -172,7 +172,7 @@ async def test_a_consumer_that_nobody_iterates_says_so(caplog):
     stream.put([Message("orders", b"k", b"v", 0, 1, 0)])
     clock.look(stream, seconds=60)
     (record,) = caplog.records
-    assert "no handler and nobody iterates" in record.message
+    assert "no handler and is not iterated" in record.message
 
 
 async def test_a_consumer_that_was_iterated_is_not_taken_for_one_that_nobody_iterates(caplog):
