@@ -243,7 +243,7 @@ class Assignments:
                 self._membership.announce_leave(), name="announce leave"
             )
         await asyncio.gather(self._watch, *hand_overs, *self._reports, return_exceptions=True)
-        self._tell_losses()
+        self._log_losses()
 
     # ── leases that end, and why ─────────────────────────────────────────────────────────────────────
     async def _watch_deadline(self) -> None:
@@ -258,8 +258,8 @@ class Assignments:
             sleep_ms = min(left_ms, CHECK_MS_MAX)
             self._stalls.sleeps(self._clock.boot_ms(), sleep_ms)
             await asyncio.sleep(sleep_ms / 1000)
-            self._tell_stall()
-            self._tell_losses()
+            self._log_stall()
+            self._log_losses()
             self._dispatch.look()
 
     def _note_loss(self, client: PullClient) -> None:
@@ -277,12 +277,12 @@ class Assignments:
             return
         self._losses.note(client.partition_id, client.token, why, fence=client.life.fence)
 
-    def _tell_stall(self) -> None:
+    def _log_stall(self) -> None:
         now_ms = self._clock.boot_ms()
-        text = self._stalls.told(self._stalls.woke(now_ms), now_ms, ttl_ms=self._settings.ttl_ms)
+        text = self._stalls.line(self._stalls.woke(now_ms), now_ms, ttl_ms=self._settings.ttl_ms)
         if text:
             log.warning("consumer of %s in group %s: %s", self._subject, self._group, text)
 
-    def _tell_losses(self) -> None:
+    def _log_losses(self) -> None:
         for text in self._losses.take():
             log.warning("consumer of %s in group %s %s", self._subject, self._group, text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keylane.consumer.pulling.losses import FENCED, TOLD_EVERY_MS, Losses, Stalls, why_lapsed
+from keylane.consumer.pulling.losses import FENCED, STALL_LINE_EVERY_MS, Losses, Stalls, why_lapsed
 
 
 def test_a_loop_that_stood_still_is_the_reason():
@@ -31,10 +31,10 @@ def test_a_silent_metaserver_is_the_reason_otherwise():
 def test_a_stall_is_told_before_it_costs_a_lease_and_once_a_minute():
     """A third of the ttl is worth a word; a flood of them is not."""
     stalls = Stalls()
-    assert stalls.told(9_000, 0, ttl_ms=30_000) == ""
-    assert "stood still for 12 s" in stalls.told(12_000, 0, ttl_ms=30_000)
-    assert stalls.told(12_000, TOLD_EVERY_MS - 1, ttl_ms=30_000) == ""
-    assert stalls.told(12_000, TOLD_EVERY_MS, ttl_ms=30_000)
+    assert stalls.line(9_000, 0, ttl_ms=30_000) == ""
+    assert "stood still for 12 s" in stalls.line(12_000, 0, ttl_ms=30_000)
+    assert stalls.line(12_000, STALL_LINE_EVERY_MS - 1, ttl_ms=30_000) == ""
+    assert stalls.line(12_000, STALL_LINE_EVERY_MS, ttl_ms=30_000)
 
 
 def test_leases_lost_together_are_told_together():
