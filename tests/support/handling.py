@@ -1,4 +1,4 @@
-"""Workers over a partition that is only counted, in real time or in the virtual time of the simulation."""
+"""Workers with a pull client that only counts, in real time or in the virtual time of the simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers that hand over while they go on living: suspended, resumed, closing slowly."""
+"""Consumers that hand over and stay open: suspended, resumed, closing slowly."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ async def meta(shared_cluster: Cluster) -> AsyncIterator[MetaClient]:
     await network.close()
 
 
-async def test_suspended_and_resumed(shared_cluster: Cluster):
-    """A suspended consumer hands everything over and handles nothing, until it takes part again."""
+async def test_suspended_consumer_gets_nothing_until_it_resumes(shared_cluster: Cluster):
+    """A suspended consumer hands everything over and handles nothing until it resumes."""
     await shared_cluster.create("suspended", partitions=4)
     handled: dict[str, list[Message]] = {"one": [], "two": []}
 
@@ -56,8 +56,8 @@ async def test_suspended_and_resumed(shared_cluster: Cluster):
         await one.resume()
 
 
-async def test_who_leaves_slowly_keeps_only_what_is_slow(shared_cluster: Cluster):
-    """A consumer that closes gives each partition on as soon as its own handlers are through."""
+async def test_slow_handler_delays_the_hand_over_of_its_partition_only(shared_cluster: Cluster):
+    """A closing consumer hands each partition over as soon as the handlers of that partition have ended."""
     route = await shared_cluster.create("leaving", partitions=4)
     stuck = asyncio.Event()
     handled: list[Message] = []
@@ -82,8 +82,8 @@ async def test_who_leaves_slowly_keeps_only_what_is_slow(shared_cluster: Cluster
             await eventually(lambda: len(second.assignment) == 4)
 
 
-async def test_an_ack_again_changes_nothing(shared_cluster: Cluster):
-    """A message acked twice counts once, by hand as in a handler: the close waits for nothing and for nobody less."""
+async def test_second_ack_changes_nothing(shared_cluster: Cluster):
+    """A message acked twice counts once, by hand and in a handler: the close waits for every other message."""
     await shared_cluster.create("acked", partitions=1)
     async with Producer(shared_cluster.meta) as producer:
         for number in range(10):
@@ -110,8 +110,8 @@ async def test_an_ack_again_changes_nothing(shared_cluster: Cluster):
 PATIENT = ConsumerSettings(handover_ms=600_000, ttl_ms=60_000)
 
 
-async def test_who_leaves_an_iteration_gives_up_what_was_not_acked(shared_cluster: Cluster):
-    """Closing waits for no ack: what was taken and not acked comes again, what was acked does not."""
+async def test_closing_an_iteration_gives_up_unacked_messages(shared_cluster: Cluster):
+    """Closing waits for no ack: messages taken and not acked are redelivered, acked ones are not."""
     await shared_cluster.create("given-up", partitions=1)
     meta = shared_cluster.meta
     async with Producer(meta) as producer:
@@ -128,10 +128,10 @@ async def test_who_leaves_an_iteration_gives_up_what_was_not_acked(shared_cluste
     assert again == [b"1", b"2", b"3"]
 
 
-async def test_a_partition_goes_over_after_the_acks_while_an_iteration_goes_on(
+async def test_partition_is_handed_over_after_the_acks_while_the_iteration_continues(
     shared_cluster: Cluster,
 ):
-    """While its consumer lives, a partition is not handed over before what was taken is acked; closing ends the wait."""
+    """A partition is not handed over before its taken messages are acked; closing the consumer ends the wait."""
     await shared_cluster.create("held", partitions=2)
     one, two = (
         Consumer(shared_cluster.meta, subject="held", group="g", settings=PATIENT) for _ in range(2)
@@ -161,8 +161,8 @@ async def test_a_partition_goes_over_after_the_acks_while_an_iteration_goes_on(
             }
 
 
-async def test_a_session_may_begin_suspended(shared_cluster: Cluster, meta: MetaClient):
-    """A session that replaces a suspended one is granted nothing either, until it says so."""
+async def test_session_may_begin_suspended(shared_cluster: Cluster, meta: MetaClient):
+    """A session that replaces a suspended one is granted nothing until it resumes."""
     await shared_cluster.create("quietly", partitions=2)
     session = "5" * 16
     await meta.join(Join(subject="quietly", group="g", session=session, suspended=True))
@@ -173,8 +173,10 @@ async def test_a_session_may_begin_suspended(shared_cluster: Cluster, meta: Meta
         await meta.suspend(Suspend(session="6" * 16))
 
 
-async def test_a_call_to_suspend_that_comes_late(shared_cluster: Cluster, meta: MetaClient):
-    """What a consumer asked for before the last thing it asked for does not stay, should that call come late or twice."""
+async def test_late_call_to_suspend_is_undone_by_the_next_heartbeat(
+    shared_cluster: Cluster, meta: MetaClient
+):
+    """A call that arrives late or twice does not outlast what the consumer asked for last."""
     await shared_cluster.create("late", partitions=2)
     settings = ConsumerSettings(ttl_ms=6_000)
     async with Consumer(
@@ -197,10 +199,10 @@ async def test_a_call_to_suspend_that_comes_late(shared_cluster: Cluster, meta: 
         await eventually(lambda: len(consumer.assignment) == 2)
 
 
-async def test_a_heartbeat_that_comes_late_suspends_nobody(
+async def test_heartbeat_with_an_old_version_changes_no_suspension(
     shared_cluster: Cluster, meta: MetaClient
 ):
-    """Only who knows of the newest grants says whether it takes part: an older heartbeat changes nothing."""
+    """Only a heartbeat that knows the newest version decides whether the session takes part."""
     await shared_cluster.create("stale", partitions=2)
     session = "7" * 16
     await meta.join(Join(subject="stale", group="g", session=session, suspended=True))

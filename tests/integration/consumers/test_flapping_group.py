@@ -1,4 +1,4 @@
-"""Groups whose consumers join and leave by the hundred take no session from the others."""
+"""Groups whose consumers join and leave by the hundred cost other groups no session."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_other_groups_and_brokers_keep_their_sessions(
     house: tuple[MetaClient, HostingBroker],
 ) -> None:
     """Renewals of a session, which reports drained partitions, and of a broker do not wait behind the joins of others,
-    and joins go on meanwhile.
+    and joins are answered meanwhile.
     """
     meta, broker = house
     await meta.create_subject(CreateSubject(subject="s", partitions=64))

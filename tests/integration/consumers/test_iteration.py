@@ -1,4 +1,4 @@
-"""Partitions that go to another consumer while the body of an iteration runs."""
+"""Partitions that are wanted by another consumer while the body of an iteration runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def send(meta: str, subject: str) -> None:
 
 
 async def first_of_each(consumer: Consumer) -> dict[int, Message]:
-    """Takes messages one by one, and acks all but the first of each of two partitions."""
+    """Take messages one by one, and ack all but the first of each of two partitions."""
     found: dict[int, Message] = {}
     while len(found) < 2:
         message = await anext(consumer)
@@ -37,7 +37,7 @@ async def first_of_each(consumer: Consumer) -> dict[int, Message]:
 
 @asynccontextmanager
 async def two_of(cluster: Cluster, subject: str) -> AsyncIterator[tuple[Consumer, Consumer]]:
-    """A consumer that has both partitions, with messages in them, and one that is still to come."""
+    """A consumer that owns both partitions, with messages in them, and a second one that has not joined."""
     await cluster.create(subject, partitions=2)
     one, two = (
         Consumer(cluster.meta, subject=subject, group="g", settings=HASTY) for _ in range(2)
@@ -48,8 +48,8 @@ async def two_of(cluster: Cluster, subject: str) -> AsyncIterator[tuple[Consumer
         yield one, two
 
 
-async def test_a_body_may_take_longer_than_handover_and_lease(shared_cluster: Cluster):
-    """Another consumer gets nothing of a partition before the body has acked what it is in; then what comes next."""
+async def test_loop_body_may_take_longer_than_handover_and_lease(shared_cluster: Cluster):
+    """Another consumer gets no message of a partition before the body has acked its own; then it gets the next ones."""
     async with two_of(shared_cluster, "in-the-body") as (one, two):
         held = await first_of_each(one)
         async with two:
@@ -65,8 +65,8 @@ async def test_a_body_may_take_longer_than_handover_and_lease(shared_cluster: Cl
     assert following.offset > held[gone].offset
 
 
-async def test_what_was_passed_over_comes_again_elsewhere(shared_cluster: Cluster):
-    """Who goes on without an ack holds nobody up for longer than `handover_ms`."""
+async def test_messages_passed_over_are_redelivered_to_the_next_owner(shared_cluster: Cluster):
+    """A loop that continues without an ack delays a hand-over by `handover_ms` at most."""
     async with two_of(shared_cluster, "passed-over") as (one, two):
         held = await first_of_each(one)
 
@@ -84,8 +84,8 @@ async def test_what_was_passed_over_comes_again_elsewhere(shared_cluster: Cluste
         draining.cancel()
 
 
-async def test_a_body_may_suspend_its_consumer(shared_cluster: Cluster):
-    """It gets an answer, and may ack what it is in afterwards, which does not come again."""
+async def test_loop_body_may_suspend_its_consumer(shared_cluster: Cluster):
+    """The call returns, and the body may ack its message afterwards; it is not redelivered."""
     meta = shared_cluster.meta
     await shared_cluster.create("suspending", partitions=1)
     async with Producer(meta) as producer:

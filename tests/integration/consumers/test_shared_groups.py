@@ -1,4 +1,4 @@
-"""Shared groups with real brokers, metaservers and consumer processes; switched groups fence whoever is late."""
+"""Shared groups with real brokers, metaservers and consumer processes; a switched group fences late consumers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def place(message: Message) -> Place:
     return message.partition_id, message.offset
 
 
-async def test_all_sessions_work_on_one_partition(shared_cluster: Cluster):
+async def test_sessions_of_a_shared_group_work_on_one_partition(shared_cluster: Cluster):
     """Three consumers take messages of the same partition at once, and each message goes to one of them."""
     values = await fill(shared_cluster, "one-for-all", 600, partitions=1)
     handled: dict[str, list[Message]] = {"a": [], "b": [], "c": []}
@@ -130,8 +130,8 @@ async def test_all_sessions_work_on_one_partition(shared_cluster: Cluster):
     assert len({one.fencing_token for each in handled.values() for one in each}) == 1
 
 
-async def test_who_closes_gives_back_what_it_has(shared_cluster: Cluster):
-    """What a leaving consumer did not handle goes on at once, not at the deadline, and nothing is handled twice."""
+async def test_closing_consumer_releases_its_messages(shared_cluster: Cluster):
+    """Messages that a leaving consumer did not handle are handed out at once, not at the deadline; none is handled twice."""
     values = await fill(shared_cluster, "given-back", 100, partitions=1)
     settings = ConsumerSettings(
         ttl_ms=TTL_MS, strategy="shared", in_flight_ms=600_000, handover_ms=100
@@ -157,8 +157,8 @@ async def test_who_closes_gives_back_what_it_has(shared_cluster: Cluster):
     assert sorted(one.value for one in (*first, *second)) == sorted(values)
 
 
-async def test_a_failing_message_delays_no_other(shared_cluster: Cluster):
-    """Without order, later messages of its key go on; it comes again until it succeeds."""
+async def test_failing_message_delays_no_other(shared_cluster: Cluster):
+    """Without order, later messages of its key are handled; the message is tried until it succeeds."""
     values = await fill(shared_cluster, "no-order", 200, partitions=1)
     handled: list[bytes] = []
     tries: Counter[bytes] = Counter()
@@ -177,8 +177,8 @@ async def test_a_failing_message_delays_no_other(shared_cluster: Cluster):
     assert sum(count > 1 for count in tries.values()) == 1
 
 
-async def test_a_mismatch_is_refused_at_open_and_says_how_to_switch(shared_cluster: Cluster):
-    """The group's first consumer has decided."""
+async def test_strategy_mismatch_is_refused_at_open_with_the_way_to_switch(shared_cluster: Cluster):
+    """The group's first consumer has decided the strategy."""
     await shared_cluster.create("decided")
     async with Consumer(shared_cluster.meta, subject="decided", group="g", strategy="shared"):
         with pytest.raises(GroupStrategyError, match="keylane group switch"):
@@ -187,7 +187,7 @@ async def test_a_mismatch_is_refused_at_open_and_says_how_to_switch(shared_clust
 
 
 async def test_shared_groups_follow_a_resize(shared_cluster: Cluster):
-    """Parents are drained by all together before children are begun, and everything is handled."""
+    """All consumers drain the parents before any child is begun, and everything is handled."""
     values = await fill(shared_cluster, "resized-shared", 400)
     handled: list[Message] = []
 
@@ -228,10 +228,10 @@ def _oldest(handled: list[Message]) -> set[int]:
 
 # ── real processes ────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.crash
-async def test_a_killed_session_costs_only_what_it_had_in_flight(
+async def test_killed_session_repeats_only_its_messages_in_flight(
     own_cluster: Cluster, tmp_path: Path
 ):
-    """Three consumers, one killed with SIGKILL: all is handled, and twice only what was with the dead one."""
+    """Three consumers, one killed with SIGKILL: every message is handled, and only those of the dead one twice."""
     await fill(own_cluster, "killed-shared", 600)
     paths = [tmp_path / f"events-{number}" for number in range(3)]
 
@@ -248,7 +248,7 @@ async def test_a_killed_session_costs_only_what_it_had_in_flight(
     started = Counter(one for path in paths for one in places(path, "start"))
     again = {one for one, count in started.items() if count > 1}
     assert again <= set(places(paths[0], "start")), "what the others had came to nobody else"
-    # 2 partitions with 20 in flight each, and what was handled but not acked yet.
+    # 2 partitions with 20 messages in flight each, and messages handled but not acked yet.
     assert len(again) <= 2 * 20 + 20
 
 
@@ -256,7 +256,7 @@ async def test_a_killed_session_costs_only_what_it_had_in_flight(
 async def test_messages_of_a_killed_session_are_free_after_its_ttl(
     own_cluster: Cluster, tmp_path: Path
 ):
-    """However long a handler may take: ten minutes here.  Nobody else's message is handled twice."""
+    """However long `in_flight_ms` is: ten minutes here.  Messages of the other consumer are not handled twice."""
     await fill(own_cluster, "dead-shared", 300)
     paths = [tmp_path / f"events-{number}" for number in range(2)]
 
@@ -277,7 +277,7 @@ async def test_messages_of_a_killed_session_are_free_after_its_ttl(
 async def test_handlers_that_take_longer_than_the_ttl_keep_their_messages(
     shared_cluster: Cluster,
 ):
-    """The client renews its session at the broker meanwhile, so nothing goes to another consumer too."""
+    """Empty acks renew the session at the broker, so no message is handed out to another consumer too."""
     values = await fill(shared_cluster, "slow-shared", 8, partitions=2)
     settings = ConsumerSettings(
         ttl_ms=TTL_MS, strategy="shared", in_flight_ms=600_000, in_flight_messages=2
@@ -300,8 +300,8 @@ async def test_handlers_that_take_longer_than_the_ttl_keep_their_messages(
 
 
 @pytest.mark.crash
-async def test_a_broker_restart_hands_out_again_what_is_not_acked(own_cluster: Cluster):
-    """Acks survive the broker, what was in flight comes again or goes on; nothing is left over."""
+async def test_broker_restart_hands_out_unacked_messages_again(own_cluster: Cluster):
+    """Acks survive the restart; messages in flight are handled, once or again; none is left over."""
     values = await fill(own_cluster, "restarted-shared", 600)
     handled: Counter[bytes] = Counter()
 
@@ -332,10 +332,10 @@ async def test_a_broker_restart_hands_out_again_what_is_not_acked(own_cluster: C
 @pytest.mark.parametrize(
     "shared", [False, True], ids=["exclusive-to-shared", "shared-to-exclusive"]
 )
-async def test_a_zombie_is_fenced_across_a_switch(
+async def test_zombie_is_fenced_across_a_switch(
     own_cluster: Cluster, tmp_path: Path, *, shared: bool
 ):
-    """A consumer frozen before a switch moves nothing after it, in either direction, and ends by itself."""
+    """A consumer frozen before a switch moves no cursor after it, in either direction, and ends by itself."""
     await fill(own_cluster, "switched", 300)
     path = tmp_path / "events"
     handled: list[Message] = []

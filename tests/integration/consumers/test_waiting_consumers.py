@@ -1,4 +1,4 @@
-"""Consumers without a partition wait quietly, and are served in the order in which they came."""
+"""Consumers without a partition ask rarely, and are served in the order in which they joined."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class CountingNetwork:
         await self._real.close()
 
 
-async def test_who_waits_for_a_partition_asks_seldom_and_is_served_in_turn(
+async def test_waiting_consumers_ask_seldom_and_are_served_in_turn(
     shared_cluster: Cluster,
 ):
-    """While another holds the only partition: a heartbeat for each third of the ttl, nothing to the broker."""
+    """While another consumer owns the only partition: a heartbeat for each third of the ttl, no call to the broker."""
     await shared_cluster.create("queue-up", partitions=1)
     networks = [CountingNetwork() for _ in range(3)]
     consumers = [

@@ -1,4 +1,4 @@
-"""Acks of owners after one another, whatever the order in which handlers end, with a broker that keeps few ranges."""
+"""Acks of successive owners, in whatever order handlers end, with a broker that keeps few ranges."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Broker:
 
 
 class Owner:
-    """What a pull client does of a partition, without its I/O."""
+    """What a pull client does with a partition, without its I/O."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -52,7 +52,7 @@ class Owner:
         self.handled: set[int] = set()
 
     def pull(self, count: int) -> bool:
-        """Some more messages, if there is room; True if anything was read."""
+        """Pull more messages if there is capacity; returns True if any were pulled."""
         start = self.offsets.next_offset
         if self.acks.at_range_limit or len(self.waiting) >= BUFFER or start >= self.broker.end:
             return False
@@ -63,14 +63,14 @@ class Owner:
         return True
 
     def end_handler(self, number: int) -> None:
-        """One of the handlers ends, whichever."""
+        """The handler at index `number`, modulo the running ones, ends."""
         if self.waiting:
             offset = self.waiting.pop(number % len(self.waiting))
             self.handled.add(offset)
             self.acks.done(offset)
 
     def send_acks(self, *, heard: bool = True, answered: bool = True) -> bool:
-        """One request; False if the broker takes nothing now."""
+        """Send one request; returns False if the broker takes no ranges now."""
         ranges = self.acks.take()
         try:
             if heard:
@@ -85,7 +85,7 @@ class Owner:
         return True
 
     def flush(self) -> None:
-        """What a hand-over sends."""
+        """Send all acks, as a hand-over does."""
         for _ in range(2 * self.broker.end + 20):
             if not self.acks or not self.send_acks():
                 return
@@ -93,8 +93,8 @@ class Owner:
 
 
 @given(end=st.integers(1, 120), steps=steps, order=st.randoms(use_true_random=False))
-def test_whatever_ends_first_everything_is_acked(end, steps, order):
-    """Handlers end in any order, acks and answers get lost, owners change: the last one still acks everything."""
+def test_every_message_is_acked_in_whatever_order_handlers_end(end, steps, order):
+    """Handlers end in any order, acks and answers get lost, owners change: the last owner acks everything."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(partition_acks, "ACK_RANGES_MAX", KEPT)
         broker = Broker(end)
@@ -128,8 +128,8 @@ def test_whatever_ends_first_everything_is_acked(end, steps, order):
 
 
 @given(end=st.integers(1, 60), before=st.sets(st.integers(0, 119), max_size=KEPT))
-def test_the_cursor_follows_a_slow_key_between_others(end, before):
-    """Every second message ends last, one by one: the cursor rises with each, whatever a former owner has acked."""
+def test_cursor_follows_a_slow_key_at_the_range_limit(end, before):
+    """Every second message ends last, one by one: the cursor rises with each, whatever former owners acked."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(partition_acks, "ACK_RANGES_MAX", KEPT)
         broker = Broker(2 * end)

@@ -22,7 +22,7 @@ HEARTBEAT_MS_MAX = 5_000
 
 
 class LoopClock:
-    """The time of the event loop, which is a simulated one."""
+    """The virtual time of a simulated event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -35,7 +35,7 @@ class LoopClock:
 
 
 class Metaservers:
-    """Several of them, as a network: each answers after `answer_ms`, or hangs from `hang_at_ms` on, or is off."""
+    """Several metaservers as a network: each answers after `answer_ms`, hangs from `hang_at_ms` on, or is off."""
 
     def __init__(self, clock: LoopClock, *, ttl_ms: int, answer_ms: int) -> None:
         self.clock = clock
@@ -124,7 +124,7 @@ def simulate(
     nudges_ms: list[int],
     prepare: Callable[[Metaservers, list[str]], None] = lambda network, names: None,
 ) -> Session:
-    """A session of which all metaservers but one hang from `hang_ms` on, with nudges at these times."""
+    """Run a session whose metaservers hang from `hang_ms` on, all but one, with nudges at `nudges_ms`."""
     loop = SimLoop(random.Random(1))
 
     async def main() -> Session:
@@ -151,7 +151,7 @@ def simulate(
 @pytest.mark.parametrize("ttl_ms", TTLS_MS)
 @pytest.mark.parametrize("addresses", [2, 3])
 def test_leases_hold_while_all_metaservers_but_one_hang(ttl_ms, addresses):
-    """At whatever moment they begin to, and whatever there is to report just then, within the documented bound."""
+    """Whenever they begin to hang, with or without a report at that moment, within the documented bound."""
     wait_ms = min(HEARTBEAT_MS_MAX, ttl_ms // 4)
     margin_ms = ttl_ms // 10
     answer_ms = min((ttl_ms - margin_ms - 2 * wait_ms) // (addresses + 1), 1_000) - 10
@@ -172,8 +172,8 @@ def test_leases_hold_while_all_metaservers_but_one_hang(ttl_ms, addresses):
             assert session.network.asked[-1][1] == f"meta-{addresses - 1}"
 
 
-def test_metaservers_that_are_off_and_one_that_hangs_cost_no_lease():
-    """Of four, two refuse connections, one hangs, and the last is found."""
+def test_lease_holds_while_two_metaservers_are_off_and_one_hangs():
+    """Of four metaservers the last one is found in time."""
 
     def prepare(network: Metaservers, names: list[str]) -> None:
         network.hanging = {names[1]}
@@ -188,8 +188,8 @@ def test_metaservers_that_are_off_and_one_that_hangs_cost_no_lease():
     assert session.network.asked[-1][1] == "meta-3"
 
 
-def test_a_nudge_does_not_break_off_what_is_answered_at_once():
-    """However often there is something to report, each answer is waited for."""
+def test_nudge_does_not_break_off_a_heartbeat_that_is_answered_at_once():
+    """Each answer is awaited, however often there is something to report."""
     session = simulate(
         ttl_ms=2_000,
         addresses=1,
@@ -203,15 +203,15 @@ def test_a_nudge_does_not_break_off_what_is_answered_at_once():
     assert min(gaps) >= 99
 
 
-def test_without_hurry_a_metaserver_is_asked_four_times_per_ttl():
-    """A consumer of one metaserver that answers asks it with a long poll each time."""
+def test_metaserver_is_asked_four_times_per_ttl_without_a_hurry():
+    """Every heartbeat to a metaserver that answers is a long poll."""
     session = simulate(ttl_ms=2_000, addresses=1, answer_ms=2, hang_ms=20_000, nudges_ms=[])
     assert len(session.network.asked) <= 4 * 14 + 2
     assert sum(version < 0 for _, _, version in session.network.asked) == 1
 
 
-def test_where_all_hang_each_is_asked_again_and_again_with_pauses():
-    """After the lease has ended there is no hurry: no address is asked in a tight loop."""
+def test_hanging_metaservers_are_asked_with_pauses_after_the_lease_ended():
+    """No address is asked in a tight loop."""
 
     def prepare(network: Metaservers, names: list[str]) -> None:
         network.hanging = set(names)
@@ -224,8 +224,8 @@ def test_where_all_hang_each_is_asked_again_and_again_with_pauses():
     assert len(asked) < 30
 
 
-def test_the_time_that_is_left_is_shared_out():
-    """A long poll has its wait and a share; then each address that has not failed has an equal share."""
+def test_rest_of_the_lease_is_divided_among_the_addresses():
+    """A long poll has its wait and a share; each address that has not failed has an equal share."""
     timeouts = HeartbeatTimeouts(addresses=3, ttl_ms=2_000, margin_ms=200, timeout_max_ms=5_000)
     timeouts.begin(0, 5_000)
     assert timeouts.wait_ms == 500

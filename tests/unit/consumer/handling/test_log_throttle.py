@@ -1,4 +1,4 @@
-"""What is told of failing and hanging messages: at once, ever more seldom, and when it is over; never a flood."""
+"""Log lines about failing and hanging messages: at once, at growing intervals, and at the end; never a flood."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def text_of(telling: LogLine | None) -> str:
     return telling.text
 
 
-def test_a_failing_message_is_told_with_all_that_an_operator_needs():
-    """Subject, partition, offset, a digest of the key and not the key, attempt, seconds, error and the next try."""
+def test_line_of_a_failing_message_names_partition_offset_and_next_try():
+    """The line has subject, partition, offset, a digest of the key, attempt, seconds, error and the next try; not the key."""
     log_throttle = LogThrottle()
     failing = message(7, b"alice@example.org")
     telling = log_throttle.failed(failing, "ValueError", NOW_MS, 150)
@@ -42,8 +42,8 @@ def test_a_failing_message_is_told_with_all_that_an_operator_needs():
     assert "no key" in text_of(log_throttle.failed(message(8, b""), "ValueError", NOW_MS, 150))
 
 
-def test_a_failing_message_is_told_again_ever_more_seldom_and_when_it_is_over():
-    """In an hour of a try a second it is told ten times, each wait twice the one before."""
+def test_failing_message_is_logged_at_growing_intervals_and_at_its_end():
+    """An hour with a try each second gives ten lines, each interval twice the one before."""
     log_throttle = LogThrottle()
     failing = message(7)
     told_s = []
@@ -60,8 +60,8 @@ def test_a_failing_message_is_told_again_ever_more_seldom_and_when_it_is_over():
     assert log_throttle.summary(NOW_MS + 3_700_000, last=True) is None
 
 
-def test_a_failing_message_that_is_given_up_is_told_so():
-    """Its next owner begins anew."""
+def test_given_up_message_is_logged():
+    """The line has its attempts and the time since the first one."""
     log_throttle = LogThrottle()
     failing = message(7, attempt=2)
     log_throttle.failed(failing, "ValueError", NOW_MS, 100)
@@ -71,8 +71,8 @@ def test_a_failing_message_that_is_given_up_is_told_so():
     assert log_throttle.given_up(message(8), NOW_MS) is None, "it neither failed nor hung"
 
 
-def test_a_hanging_handler_is_told_while_it_runs_and_when_it_is_over():
-    """From ten seconds on, at twice the time before, and once at its end."""
+def test_hanging_handler_is_logged_while_it_runs_and_at_its_end():
+    """From ten seconds on, at doubling intervals, and once at its end."""
     log_throttle = LogThrottle()
     hanging = message(7)
     told_s = [
@@ -85,8 +85,8 @@ def test_a_hanging_handler_is_told_while_it_runs_and_when_it_is_over():
     assert text.endswith("is handled: after 1 attempt and 200 s")
 
 
-def test_a_hanging_handler_that_fails_in_the_end_stays_one_story():
-    """The failure goes on where the hanging was told, and the end is told once."""
+def test_hanging_handler_that_fails_is_logged_as_one_trouble():
+    """The failure continues the intervals of the hanging, and the end is logged once."""
     log_throttle = LogThrottle()
     hanging = message(7)
     text = text_of(log_throttle.running(hanging, NOW_MS, NOW_MS + 12_000))
@@ -97,8 +97,8 @@ def test_a_hanging_handler_that_fails_in_the_end_stays_one_story():
     assert "2 attempts and 15 s" in text_of(log_throttle.handled(hanging, NOW_MS + 15_000))
 
 
-def test_a_thousand_failing_messages_flood_no_log():
-    """Some are told apart, the others in a sum with their errors and the oldest of them; all of them are over once."""
+def test_thousand_failing_messages_do_not_flood_the_log():
+    """Some get lines of their own; the others are in summaries with their errors and the oldest message."""
     log_throttle = LogThrottle()
     failing = [message(offset, b"%d" % offset) for offset in range(1_000)]
     tellings: list[LogLine] = []
@@ -129,8 +129,8 @@ def test_a_thousand_failing_messages_flood_no_log():
     assert log_throttle.summary(NOW_MS + 900_000) is None
 
 
-def test_tracebacks_come_once_a_minute_for_each_kind_of_error():
-    """Each kind has its own; ever new kinds are no way around the limit."""
+def test_traceback_is_logged_once_a_minute_for_each_kind_of_error():
+    """Each kind of error has its own traceback; a thousand kinds still keep the limit."""
     log_throttle = LogThrottle()
     first = log_throttle.failed(message(1), "A", NOW_MS, 1)
     again = log_throttle.failed(message(2), "A", NOW_MS, 1)
@@ -153,8 +153,8 @@ def test_tracebacks_come_once_a_minute_for_each_kind_of_error():
         max_size=300,
     )
 )
-def test_every_story_that_was_begun_ends_once(steps: list[tuple[str, int, int]]):
-    """Whatever happens in whatever order: no end without a beginning, and nothing is kept of what is over."""
+def test_every_logged_trouble_ends_once(steps: list[tuple[str, int, int]]):
+    """In whatever order the calls come: no end without a beginning, and nothing is kept after the end."""
     log_throttle = LogThrottle()
     now_ms = NOW_MS
     told: set[int] = set()

@@ -1,4 +1,4 @@
-"""Which failed message is tried when: by time, in few places, and within its share of the workers' time."""
+"""Which failed message is tried when: by time, on few workers, within a share of the workers' time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def message(offset: int, partition_id: int = 1) -> Message:
 
 
 def test_tries_are_taken_by_time():
-    """Whatever the order of the failures: first due, first tried, and none before its time."""
+    """In whatever order messages fail: first due, first tried, and none before its time."""
     retries = Retries(100)
     for offset, due_ns in enumerate((30, 10, 20, 40)):
         retries.wait(message(offset), due_ns)
@@ -27,8 +27,8 @@ def test_tries_are_taken_by_time():
     assert len(retries) == 1
 
 
-def test_a_quarter_of_the_workers_try_again_at_once():
-    """The others are free for other messages; a place is free again when a try ends."""
+def test_quarter_of_the_workers_retries_at_once():
+    """The other workers are free for other messages; another retry may begin when one ends."""
     for concurrency, places in ((1, 1), (4, 1), (16, 4), (100, 25)):
         retries = Retries(concurrency)
         for offset in range(200):
@@ -40,8 +40,8 @@ def test_a_quarter_of_the_workers_try_again_at_once():
         assert len(retries.take(2, others_wait=False)) == 1
 
 
-def test_a_try_that_hangs_keeps_no_other_from_its_turn():
-    """After ten seconds its place goes to others."""
+def test_hanging_try_does_not_delay_other_tries():
+    """After ten seconds it is not counted any more."""
     retries = Retries(4)
     for offset in range(3):
         retries.wait(message(offset), 0)
@@ -52,8 +52,8 @@ def test_a_try_that_hangs_keeps_no_other_from_its_turn():
     assert len(retries.take(5 + LONG_NS, others_wait=False)) == 1
 
 
-def test_tries_have_their_share_of_the_time_while_others_wait():
-    """Of one worker: half a second for a try, then its share for the others; none of that when nobody waits."""
+def test_retries_get_their_share_of_the_time_while_first_tries_wait():
+    """On one worker: half a second for a retry, then the share of first tries; no pause if none wait."""
     retries = Retries(1)
     for offset in range(3):
         retries.wait(message(offset), 0)
@@ -68,8 +68,8 @@ def test_tries_have_their_share_of_the_time_while_others_wait():
     assert len(retries.take(2 * SECOND_NS, others_wait=False)) == 1
 
 
-def test_tries_that_take_long_pause_no_longer_than_the_limit():
-    """A key that times out for a minute is tried again half a minute later, not forty."""
+def test_slow_retries_pause_no_longer_than_the_limit():
+    """A try that times out after a minute is repeated half a minute later, not forty minutes."""
     retries = Retries(1)
     for offset in range(2):
         retries.wait(message(offset), 0)
@@ -81,8 +81,8 @@ def test_tries_that_take_long_pause_no_longer_than_the_limit():
     assert next_ns <= 60 * SECOND_NS + PAUSE_MAX_NS
 
 
-def test_a_dropped_partition_leaves_the_others():
-    """What waits of it is returned, to be forgotten; the order of the others is as before."""
+def test_drop_leaves_other_partitions():
+    """Its waiting messages are returned, to be forgotten; the order of the others is as before."""
     retries = Retries(100)
     for offset in range(10):
         retries.wait(message(offset, 1 + offset % 2), 10 - offset)
@@ -92,7 +92,7 @@ def test_a_dropped_partition_leaves_the_others():
 
 
 class RetriesMachine(RuleBasedStateMachine):
-    """Nothing is lost and nothing is tried twice at once, in whatever order things happen."""
+    """No message is lost or tried twice at once, in whatever order the calls come."""
 
     def __init__(self):
         super().__init__()
@@ -148,7 +148,7 @@ class RetriesMachine(RuleBasedStateMachine):
 
     @invariant()
     def something_can_happen(self):
-        """If messages wait, a time is known, or a try under way ends first."""
+        """If messages wait, the time of the next try is known, or a try under way ends first."""
         if self.waiting:
             next_ns = self.retries.next_ns(self.now_ns, others_wait=True)
             assert next_ns is not None or self.under_way

@@ -1,4 +1,4 @@
-"""Where an owner reads on, and what it leaves out."""
+"""Offsets that an owner pulls next, and offsets that it skips."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def offsets_of(messages: list[Message]) -> list[int]:
     return [one.offset for one in messages]
 
 
-def test_what_is_acked_or_read_is_left_out():
-    """Of a batch that began earlier, only what is above the cursor, and not in the ranges above it."""
+def test_unseen_skips_acked_and_pulled_messages():
+    """A batch may begin below the cursor; acked ranges above the cursor are skipped too."""
     offsets = FetchOffsets()
     assert not offsets.begun
     offsets.begin(3, ((5, 7), (9, 10)))
@@ -28,8 +28,8 @@ def test_what_is_acked_or_read_is_left_out():
     assert offsets.next_offset == 12
 
 
-def test_what_is_gone_is_counted_without_what_was_acked():
-    """Passing over counts the messages that nobody will handle, and adds up."""
+def test_skip_removed_counts_messages_that_were_not_acked():
+    """The counts of several skips add up."""
     offsets = FetchOffsets()
     offsets.begin(3, ((5, 7), (9, 20)))
     assert offsets.skip_removed(10) == 4
