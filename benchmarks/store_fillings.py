@@ -90,7 +90,7 @@ async def restart(folder: str, index: str, *, partitions: int) -> dict[str, Any]
     store = opened(RealFiles(folder), folder, index, pool)
     service = BrokerService(store, clock=SystemClock())
     partition = store.state.partition(partitions // 2)
-    await service.handle(Append(1, partitions // 2), Batches(200).make(partitions // 2, 1))
+    await service.handle(Append(partitions // 2), Batches(200).make(partitions // 2, 1))
     _, upto = await store.read(partition, 0, bytes_max=1)
     seconds = time.perf_counter() - started
     assert upto > 0

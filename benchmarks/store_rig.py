@@ -113,7 +113,7 @@ async def append_all(
 
     async def client() -> None:
         for partition_id, data in batches:
-            await service.handle(Append(1, partition_id), data)
+            await service.handle(Append(partition_id), data)
 
     await asyncio.gather(*(client() for _ in range(clients)))
     return time.perf_counter() - started

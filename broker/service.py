@@ -105,7 +105,7 @@ class BrokerService:
                 request.partition_id, payload, in_turn=True
             )
         await durable
-        return Appended(request.correlation_id, base_offset, self._store.level, duplicate), b""
+        return Appended(base_offset, self._store.level, duplicate), b""
 
     async def _acquire(self, request: Acquire | AcquireShared, _payload: memoryview) -> Handled:
         check_session(request.session)
@@ -124,7 +124,6 @@ class BrokerService:
         group.skip_to(partition.first_offset)
         take(group.lock, ttl_ms=request.ttl_ms, now_ms=self._clock.boot_ms())
         answer = Acquired(
-            request.correlation_id,
             group.acked.cursor,
             tuple(group.acked.ranges),
             partition.readable_offset,
@@ -195,7 +194,6 @@ class BrokerService:
                 self._waiting.wake(partition.partition_id)
                 raise
         answer = Handed(
-            request.correlation_id,
             tuple(ranges),
             group.durable_cursor,
             partition.readable_offset,
@@ -216,7 +214,6 @@ class BrokerService:
             await take_room(bytes_max)
             data, upto = await self._store.read(partition, request.offset, bytes_max=bytes_max)
         answer = Batches(
-            request.correlation_id,
             partition.first_offset,
             partition.readable_offset,
             upto,
@@ -240,7 +237,7 @@ class BrokerService:
         saved = self._save(partition, group)
         if saved is not None:
             await saved
-        return Acked(request.correlation_id, cursor), b""
+        return Acked(cursor), b""
 
     def _save(self, partition: HostedPartition, group: Group) -> Awaitable[None] | None:
         """
@@ -261,7 +258,7 @@ class BrokerService:
         else:
             release(group.lock)
         self._waiting.wake(partition.partition_id)
-        return Released(request.correlation_id), b""
+        return Released(), b""
 
     def _held(self, request: Pull | PullShared | Ack | Release) -> tuple[HostedPartition, Group]:
         """The partition and the group of the asker, who holds the lock, or takes it again, and renews it."""

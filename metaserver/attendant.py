@@ -14,7 +14,7 @@ from ..protocol.errors import KeylaneError, StorageError
 from .catalogue.service import Catalogue
 from .groups.service import Members
 from .groups.views import due_groups
-from .operations.driver import Reshaper
+from .operations.driver import OperationDriver
 from .settings import MetaserverSettings
 from .sql.database import Database
 
@@ -34,7 +34,7 @@ class Attendant:
         members: Members,
         catalogue: Catalogue,
         settings: MetaserverSettings,
-        reshaper: Reshaper,
+        operations: OperationDriver,
         duties: Sequence[Callable[[], Awaitable[object]]] = (),
         *,
         quick_duties: Sequence[Callable[[], Awaitable[object]]] = (),
@@ -43,7 +43,7 @@ class Attendant:
         self._members = members
         self._catalogue = catalogue
         self._settings = settings
-        self._reshaper = reshaper
+        self._operations = operations
         self._duties = [
             *((duty, settings.expire_ms) for duty in duties),
             *((duty, settings.poll_ms) for duty in quick_duties),
@@ -70,7 +70,7 @@ class Attendant:
                 await self._members.settle(group_id)
             await self._members.look_around()
             await self._catalogue.look_around()
-            await self._reshaper.resume()
+            await self._operations.resume()
         except KeylaneError as error:
             _warn(error)
             return poll_ms

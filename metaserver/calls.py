@@ -13,26 +13,26 @@ from ..protocol.routing import OrderStrategy, Route
 from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
 from .groups.service import Members
-from .operations.driver import Reshaper
+from .operations.driver import OperationDriver
 from .resets.service import Resetter
-from .verify.service import Verifier
+from .verify.service import VerifyService
 
 
 def control_routes(
     catalogue: Catalogue,
     members: Members,
     health: Callable[[], Awaitable[Health]],
-    reshaper: Reshaper,
-    verifier: Verifier,
+    operations: OperationDriver,
+    verify_service: VerifyService,
     resetter: Resetter,
 ) -> list[ControlRoute]:
     """One route for each of `endpoints.METASERVER`."""
     return [
         *_subject_routes(catalogue),
         *_consumer_routes(members, catalogue),
-        *_operation_routes(reshaper),
+        *_operation_routes(operations),
         ControlRoute(endpoints.HEALTH, lambda _body, _: health()),
-        ControlRoute(endpoints.VERIFY, lambda _body, _: verifier.verify()),
+        ControlRoute(endpoints.VERIFY, lambda _body, _: verify_service.verify()),
         ControlRoute(
             endpoints.RESET_GROUP,
             lambda body, params: resetter.reset(params["subject"], params["group"], body),
@@ -89,17 +89,19 @@ def _consumer_routes(members: Members, catalogue: Catalogue) -> list[ControlRout
     ]
 
 
-def _operation_routes(reshaper: Reshaper) -> list[ControlRoute]:
+def _operation_routes(operations: OperationDriver) -> list[ControlRoute]:
     return [
-        ControlRoute(endpoints.RESHAPE, lambda body, _: reshaper.begin(body)),
+        ControlRoute(endpoints.RESHAPE, lambda body, _: operations.begin(body)),
         ControlRoute(
             endpoints.CANCEL_OPERATION,
-            lambda _body, params: reshaper.cancel(whole_number(params, "id", 0)),
+            lambda _body, params: operations.cancel(whole_number(params, "id", 0)),
         ),
         ControlRoute(
-            endpoints.OPERATIONS, lambda _body, params: reshaper.operations(params["subject"])
+            endpoints.OPERATIONS, lambda _body, params: operations.operations(params["subject"])
         ),
-        ControlRoute(endpoints.HISTORY, lambda _body, params: reshaper.history(params["subject"])),
+        ControlRoute(
+            endpoints.HISTORY, lambda _body, params: operations.history(params["subject"])
+        ),
     ]
 
 

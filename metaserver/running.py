@@ -24,14 +24,14 @@ from .calls import control_routes
 from .catalogue.service import Catalogue
 from .groups.service import Members
 from .openapi import openapi_document
-from .operations.driver import Reshaper
+from .operations.driver import OperationDriver
 from .resets.service import Resetter
 from .retention.announcer import Announcer
 from .retention.expirer import Expirer
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .sql.database import open_database
 from .sql.write_watch import WatchedDatabase
-from .verify.service import Verifier
+from .verify.service import VerifyService
 
 API_VERSION = "1"
 
@@ -98,7 +98,7 @@ async def running_metaserver(
             driver = f"{rng.getrandbits(128):032x}"
             announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
             members = Members(database, settings, announce=announcer.announce)
-            reshaper = Reshaper(
+            operations = OperationDriver(
                 database,
                 network,
                 settings,
@@ -109,9 +109,9 @@ async def running_metaserver(
                 after_step=after_step,
             )
             resetter = Resetter(database, network, settings, holder=driver, after_step=after_step)
-            verifier = Verifier(database, network)
+            verify = VerifyService(database, network)
             health = partial(_health, database, catalogue)
-            routes = control_routes(catalogue, members, health, reshaper, verifier, resetter)
+            routes = control_routes(catalogue, members, health, operations, verify, resetter)
             routes.append(_document_route())
             server = Server(
                 routes, limits=HttpLimits(connections_max=settings.http_connections_max)
@@ -120,7 +120,7 @@ async def running_metaserver(
             expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
             duties, quick = (expirer.look,), (announcer.look,)
             attendant = Attendant(
-                database, members, catalogue, settings, reshaper, duties, quick_duties=quick
+                database, members, catalogue, settings, operations, duties, quick_duties=quick
             )
             attending = asyncio.create_task(attendant.run())
             try:
@@ -131,7 +131,7 @@ async def running_metaserver(
                 await server.stop()
                 attending.cancel()
                 await asyncio.wait([attending])
-                await reshaper.stop()
+                await operations.stop()
                 await database.close()
     finally:
         if own is not None:

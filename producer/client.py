@@ -36,12 +36,14 @@ from ..rpc.environment import Environment
 from ..rpc.home import NO_THREAD, Resident
 from .identity import Identity
 from .send_budget import SendBudget
-from .send_future import SendFuture
+from .send_future import OverLimitFuture, SendFuture
 from .sender import SubjectSender
 from .settings import ProducerSettings
 
 log = logging.getLogger("keylane.producer")
 TIMEOUT_S_MAX = 1_000_000_000
+NO_LIMIT = 1 << 62
+"""Bytes: more than any queue has."""
 _hash = xxhash.xxh3_64_intdigest
 
 
@@ -66,7 +68,11 @@ class Producer(Resident):
             receipt = await producer.send("flights", b"...", key=b"UA-N14228")
 
     `send` queues a message and returns at once; the future that it returns is awaited for the receipt.  `flush` waits
-    for all that was sent, and leaving the block does so too.
+    until all that was sent is stored, and leaving the block does so too.
+
+    While more than `queue_bytes` are queued, `await producer.send(...)` waits as long as that takes.  A `send` that is
+    not awaited cannot wait: one message of each task is still queued, and its next `send` raises QueueFullError.  So
+    does any when 64 tasks have sent such messages.
 
     A producer works in the event loop and the process that it is opened in, and is refused elsewhere.  One that is made
     before a fork may be opened in each process, and one that was closed may be opened again: it begins anew, under an
@@ -169,7 +175,7 @@ class Producer(Resident):
         timeout: float | None = None,
     ) -> SendFuture:
         """
-        Queue a message; it keeps its place behind earlier ones of its key from this moment on.
+        Queue a message, behind those of its key that were sent before.
 
         Args:
             subject: an existing subject.
@@ -180,12 +186,12 @@ class Producer(Resident):
                 newer of its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
 
         Returns:
-            A future: `await` it for the Receipt.  An unknown subject is told there.
+            A future: `await` it for the Receipt; an unknown subject raises there.
 
         Raises:
             MessageTooLargeError, InvalidRequestError, InvalidNameError: nothing was queued.
-            QueueFullError: `await producer.drain()` first; nothing was queued.
-            KeyHaltedError: an older message of the key timed out; `resume` first.  Nothing was queued.
+            QueueFullError: not awaited while the queue is full; nothing was queued.  `await producer.drain()` first.
+            KeyHaltedError: an older message of the key timed out; nothing was queued.  `resume` first.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
         try:
@@ -200,7 +206,7 @@ class Producer(Resident):
             check_message_size(len(key), len(value), len(packed))
         timeout_ms = self._timeout_ms if timeout is None else _milliseconds(timeout)
         if self._budget.bytes >= self._queue_bytes:
-            raise QueueFullError(queued_bytes=self._budget.bytes)
+            return self._send_over_limit(subject, value, key, properties, timeout)
         if get_ident() != self._thread:  # two threads would mix up what is in one batch
             self._home.check()
         if key:
@@ -235,6 +241,27 @@ class Producer(Resident):
         elif filled >= self._batch_bytes or index + 1 >= self._batch_count:
             executor.roll()
         return SendFuture(batch, index)
+
+    def _send_over_limit(
+        self,
+        subject: str,
+        value: bytes,
+        key: bytes,
+        properties: Mapping[str, str] | None,
+        timeout: float | None,
+    ) -> SendFuture:
+        """Queue a message although the queue is full; refused if this task does not await what it queued so before."""
+        self._home.check()
+        budget, task = self._budget, asyncio.current_task()
+        if not budget.may_exceed(task):
+            raise QueueFullError(queued_bytes=budget.bytes)
+        limit, self._queue_bytes = self._queue_bytes, NO_LIMIT
+        try:
+            future = self.send(subject, value, key=key, properties=properties, timeout=timeout)
+        finally:
+            self._queue_bytes = limit
+        budget.exceeded(task)
+        return OverLimitFuture(future.batch, future.index, budget, task)
 
     def _new_sender(self, subject: str) -> SubjectSender:
         self._home.check()

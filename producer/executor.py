@@ -298,7 +298,7 @@ class Executor:
         self._wake.set()
 
     async def _append(self, channel: Channel, batch: OutgoingBatch, data: bytes) -> Receipt:
-        request = Append(channel.next_id(), self.partition.partition_id)
+        request = Append(self.partition.partition_id)
         try:
             answer, _ = await channel.call(request, data, timeout_ms=self._settings.call_timeout_ms)
         except BaseException as error:

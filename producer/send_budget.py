@@ -9,9 +9,17 @@ from ..protocol.message import Receipt
 from .given_up import GivenUp, Untold
 from .outgoing_batch import OutgoingBatch
 
+UNAWAITED_MAX = 64
+"""Tasks that may each have one message over the limit that they do not await."""
+
 
 class SendBudget:
-    """Bytes and messages of all closed batches of a producer, from `enter` until they are answered or leave."""
+    """
+    Bytes and messages of all closed batches of a producer, from `enter` until they are answered or leave.
+
+    Over the limit a task may queue one message after another as long as it awaits each: then what is queued over the
+    limit is not more than what tasks have in hand.  A task that does not await its last one is refused.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
@@ -20,6 +28,8 @@ class SendBudget:
         self.failed = 0
         self._untold = Untold()
         self._bytes_max = bytes_max
+        self._unawaited: set[object] = set()
+        """Tasks that do not await what they queued over the limit; none while there is room."""
         self._room = asyncio.Event()
         self._empty = asyncio.Event()
 
@@ -34,6 +44,8 @@ class SendBudget:
         self.bytes -= batch.size
         assert self.messages >= 0
         assert self.bytes >= 0
+        if self.bytes < self._bytes_max:
+            self._unawaited.clear()
         if self.bytes * 2 < self._bytes_max:
             self._room.set()
         if not self.messages:
@@ -79,6 +91,21 @@ class SendBudget:
         summary, self._untold = self._untold, Untold()
         return summary.error()
 
+    # ── over the limit ───────────────────────────────────────────────────────────────────────────────
+    def may_exceed(self, task: object) -> bool:
+        """True if `task` may queue a message although the queue is full."""
+        return task not in self._unawaited and len(self._unawaited) < UNAWAITED_MAX
+
+    def exceeded(self, task: object) -> None:
+        """A message of `task`, over the limit, is not awaited."""
+        if self.bytes >= self._bytes_max:
+            self._unawaited.add(task)
+
+    def awaited(self, task: object) -> None:
+        """The last message of `task` over the limit is awaited now."""
+        self._unawaited.discard(task)
+
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────────────
     async def wait_for_room(self) -> None:
         """Wait while full, until half is free."""
         while self.bytes >= self._bytes_max:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import msgspec
@@ -11,10 +11,16 @@ import msgspec
 from ..protocol.errors import Fate, OtherLoopError
 from ..protocol.message import Receipt
 from .outgoing_batch import OutgoingBatch
+from .send_budget import SendBudget
 
 
 class SendFuture(msgspec.Struct, frozen=True, gc=False):
-    """A message on its way.  `await future` waits for its Receipt or raises what became of it, a new error each time."""
+    """
+    The outcome of one `send`, to come: `await future` returns its Receipt, or raises why there is none.
+
+    Each await raises a new error object, with the `fate` of this message: whether it may be stored.  A wait that is
+    cancelled does not withdraw the message.
+    """
 
     batch: OutgoingBatch
     index: int
@@ -31,5 +37,49 @@ class SendFuture(msgspec.Struct, frozen=True, gc=False):
         return batch.receipt(index)
 
     def done(self) -> bool:
-        """True once the answer is here."""
+        """True once the message is stored or given up."""
         return self.batch.settled(self.index)
+
+    def result(self) -> Receipt:
+        """
+        The Receipt of a message that is stored.
+
+        Raises:
+            asyncio.InvalidStateError: it is not `done` yet.
+            KeylaneError: it was given up.
+        """
+        if not self.done():
+            raise asyncio.InvalidStateError("the message is neither stored nor given up yet")
+        return self.batch.receipt(self.index)
+
+    def add_done_callback(self, callback: Callable[[SendFuture], object]) -> None:
+        """Call `callback(future)` in the producer's event loop, soon after the message is stored or given up."""
+
+        def settled(_waiter: object = None) -> None:
+            if self.done():
+                callback(self)
+            else:  # the batch's future is done before the outcome of this message is known
+                self.batch.waited_for(self.index).add_done_callback(settled)
+
+        if self.done():
+            self.batch.future.get_loop().call_soon(settled)
+        else:
+            settled()
+
+    def __repr__(self) -> str:
+        return f"<SendFuture {'done' if self.done() else 'pending'}>"
+
+
+class OverLimitFuture(SendFuture, frozen=True, gc=True):
+    """Of a message that was queued although the queue was full, by `task`."""
+
+    budget: SendBudget
+    task: object
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        self.budget.awaited(self.task)
+        try:
+            return (yield from SendFuture.__await__(self))
+        finally:
+            if not self.done():  # the wait was cancelled, and holds back no further send
+                self.budget.exceeded(self.task)

@@ -30,7 +30,8 @@ class ProducerSettings:
     in_flight_max: int = 5
     """Batches under way per partition; their order is kept by the sequence. At most as many as a broker knows again."""
     queue_bytes: int = 64 * 1024 * 1024
-    """Bytes queued and in flight before `send` raises QueueFullError."""
+    """Bytes queued and in flight from which on the queue is full: `await send(…)` waits, and `send` without an `await`
+    raises QueueFullError."""
     call_timeout_ms: int = 5_000
     leave_after_ms: int = 5_000
     """Messages of a BEST_TRIED subject stay with a partition that fails for so long, from the first failure on; so a

@@ -1,19 +1,22 @@
 """Frames of the data plane: what a client and a broker say to each other over one WebSocket.  Pure.
 
-    ┌──────────────────┬─────────────────────────────┬───────────────┐
-    │ header bytes u32 │ header: msgpack, tagged array│ payload       │      one WebSocket message
-    └──────────────────┴─────────────────────────────┴───────────────┘
+    ┌──────────────────┬──────────────────────────────────────────────────┬───────────────┐
+    │ header bytes u32 │ header: msgpack array [tag, correlation id, …]   │ payload       │    one WebSocket message
+    └──────────────────┴──────────────────────────────────────────────────┴───────────────┘
 
-Every request carries a `correlation_id` that its answer repeats; answers may come in any order.
+The tag and the fields after the correlation id are those of a struct below.  An answer repeats the correlation id of
+its request; answers may come in any order.  The id 0 is no request's: a broker says why it closes the connection.
 Durations are milliseconds.  `token` is a fencing token, `group` a consumer group, `session` a consumer's session.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
 
 import msgspec
+from msgspec.structs import astuple
 
 from .errors import Fate, FrameError, KeylaneError, MessageTooLargeError
 from .errors.wire import error_from_wire, wire_details, wire_text
@@ -25,9 +28,7 @@ _FATES: dict[str, Fate] = {fate.value: fate for fate in Fate}
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """Base of all frames."""
-
-    correlation_id: int
+    """Base of all requests and answers."""
 
 
 # ── requests ──────────────────────────────────────────────────────────────────────────────────────────
@@ -178,20 +179,28 @@ class Refused(Frame, frozen=True, array_like=True, tag=127):
 
 Request = Append | Acquire | Pull | Ack | Release | Read | AcquireShared | PullShared
 Answer = Appended | Acquired | Batches | Acked | Released | Handed | Refused
+Header = TypeVar("Header", Request, Answer)
 
+_TAGS = {kind: kind.__struct_config__.tag for kind in (*get_args(Request), *get_args(Answer))}
 _encode_header = msgspec.msgpack.Encoder().encode
+_header_items = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_correlation_id = msgspec.msgpack.Decoder(int).decode
 _decode_request = msgspec.msgpack.Decoder(Request).decode
 _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
-def encode_frame(header: Request | Answer, payload: bytes | bytearray | memoryview = b"") -> bytes:
+def encode_frame(
+    correlation_id: int,
+    header: Request | Answer,
+    payload: bytes | bytearray | memoryview = b"",
+) -> bytes:
     """
     Header and payload as one frame.
 
     Raises:
         MessageTooLargeError: the other side would close the connection over it.
     """
-    packed = _encode_header(header)
+    packed = _encode_header((_TAGS[type(header)], correlation_id, *astuple(header)))
     frame = b"".join((_LENGTH.pack(len(packed)), packed, payload))
     if len(frame) > FRAME_BYTES_MAX or len(packed) > HEADER_BYTES_MAX:
         raise MessageTooLargeError(
@@ -212,33 +221,36 @@ def _split(data: bytes) -> tuple[memoryview, memoryview]:
     return view[4 : 4 + header_bytes], view[4 + header_bytes :]
 
 
-def decode_request(data: bytes) -> tuple[Request, memoryview]:
+def decode_request(data: bytes) -> tuple[int, Request, memoryview]:
     """
-    A client's frame: header and payload.
+    A client's frame: correlation id, header, payload.
 
     Raises:
         FrameError: a lying length, unknown type, or fields that do not fit.
     """
+    return _decode(data, "request", _decode_request)
+
+
+def decode_answer(data: bytes) -> tuple[int, Answer, memoryview]:
+    """A broker's frame: correlation id, header, payload.  Raises FrameError as `decode_request`."""
+    return _decode(data, "answer", _decode_answer)
+
+
+def _decode(
+    data: bytes, kind: str, decode: Callable[[bytes], Header]
+) -> tuple[int, Header, memoryview]:
     packed, payload = _split(data)
     try:
-        return _decode_request(packed), payload
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"unreadable request: {error}") from error
+        items = _header_items(packed)
+        number = _correlation_id(items.pop(1))
+        return number, decode(_encode_header(items)), payload
+    except (msgspec.MsgspecError, UnicodeDecodeError, IndexError, RecursionError) as error:
+        raise FrameError(f"unreadable {kind}: {error}") from error
 
 
-def decode_answer(data: bytes) -> tuple[Answer, memoryview]:
-    """A broker's frame: header and payload.  Raises FrameError as `decode_request`."""
-    packed, payload = _split(data)
-    try:
-        return _decode_answer(packed), payload
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"unreadable answer: {error}") from error
-
-
-def refusal(correlation_id: int, error: KeylaneError) -> Refused:
-    """The frame that carries `error`."""
+def refusal(error: KeylaneError) -> Refused:
+    """The answer that carries `error`."""
     return Refused(
-        correlation_id,
         error.code,
         wire_text(error.message),
         wire_details(error),

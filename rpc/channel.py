@@ -22,10 +22,6 @@ class WebSocketChannel:
         self._broken: str | None = None
         self._reader = asyncio.create_task(self._read(), name=f"channel {address}")
 
-    def next_id(self) -> int:
-        """A correlation id not used on this channel before."""
-        return self._next_id()
-
     @property
     def closed(self) -> bool:
         """True once it cannot carry calls any more."""
@@ -37,9 +33,10 @@ class WebSocketChannel:
         """See `network.Channel.call`; a frame over the limit is a MessageTooLargeError."""
         if self._broken is not None:
             raise NotSentError(f"the connection to {self._address} is closed: {self._broken}")
-        frame = encode_frame(request, payload)
+        correlation_id = self._next_id()
+        frame = encode_frame(correlation_id, request, payload)
         future = asyncio.get_running_loop().create_future()
-        self._waiting[request.correlation_id] = future
+        self._waiting[correlation_id] = future
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._socket.send_bytes(frame)
@@ -53,7 +50,7 @@ class WebSocketChannel:
                 f"the connection to {self._address} broke: {str(error) or type(error).__name__}"
             ) from error
         finally:
-            self._waiting.pop(request.correlation_id, None)
+            self._waiting.pop(correlation_id, None)
             if future.done() and not future.cancelled():
                 future.exception()
         if isinstance(answer, Refused):
@@ -66,10 +63,10 @@ class WebSocketChannel:
             async for message in self._socket:
                 if message.type is not aiohttp.WSMsgType.BINARY:
                     raise FrameError(f"no binary frame: {message.type.name} {message.data!r:.200}")
-                answer, payload = decode_answer(message.data)
-                if isinstance(answer, Refused) and answer.correlation_id == 0:
+                correlation_id, answer, payload = decode_answer(message.data)
+                if isinstance(answer, Refused) and correlation_id == 0:
                     reason = answer.message
-                future = self._waiting.get(answer.correlation_id)
+                future = self._waiting.get(correlation_id)
                 if future is not None and not future.done():
                     future.set_result((answer, payload))
         except (FrameError, aiohttp.ClientError, ConnectionError) as error:

@@ -272,7 +272,7 @@ class BrokerClient:
         self, request: Request, payload: bytes = b"", *, wait_ms: int = 0
     ) -> tuple[Answer, memoryview]:
         """
-        One data call; its correlation id is replaced by the channel's.
+        One data call.
 
         Of more than `PULLS_AT_ONCE_MAX` pulls the further ones wait, and each waits shortly at the broker, so that all
         have their turn.
@@ -289,9 +289,7 @@ class BrokerClient:
         self, request: Request, payload: bytes, wait_ms: int
     ) -> tuple[Answer, memoryview]:
         channel = await self.channel()
-        return await channel.call(
-            _numbered(request, channel.next_id()), payload, timeout_ms=self._timeout_ms + wait_ms
-        )
+        return await channel.call(request, payload, timeout_ms=self._timeout_ms + wait_ms)
 
     async def host_partition(self, body: HostPartition) -> PartitionStatus:
         """Have the broker host a partition."""
@@ -375,8 +373,3 @@ def _of_program(program: str, address: str, health: Health) -> Health:
             program=health.program,
         )
     return health
-
-
-def _numbered(request: Request, correlation_id: int) -> Request:
-    fields = [getattr(request, name) for name in request.__struct_fields__]
-    return type(request)(correlation_id, *fields[1:])

@@ -90,7 +90,7 @@ class _Connection:
         """
         self._refused = True
         try:
-            await self.socket.send_bytes(encode_frame(refusal(0, error)))
+            await self.socket.send_bytes(encode_frame(0, refusal(error)))
             await self.socket.close(code=code, message=type(error).__name__.encode())
         except (ConnectionError, RuntimeError):
             log.debug("the client left before it was refused")
@@ -151,40 +151,49 @@ class DataPlane:
             try:
                 if message.type is not WSMsgType.BINARY:
                     raise FrameError("a text frame on the data plane")
-                asked, payload = decode_request(message.data)
+                correlation_id, asked, payload = decode_request(message.data)
             except FrameError as error:
                 await connection.refuse(error, WSCloseCode.PROTOCOL_ERROR)
                 return
             pull = isinstance(asked, Pull | PullShared)
             if pull and connection.pulls < PULLS_PER_CONNECTION_MAX:
                 connection.pulls += 1
-                answer = self._answer_pull(connection, asked, payload)
+                answer = self._answer_pull(connection, correlation_id, asked, payload)
             else:
                 await connection.in_flight.acquire()
-                answer = self._answer_other(connection, asked, payload, refused=pull)
+                answer = self._answer_other(
+                    connection, correlation_id, asked, payload, refused=pull
+                )
             task = asyncio.create_task(answer)
             connection.tasks.add(task)
             task.add_done_callback(connection.tasks.discard)
 
     async def _answer_pull(
-        self, connection: _Connection, asked: Request, payload: memoryview
+        self, connection: _Connection, correlation_id: int, asked: Request, payload: memoryview
     ) -> None:
         try:
-            await self._answer(connection, asked, payload)
+            await self._answer(connection, correlation_id, asked, payload)
         finally:
             connection.pulls -= 1
 
     async def _answer_other(
-        self, connection: _Connection, asked: Request, payload: memoryview, *, refused: bool
+        self,
+        connection: _Connection,
+        correlation_id: int,
+        asked: Request,
+        payload: memoryview,
+        *,
+        refused: bool,
     ) -> None:
         try:
-            await self._answer(connection, asked, payload, refused=refused)
+            await self._answer(connection, correlation_id, asked, payload, refused=refused)
         finally:
             connection.in_flight.release()
 
     async def _answer(
         self,
         connection: _Connection,
+        correlation_id: int,
         asked: Request,
         payload: memoryview,
         *,
@@ -199,16 +208,16 @@ class DataPlane:
                     )
                 answer, data = await self._handler(asked, payload)
                 answering.made(len(data))
-                frame = encode_frame(answer, data)
+                frame = encode_frame(correlation_id, answer, data)
                 del (
                     data,
                     payload,
                 )  # a client that takes nothing keeps its answer waiting, and nothing else
             except KeylaneError as error:
-                frame = encode_frame(refusal(asked.correlation_id, error))
+                frame = encode_frame(correlation_id, refusal(error))
             except Exception:
                 log.exception("%s failed", type(asked).__name__)
-                frame = encode_frame(refusal(asked.correlation_id, InternalError()))
+                frame = encode_frame(correlation_id, refusal(InternalError()))
             await connection.send(frame)
         except (ConnectionError, RuntimeError):
             log.debug("the client left before its answer")

@@ -13,10 +13,6 @@ T = TypeVar("T")
 class Channel(Protocol):
     """One connection to a broker's data plane; calls are pipelined and answered in any order."""
 
-    def next_id(self) -> int:
-        """A correlation id not used on this channel before."""
-        ...
-
     async def call(
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
     ) -> tuple[Answer, memoryview]:

@@ -122,7 +122,7 @@ class Fetcher:
 
     async def _read(self, offset: int) -> Answered:
         planned = self._planned
-        request = Read(0, planned.partition_id, offset, PULL_BYTES_MAX)
+        request = Read(planned.partition_id, offset, PULL_BYTES_MAX)
         answer, payload = await self._broker.call(request)
         if not isinstance(answer, Batches) or (payload and answer.upto <= offset):
             raise CorruptBatchError("the broker answered something else", answer=str(answer))

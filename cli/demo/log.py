@@ -35,7 +35,7 @@ async def read_log(network: Network, partition: Partition) -> PartitionLog:
     try:
         while True:
             answer, payload = await broker.call(
-                Read(0, partition.partition_id, offset, PULL_BYTES_MAX)
+                Read(partition.partition_id, offset, PULL_BYTES_MAX)
             )
             assert isinstance(answer, Batches)
             if not rows:

@@ -287,7 +287,7 @@ class PullClient:
         return self._offsets.exhausted
 
     def _acquire_request(self) -> Acquire | AcquireShared:
-        return Acquire(0, *self._who, self._settings.ttl_ms)
+        return Acquire(*self._who, self._settings.ttl_ms)
 
     async def _acquire(self) -> None:
         answer, _ = await self._broker.call(self._acquire_request())
@@ -327,7 +327,7 @@ class PullClient:
         self.waiting_for = "messages"
         wait_ms = min(self._settings.pull_wait_ms, self._settings.ttl_ms // 3)
         answer, payload = await self._broker.call(
-            Pull(0, *self._who, self._offsets.next_offset, self._settings.pull_bytes, wait_ms),
+            Pull(*self._who, self._offsets.next_offset, self._settings.pull_bytes, wait_ms),
             wait_ms=wait_ms,
         )
         assert isinstance(answer, Batches)
@@ -399,7 +399,7 @@ class PullClient:
         self._ack_is_due = False
         self._ack_due.clear()
         try:
-            answer, _ = await self._broker.call(Ack(0, *self._who, self._acks.take()))
+            answer, _ = await self._broker.call(Ack(*self._who, self._acks.take()))
         except OverloadedError as error:
             return self._refused(error)
         except BaseException:
@@ -439,7 +439,7 @@ class PullClient:
                 while self._acks and await self._send_acks():
                     pass
                 if self._offsets.begun:
-                    await self._broker.call(Release(0, *self._who))
+                    await self._broker.call(Release(*self._who))
         except (TimeoutError, KeylaneError) as error:
             # The next owner's higher token takes the partition all the same; messages without an ack are redelivered.
             log.info("hand-over of partition %d: %s", self.partition_id, error or "too slow")

@@ -299,11 +299,10 @@ class QueueReader(Resident):
                 continue
             try:
                 if offset < start:
-                    raise OffsetOutOfRangeError(
-                        offset=offset
-                    )  # retention removed the partitions before
+                    # Retention has removed the partitions before.
+                    raise OffsetOutOfRangeError(offset=offset)
                 answer, payload = await self._broker(segment.partition).call(
-                    Read(0, segment.partition.partition_id, offset - start, bytes_max)
+                    Read(segment.partition.partition_id, offset - start, bytes_max)
                 )
             except OffsetOutOfRangeError:
                 if not fresh:

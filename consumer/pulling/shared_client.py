@@ -75,7 +75,7 @@ class SharedClient(PullClient):
         return self.drained
 
     def _acquire_request(self) -> AcquireShared:
-        return AcquireShared(0, *self._who, self._settings.ttl_ms)
+        return AcquireShared(*self._who, self._settings.ttl_ms)
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
         # Retention removed messages before they were handed out; the broker hands out what it still stores.
@@ -92,7 +92,6 @@ class SharedClient(PullClient):
         wait_ms = min(settings.pull_wait_ms, settings.ttl_ms // 3, hold_ms // 3)
         answer, payload = await self._broker.call(
             PullShared(
-                0,
                 *self._who,
                 self._in_flight.capacity(settings.in_flight_messages),
                 settings.pull_bytes,

@@ -14,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import random
 from collections.abc import Callable
@@ -44,18 +45,18 @@ from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
 from ..groups.service import Members
 from ..settings import MetaserverSettings
 from ..sql.database import Database
+from .begin import begin_operations, plan_operations
 from .journal import (
     Operation,
-    advance_operation,
     cancel_operation,
     claim_operation,
+    finish_round,
     groups_of,
     idle_operations,
     let_go,
-    note_steps,
     read_operation,
 )
-from .planning import begin_operations, plan_operations
+from .states import RULES, Outlook, outlook, parents_silent, silence, unsealable, waiting_reason
 from .views import operation_views, subject_history, subject_operations
 
 log = logging.getLogger("keylane.metaserver")
@@ -75,11 +76,22 @@ _ENTERED = {
 }
 
 
+class _Round(enum.Enum):
+    """How a round of a driver ended."""
+
+    ADVANCED = enum.auto()
+    """The operation has entered another state."""
+    RETRY = enum.auto()
+    """It has not, and another round soon may help."""
+    STOP = enum.auto()
+    """There is nothing to do for this driver now."""
+
+
 def _go_on(_step: str) -> None:
     """Nothing happens after a step."""
 
 
-class Reshaper:
+class OperationDriver:
     """
     Begins operations and drives them.
 
@@ -187,7 +199,7 @@ class Reshaper:
         operation = await self._database.read(read_operation, view.operation_id)
         if operation.state is not view.state:
             return view
-        return replace(view, problem=hindrance(operation))
+        return replace(view, problem=waiting_reason(operation.state, operation.pending))
 
     async def history(self, subject: str) -> SubjectHistory:
         """Every partition a subject ever had.  Raises SubjectUnknownError."""
@@ -211,13 +223,13 @@ class Reshaper:
         try:
             while True:
                 try:
-                    goes_on = await self._step(operation_id)
+                    end = await self._step(operation_id)
                 except StorageError as error:
                     log.warning("operation %d: %s", operation_id, error.message)
-                    goes_on = False
-                if goes_on is None:
+                    end = _Round.RETRY
+                if end is _Round.STOP:
                     return
-                attempt = 0 if goes_on else attempt + 1
+                attempt = 0 if end is _Round.ADVANCED else attempt + 1
                 if attempt == ATTEMPTS_MAX:
                     await self._let_rest(operation_id)
                     return
@@ -237,8 +249,8 @@ class Reshaper:
             # It rests for as long as its lease lasts.
             log.warning("operation %d: %s", operation_id, error.message)
 
-    async def _step(self, operation_id: int) -> bool | None:
-        """One round at the brokers and in SQL: True if it came on, None if there is nothing to do here now."""
+    async def _step(self, operation_id: int) -> _Round:
+        """One round at the brokers and in SQL."""
         operation = await self._database.write(
             claim_operation,
             operation_id,
@@ -246,49 +258,44 @@ class Reshaper:
             lease_ms=self._settings.operation_lease_ms,
         )
         if operation is None:
-            return None
-        problem = await self._ask_brokers(operation)
+            return _Round.STOP
+        done, problem = await self._ask_brokers(operation)
         sealable = () if problem else tuple(one.partition_id for one in operation.sources)
-        state = await self._database.write(advance_operation, operation_id, sealable=sealable)
+        heard = [group_id for group_id, _ in operation.groups]
+        state = await self._database.write(
+            finish_round, operation_id, done, problem, heard=heard, sealable=sealable
+        )
         if state is not operation.state:
             self._after_step(_ENTERED[state])
-            if operation.state is OperationState.OPEN:
+            if RULES[operation.state].runs and RULES[state].children is PartitionState.OPEN:
                 await self._tell(operation)
-            return True
-        if state is OperationState.CANCELED and not problem:
-            return None
-        if operation.state is OperationState.OPEN and not operation.todo:
-            return False  # a group was made meanwhile
-        if all(one.address is None for one in operation.todo or operation.sources):
-            log.info("operation %d waits: %s", operation_id, problem)
-            pause_ms = PAUSE_MS if operation.state is OperationState.OPEN else 0
-            await self._database.write(let_go, operation_id, driver=self._driver, pause_ms=pause_ms)
-            return None
-        return False
+            return _Round.STOP if RULES[state].asks is None else _Round.ADVANCED
+        if RULES[state].after is None and not problem:
+            return _Round.STOP
+        if outlook(operation.state, operation.pending) is not Outlook.WAIT:
+            return _Round.RETRY  # a broker has refused, or a consumer group was made meanwhile
+        log.info("operation %d waits: %s", operation_id, problem)
+        pause_ms = PAUSE_MS if operation.state is OperationState.OPEN else 0
+        await self._database.write(let_go, operation_id, driver=self._driver, pause_ms=pause_ms)
+        return _Round.STOP
 
-    async def _ask_brokers(self, operation: Operation) -> str:
-        """Have brokers do what is to do, note what is done; why something is not, "" if nothing is left."""
-        if not (operation.todo or operation.held or operation.sources):
-            return ""
+    async def _ask_brokers(self, operation: Operation) -> tuple[dict[int, int | None], str]:
+        """Have brokers do what is to be done: what they have done, by partition id; why something is not, else ""."""
         asked = await asyncio.gather(*(self._ask(operation, one) for one in operation.todo))
         done = dict(one for one in asked if not isinstance(one, str))
         problems = [one for one in asked if isinstance(one, str)]
         if done and operation.state is not OperationState.PLAN:
             self._after_step("telling" if operation.state is OperationState.OPEN else "sealing")
-        if not problems and operation.held:
-            problems = [unsealable(operation)]
         if not problems:
-            refused = await asyncio.gather(*(self._refusal(one) for one in operation.sources))
-            problems = [one for one in refused if one]
-        problem = problems[0] if problems else ""
-        heard = [group_id for group_id, _ in operation.groups]
-        await self._database.write(note_steps, operation.operation_id, done, problem, heard=heard)
-        return problem
+            problems = [parents_silent(operation.state, operation.pending)]
+        if not any(problems):
+            problems = await asyncio.gather(*(self._refusal(one) for one in operation.sources))
+        return done, next(filter(None, problems), "")
 
     async def _ask(self, operation: Operation, one: Partition) -> tuple[int, int | None] | str:
         """Have a broker host or seal a partition; its id and end offset, or why it did not."""
         if one.address is None:
-            return silence(operation, one)
+            return silence(operation.state, one.broker_group)
         broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._room:
             try:
@@ -329,7 +336,7 @@ class Reshaper:
                 why = (await broker.partition(one.partition_id)).unsealable
             except KeylaneError as error:
                 why = error.message
-        return refusal(one, why) if why else ""
+        return unsealable(one.partition_id, one.broker_group, why) if why else ""
 
     async def _tell(self, operation: Operation) -> None:
         """The route has changed: wake who waits for it, deal the children out."""
@@ -343,33 +350,3 @@ class Reshaper:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def hindrance(operation: Operation) -> str:
-    """What it waits for; "" if a broker can be asked, or nothing is left to ask."""
-    if any(one.address is not None for one in operation.todo):
-        return ""
-    if operation.todo:
-        leaves = operation.state is OperationState.SEAL and operation.may_forsake
-        return "" if leaves else silence(operation, operation.todo[0])
-    return unsealable(operation) if operation.held else ""
-
-
-def silence(operation: Operation, one: Partition) -> str:
-    """The broker of a partition to host or to seal cannot be asked."""
-    held = operation.state is OperationState.SEAL and not operation.may_forsake
-    after = "; its children are held until it is back and has sealed" if held else ""
-    return f"broker group {one.broker_group!r} is silent{after}"
-
-
-def refusal(one: Partition, why: str) -> str:
-    """The broker of a parent answers that it could not seal it, so none is sealed."""
-    return (
-        f"partition {one.partition_id} on {one.broker_group!r} cannot be sealed: {why}; "
-        f"nothing is sealed before all parents can be"
-    )
-
-
-def unsealable(operation: Operation) -> str:
-    """The brokers of some parents cannot be asked, so none of them is sealed."""
-    return f"silent: {', '.join(operation.held)}; nothing is sealed before all parents can be"

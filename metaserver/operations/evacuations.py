@@ -32,13 +32,14 @@ from ..cluster.brokers import broker_alive, writable_groups
 from ..cluster.losses import read_losses
 from ..cluster.subjects import SubjectRow, find_subject
 from ..sql.schema import drained, groups, operations, partitions, steps, subjects
+from .plan import NOTHING, plan_evacuation
 from .plan_inputs import (
     PlannedOperation,
     open_partitions,
     planned_operation,
     running_operation,
 )
-from .plans import NOTHING, plan_evacuation
+from .states import may_reorder
 
 _COMING = (PartitionState.PLANNED, PartitionState.OPEN)
 """What has to leave: a planned partition is opened there, whether its broker group is cordoned or not."""
@@ -120,14 +121,9 @@ def _check_starts(subject: SubjectRow, names: Iterable[str]) -> None:
         start_behind_loss(name)
 
 
-def _reorders(subject: SubjectRow) -> bool:
-    """Does the subject allow messages to be reordered, if that is declared."""
-    return subject.order_strategy is OrderStrategy.BEST_TRIED and not subject.static
-
-
 def _goes_on(subject: SubjectRow, ask: Reshape) -> bool:
     """Does the subject go on without what is on a silent broker."""
-    return _reorders(subject) or ask.accept_loss
+    return may_reorder(subject.order_strategy, static=subject.static) or ask.accept_loss
 
 
 def _holding_there(

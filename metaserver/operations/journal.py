@@ -1,7 +1,7 @@
-"""Rows of operations under way: claimed, their steps noted, moved on from state to state.  SQL, synchronous.
+"""Rows of operations under way: claimed, their steps noted, moved from state to state.  SQL, synchronous.
 
 Invariants
-    An operation moves on only when every step of its state is noted, in one transaction for each state.
+    An operation enters a state in the transaction that notes the last step of the one before: see `states.py`.
     The route changes in one transaction: parents SEALED, children OPEN, version + 1.
     No child opens before its broker has every consumer group of the subject on its disk, or its data folder is refused
     because the loss of it is accepted.
@@ -21,23 +21,31 @@ from ...protocol.control import Retention
 from ...protocol.errors import OperationForwardError, OperationUnknownError
 from ...protocol.ids import MAX_I64, Subject
 from ...protocol.operations import OperationState, StepAction
-from ...protocol.routing import OrderStrategy, Partition, PartitionState, route_table
+from ...protocol.routing import OrderStrategy, Partition, route_table
 from ..cluster.heard import store_heard, unheard_children
 from ..cluster.losses import lose_partitions, refuse_folders
-from ..cluster.partitions import BY_ID, Choice, some_partitions
+from ..cluster.partitions import BY_ID, some_partitions
 from ..cluster.queues import go_on
 from ..cluster.subjects import read_route
 from ..sql.dialect import now_ms
 from ..sql.schema import brokers, groups, operations, partitions, steps, subjects
+from .states import (
+    ASK_OF_STEP,
+    ASKING,
+    RULES,
+    Ask,
+    Outlook,
+    Pending,
+    Rule,
+    left_behind,
+    may_reorder,
+    next_state,
+    outlook,
+    parents_to_check,
+    to_ask,
+)
 
 PROBLEM_CHARS_MAX = 1_024
-_ACTION = {
-    OperationState.PLAN: StepAction.HOST,
-    OperationState.SEAL: StepAction.SEAL,
-    OperationState.FENCE: StepAction.SEAL,
-    OperationState.CANCELED: StepAction.SEAL,
-}
-"""What the brokers are asked for in a state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,24 +60,16 @@ class Operation:
     """Those the subject was created with."""
     retention: Retention
     static: bool
-    """Of the subject: the children go on at the logic offsets at which their parents end, or behind their loss."""
+    """Of the subject: the children continue the logic offsets of their parents, or begin behind their loss."""
     state: OperationState
-    may_forsake: bool
-    """The route may change although the silent brokers have not sealed: the operator said so, and the subject, not
-    static, allows messages to be reordered; or the losses of all that they have were accepted."""
+    pending: tuple[Pending, ...]
+    """Every step that is not done; in OPEN also the children whose brokers do not know every consumer group."""
     todo: tuple[Partition, ...]
-    """What has to be hosted or sealed in this state, or, in OPEN, to hear of consumer groups that were made since it was
-    hosted; without an address its broker is silent."""
-    groups: tuple[tuple[int, str], ...] = ()
-    """(id, name) of every consumer group of the subject, of which the brokers of the children have to hear."""
-    held: tuple[str, ...] = ()
-    """The silent broker groups for which it waits before anything is sealed: else some parents would take no
-    messages and their children not yet."""
+    """The partitions whose brokers have something to do in this state; without an address the broker is silent."""
     sources: tuple[Partition, ...] = ()
-    """The parents whose brokers are to say, before anything is sealed, that they could."""
-    left_unheard: tuple[int, ...] = ()
-    """The children that open although their brokers have not heard of each group: their loss is accepted, and their
-    broker groups are silent."""
+    """The parents whose brokers are to say, before anything is sealed, that they can seal them."""
+    groups: tuple[tuple[int, str], ...] = ()
+    """(id, name) of every consumer group of the subject, which the brokers of the children have to know."""
 
 
 _claimed = (
@@ -77,7 +77,7 @@ _claimed = (
     .where(
         operations.c.operation_id == sa.bindparam("of_operation"),
         sa.or_(operations.c.driver == sa.bindparam("by"), operations.c.driven_until <= now_ms()),
-        operations.c.state != OperationState.DONE,
+        operations.c.state.in_(ASKING),
     )
     .values(driver=sa.bindparam("by"), driven_until=now_ms() + sa.bindparam("for_ms"))
 )
@@ -111,22 +111,9 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
     """An operation and what is left to do in its present state."""
     row = connection.execute(_operation, {"of_operation": operation_id}).one()
     state = OperationState(row.state)
-    todo: tuple[Partition, ...] = ()
-    left_unheard: tuple[int, ...] = ()
-    held: set[str] = set()
-    sources: tuple[Partition, ...] = ()
-    parents = _undone(connection, operation_id, StepAction.SEAL)
-    accepted = set(connection.execute(_accepted, {"of_operation": operation_id}).scalars())
-    waits = [one for one in parents if one.partition_id not in accepted]
-    if _may_forsake(row):
-        waits = []
-    if state in _ACTION:
-        todo = _undone(connection, operation_id, _ACTION[state])
-    elif state is OperationState.OPEN:
-        todo, left_unheard = _unheard(connection, row.subject_id, operation_id)
-    if state is OperationState.PLAN:
-        held = {one.broker_group for one in waits if one.address is None}
-        sources = () if held else tuple(one for one in parents if one.address is not None)
+    pending, known = _pending(connection, row)
+    asked = {step.partition_id for step in to_ask(state, pending)}
+    checked = set(parents_to_check(state, pending))
     return Operation(
         operation_id=row.operation_id,
         subject_id=row.subject_id,
@@ -136,52 +123,48 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         retention=Retention(row.retention),
         static=row.static,
         state=state,
+        pending=pending,
+        todo=tuple(one for one in known if one.partition_id in asked),
+        sources=tuple(one for one in known if one.partition_id in checked),
         groups=_named_groups(connection, row.subject_id),
-        may_forsake=not waits,
-        todo=todo,
-        held=tuple(sorted(held)),
-        sources=sources,
-        left_unheard=left_unheard,
     )
 
 
-_to_do = Choice(
-    partitions.c.partition_id.in_(
-        sa.select(steps.c.partition_id).where(
-            steps.c.operation_id == sa.bindparam("of_operation"),
-            steps.c.action == sa.bindparam("what"),
-            sa.not_(steps.c.done),
+_steps = sa.select(steps).where(steps.c.operation_id == sa.bindparam("of_operation"))
+
+
+def _pending(
+    connection: Connection, row: sa.Row[Any]
+) -> tuple[tuple[Pending, ...], tuple[Partition, ...]]:
+    """The steps of an operation that are not done, and their partitions, both by partition id."""
+    rows = connection.execute(_steps, {"of_operation": row.operation_id}).all()
+    left = {step.partition_id: step for step in rows if not step.done}
+    asks = {key: ASK_OF_STEP[StepAction(step.action)] for key, step in left.items()}
+    if row.state == OperationState.OPEN:
+        children = {step.partition_id: step for step in rows if step.action == StepAction.HOST}
+        for partition_id in unheard_children(connection, row.subject_id, list(children)):
+            left[partition_id] = children[partition_id]
+            asks[partition_id] = Ask.TELL
+    known = some_partitions(connection, BY_ID, ids=list(left)) if left else ()
+    reorders = _may_reorder(row)
+    pending = tuple(
+        Pending(
+            ask=asks[one.partition_id],
+            partition_id=one.partition_id,
+            broker_group=one.broker_group,
+            alive=one.address is not None,
+            given_up=left[one.partition_id].given_up,
+            may_reorder=reorders,
         )
+        for one in known
     )
-)
+    return pending, known
 
 
-def _undone(connection: Connection, operation_id: int, action: StepAction) -> tuple[Partition, ...]:
-    return some_partitions(connection, _to_do, of_operation=operation_id, what=action)
-
-
-_children = sa.select(steps.c.partition_id, steps.c.given_up).where(
-    steps.c.operation_id == sa.bindparam("of_operation"), steps.c.action == StepAction.HOST
-)
-
-
-def _unheard(
-    connection: Connection, subject_id: int, operation_id: int
-) -> tuple[tuple[Partition, ...], tuple[int, ...]]:
-    """
-    The children whose brokers have not heard of each group of the subject.
-
-    Returns:
-        Those that have to hear, and the ids of those that are on a silent broker whose loss is accepted.
-    """
-    rows = connection.execute(_children, {"of_operation": operation_id})
-    given_up = {row.partition_id: row.given_up for row in rows}
-    missing = unheard_children(connection, subject_id, list(given_up))
-    children = some_partitions(connection, BY_ID, ids=missing) if missing else ()
-    lost = tuple(
-        one.partition_id for one in children if one.address is None and given_up[one.partition_id]
-    )
-    return tuple(one for one in children if one.partition_id not in lost), lost
+def _may_reorder(row: sa.Row[Any]) -> bool:
+    """Whether an operation may get its route before silent brokers have sealed its parents."""
+    strategy = OrderStrategy(row.order_strategy)
+    return bool(row.without_source) and may_reorder(strategy, static=row.static)
 
 
 _named = (
@@ -194,17 +177,6 @@ _named = (
 def _named_groups(connection: Connection, subject_id: int) -> tuple[tuple[int, str], ...]:
     rows = connection.execute(_named, {"of_subject": subject_id})
     return tuple((row.group_id, row.name) for row in rows)
-
-
-def _may_forsake(row: sa.Row[Any]) -> bool:
-    """May whatever silent brokers have be read after what comes next."""
-    best_tried = row.order_strategy == OrderStrategy.BEST_TRIED and not row.static
-    return bool(row.without_source) and best_tried
-
-
-_accepted = sa.select(steps.c.partition_id).where(
-    steps.c.operation_id == sa.bindparam("of_operation"), steps.c.given_up
-)
 
 
 _sealed_at = (
@@ -225,39 +197,6 @@ _set_operation = sa.update(operations).where(
     operations.c.operation_id == sa.bindparam("of_operation")
 )
 """Sets the columns that are named in its parameters."""
-
-
-def note_steps(
-    connection: Connection,
-    operation_id: int,
-    done: Mapping[int, int | None],
-    problem: str,
-    *,
-    heard: Collection[int] = (),
-) -> None:
-    """
-    These partitions are hosted, or sealed at an end offset; and why the others are not.
-
-    Args:
-        done: partition id → end offset of a sealed one, None of a hosted one.
-        heard: ids of the consumer groups that the brokers of the hosted ones have on their disks.
-    """
-    # Its row before those of its steps, as a cancel does.
-    state = _lock_operation(connection, operation_id)
-    for partition_id, end_offset in sorted(done.items()):
-        if end_offset is not None:
-            connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
-    hosted = [partition_id for partition_id, end_offset in done.items() if end_offset is None]
-    store_heard(connection, {one: list(heard) for one in sorted(hosted)})
-    # By its action: an operation that was canceled meanwhile has its children to seal.
-    for action in StepAction:
-        ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
-        which = {"of_operation": operation_id, "ids": ids, "what": action}
-        connection.execute(_step_done, which)
-    if state is OperationState.DONE:
-        problem = ""  # whoever drove it too was late
-    said = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
-    connection.execute(_set_operation, said)
 
 
 _subject_id = sa.select(operations.c.subject_id).where(
@@ -302,14 +241,14 @@ def cancel_operation(connection: Connection, operation_id: int) -> None:
         raise OperationUnknownError(operation_id=operation_id)
     if state is OperationState.CANCELED:
         return
-    if state is not OperationState.PLAN:
+    if not RULES[state].may_cancel:
         raise OperationForwardError(operation_id=operation_id, state=state.value)
     mine = steps.c.operation_id == operation_id
     children = sa.select(steps.c.partition_id).where(mine, steps.c.action == StepAction.HOST)
     connection.execute(
         sa.update(partitions)
         .where(partitions.c.partition_id.in_(children))
-        .values(state=PartitionState.EXPIRED)
+        .values(state=RULES[OperationState.CANCELED].children)
     )
     connection.execute(sa.delete(steps).where(mine, steps.c.action == StepAction.SEAL))
     connection.execute(sa.update(steps).where(mine).values(action=StepAction.SEAL, done=False))
@@ -318,41 +257,67 @@ def cancel_operation(connection: Connection, operation_id: int) -> None:
     connection.execute(_set_operation, {"of_operation": operation_id} | canceled | free)
 
 
-def advance_operation(
-    connection: Connection, operation_id: int, *, sealable: Collection[int] | None = None
+def finish_round(
+    connection: Connection,
+    operation_id: int,
+    done: Mapping[int, int | None],
+    problem: str = "",
+    *,
+    heard: Collection[int] = (),
+    sealable: Collection[int] | None = None,
 ) -> OperationState:
     """
-    Enter the next state if everything of this one is done; the state it is in now.
+    Note what brokers have done, and enter one state after the other until something keeps the operation where it is.
+
+    All that follows the last seal, up to the new route, is in this transaction: writers to the parents wait for no other.
 
     Args:
-        sealable: the parents whose brokers have just said that they could seal them; None: all have.
+        done: partition id → end offset of a sealed one, None of a hosted one.
+        problem: why a broker has not done what it was asked for, "" if all have.
+        heard: ids of the consumer groups that the brokers of the hosted ones have on their disks.
+        sealable: the parents whose brokers have just said that they can seal them; None: all.
+
+    Returns:
+        The state that the operation is in now.
     """
+    # Its row before those of its steps, as a cancel does.
     _lock_operation(connection, operation_id)
+    _note_steps(connection, operation_id, done, heard)
     operation = read_operation(connection, operation_id)
-    silent = all(one.address is None for one in operation.todo)
-    asked = sealable is None or {one.partition_id for one in operation.sources} <= set(sealable)
-    after = operation.state
-    match operation.state:
-        case OperationState.PLAN if asked and not (operation.todo or operation.held):
-            after = OperationState.SEAL
-        case OperationState.SEAL if not operation.todo or (silent and operation.may_forsake):
-            after = OperationState.OPEN
-        case OperationState.OPEN if not operation.todo:
-            after = _open(connection, operation)
-        case OperationState.FENCE if not operation.todo:
-            after = OperationState.DONE
-    values: dict[str, object] = {"of_operation": operation_id, "state": after}
-    if after is not operation.state:
-        values["problem"] = ""
-    if after in {OperationState.DONE, OperationState.FENCE}:
-        values["running"] = None
-    connection.execute(_set_operation, values)
-    return after
+    while (
+        after := next_state(operation.state, operation.pending, sealable=sealable)
+    ) is not operation.state:
+        _enter_state(connection, operation, after)
+        operation = read_operation(connection, operation_id)
+        problem = ""
+    if RULES[operation.state].asks is None:
+        problem = ""  # another driver was quicker
+    said = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
+    connection.execute(_set_operation, said)
+    return operation.state
+
+
+def _note_steps(
+    connection: Connection,
+    operation_id: int,
+    done: Mapping[int, int | None],
+    heard: Collection[int],
+) -> None:
+    """See `finish_round`."""
+    for partition_id, end_offset in sorted(done.items()):
+        if end_offset is not None:
+            connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
+    hosted = [partition_id for partition_id, end_offset in done.items() if end_offset is None]
+    store_heard(connection, {one: list(heard) for one in sorted(hosted)})
+    # By its action: an operation that was canceled meanwhile has its children to seal.
+    for action in StepAction:
+        ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
+        which = {"of_operation": operation_id, "ids": ids, "what": action}
+        connection.execute(_step_done, which)
 
 
 _set_partitions = sa.update(partitions).where(partitions.c.partition_id.in_(sa.bindparam("ids")))
 """Sets the columns that are named in its parameters."""
-_steps = sa.select(steps).where(steps.c.operation_id == sa.bindparam("of_operation"))
 _route_raised = (
     sa.update(subjects)
     .where(subjects.c.subject_id == sa.bindparam("of_subject"))
@@ -360,27 +325,34 @@ _route_raised = (
 )
 
 
-def _open(connection: Connection, operation: Operation) -> OperationState:
-    """Change the route; FENCE if a parent's end is not known, else DONE."""
+def _enter_state(connection: Connection, operation: Operation, after: OperationState) -> None:
+    before, rule = RULES[operation.state], RULES[after]
+    if before.runs and not rule.runs:
+        _change_route(connection, operation, rule)
+    running = operation.subject_id if rule.runs else None
+    values = {"of_operation": operation.operation_id, "state": after, "running": running}
+    connection.execute(_set_operation, values)
+
+
+def _change_route(connection: Connection, operation: Operation, rule: Rule) -> None:
+    """Seal the parents and open the children in the subject's route."""
     rows = connection.execute(_steps, {"of_operation": operation.operation_id}).all()
     sealed = [row.partition_id for row in rows if row.action == StepAction.SEAL]
-    abandoned = [row.partition_id for row in rows if row.partition_id in sealed and not row.done]
     children = [row.partition_id for row in rows if row.action == StepAction.HOST]
-    connection.execute(_set_partitions, {"ids": sealed, "state": PartitionState.SEALED})
+    connection.execute(_set_partitions, {"ids": sealed, "state": rule.parents})
+    waiting = [step for step in operation.pending if step.ask is Ask.SEAL]
+    lose_partitions(connection, [step.partition_id for step in waiting if step.given_up])
     # Their ends are not known until their brokers are back and say them, not even if they had said them before.
     left = {"abandoned": True, "end_offset": None}
-    lost = [row.partition_id for row in rows if row.partition_id in abandoned and row.given_up]
-    lose_partitions(connection, lost)
-    abandoned = [one for one in abandoned if one not in lost]
-    connection.execute(_set_partitions, {"ids": abandoned, **left})
-    connection.execute(_set_partitions, {"ids": children, "state": PartitionState.OPEN})
-    # Else their brokers could come back and serve them.
-    refuse_folders(connection, operation.left_unheard)
+    connection.execute(_set_partitions, {"ids": left_behind(operation.pending), **left})
+    connection.execute(_set_partitions, {"ids": children, "state": rule.children})
+    # A child that opens although its silent broker does not know every group: the broker must never serve it.
+    untold = [step.partition_id for step in operation.pending if step.ask is Ask.TELL]
+    refuse_folders(connection, untold)
     if operation.static:
         go_on(connection, children)
     connection.execute(_route_raised, {"of_subject": operation.subject_id})
     route_table(read_route(connection, operation.subject))  # each logical partition has one open
-    return OperationState.FENCE if abandoned else OperationState.DONE
 
 
 def let_go(connection: Connection, operation_id: int, *, driver: str, pause_ms: int = 0) -> None:
@@ -400,6 +372,7 @@ _left = (
         steps.c.action,
         steps.c.partition_id,
         steps.c.given_up,
+        partitions.c.broker_group,
         (brokers.c.expires_at > now_ms()).label("alive"),
     )
     .select_from(operations)
@@ -411,30 +384,40 @@ _left = (
     .outerjoin(partitions, partitions.c.partition_id == steps.c.partition_id)
     .outerjoin(brokers, brokers.c.broker_group == partitions.c.broker_group)
     .where(
-        operations.c.state != OperationState.DONE,
+        operations.c.state.in_(ASKING),
         operations.c.driven_until <= now_ms(),
-        sa.or_(operations.c.state != OperationState.CANCELED, steps.c.partition_id.is_not(None)),
     )
     .order_by(operations.c.driven_until, operations.c.operation_id)
 )
 
 
 def idle_operations(connection: Connection) -> list[int]:
-    """The unfinished operations that nobody drives and that can go on; first those that have waited for longest."""
+    """
+    The operations that no driver has and that can continue, those that have waited longest first.
+
+    Which groups the brokers of children have to learn is not read here: an operation in OPEN counts as one that can.
+    """
     left: dict[int, list[sa.Row[Any]]] = {}
     for row in connection.execute(_left):
         left.setdefault(row.operation_id, []).append(row)
-    return [one for one, todo in left.items() if _can_go_on(todo)]
+    return [operation_id for operation_id, rows in left.items() if _can_continue(rows)]
 
 
-def _can_go_on(todo: list[sa.Row[Any]]) -> bool:
-    """Is there a broker to ask, or nothing to ask any more; `todo` are the undone steps, or one row without."""
-    state = OperationState(todo[0].state)
-    leaves = [_may_forsake(row) or row.given_up for row in todo]
-    now = [bool(row.alive) for row in todo if row.action == _ACTION.get(state, "")]
-    if state is OperationState.PLAN and not now:
-        return all(row.alive or left for row, left in zip(todo, leaves, strict=True))
-    return not now or any(now) or (all(leaves) and state is OperationState.SEAL)
+def _can_continue(rows: list[sa.Row[Any]]) -> bool:
+    """Whether a driver has something to do; `rows` are the steps that are not done, or one row without a step."""
+    pending = [
+        Pending(
+            ask=ASK_OF_STEP[StepAction(row.action)],
+            partition_id=row.partition_id,
+            broker_group=row.broker_group,
+            alive=bool(row.alive),
+            given_up=row.given_up,
+            may_reorder=_may_reorder(row),
+        )
+        for row in rows
+        if row.action is not None
+    ]
+    return outlook(OperationState(rows[0].state), pending) in {Outlook.ASK, Outlook.PASS}
 
 
 def groups_of(connection: Connection, subject_id: int) -> list[int]:

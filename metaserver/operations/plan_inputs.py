@@ -19,7 +19,7 @@ from ...protocol.operations import (
 from ...protocol.routing import Partition, PartitionState
 from ..cluster.subjects import SubjectRow, check_open, find_subject
 from ..sql.schema import operations, partitions, subjects
-from .plans import OpenPartition, Plan
+from .plan import OpenPartition, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from ..cluster.partitions import BY_ID, Choice, some_partitions
 from ..cluster.subjects import open_subject_row
 from ..sql.dialect import at_one_moment
 from ..sql.schema import brokers, operations, partition_parents, partitions, steps, subjects
+from .states import parents_and_children
 
 OPERATIONS_SHOWN_MAX = 100
 
@@ -67,19 +68,20 @@ _done = (
 
 def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationView:
     done = connection.execute(_done, {"of_operation": row.operation_id}).all()
-    sealed = [one for one in done if one.action == StepAction.SEAL]
-    children = [one.partition_id for one in done if one.action == StepAction.HOST]
-    if row.state == OperationState.CANCELED:  # what is to be sealed are its children
-        sealed, children = [], [one.partition_id for one in done]
+    state = OperationState(row.state)
+    sealed, children = parents_and_children(
+        state, ((one.partition_id, StepAction(one.action)) for one in done)
+    )
+    facts = {one.partition_id: one for one in done}
     cordoned = ""
     if row.kind == OperationKind.EVACUATE:
-        cordoned = _cordoned_source(connection, children, [one.partition_id for one in sealed])
+        cordoned = _cordoned_source(connection, children, sealed)
     return OperationView(
         operation_id=row.operation_id,
         subject=row.name,
         kind=OperationKind(row.kind),
-        state=OperationState(row.state),
-        sealed=tuple(one.partition_id for one in sealed),
+        state=state,
+        sealed=tuple(sealed),
         children=some_partitions(connection, BY_ID, ids=children),
         steps=tuple(
             StepView(
@@ -92,9 +94,9 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
             for one in done
         ),
         without_source=row.without_source,
-        reordered=tuple(one.partition_id for one in sealed if one.abandoned),
+        reordered=tuple(key for key in sealed if facts[key].abandoned),
         problem=row.problem,
-        losses=read_losses(connection, [one.partition_id for one in sealed if one.lost]),
+        losses=read_losses(connection, [key for key in sealed if facts[key].lost]),
         cordoned=cordoned,
     )
 

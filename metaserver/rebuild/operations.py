@@ -12,13 +12,14 @@ Invariants
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from ...protocol.control import PartitionStatus
 from ...protocol.operations import OperationState, StepAction
 from ...protocol.routing import Partition, PartitionState
+from ..operations.states import RULES
 from .rows import RebuiltOperation, RebuiltPartition
 
 SEALED = PartitionState.SEALED
@@ -94,22 +95,31 @@ def operations(
         steps |= {one: (StepAction.SEAL, one in sealed) for one in parents}
         if not children.isdisjoint(opened):
             # The children were opened without the silent parents: these are still to be told.
+            _set_states(rows, OperationState.FENCE, parents - sealed)
             for one in parents - sealed:
-                set_state(rows, one, SEALED)
                 rows[one].abandoned = True
             fences.append(RebuiltOperation(state=OperationState.FENCE, steps=steps))
         elif sealed:
-            for one in parents & rows.keys():
-                set_state(rows, one, PartitionState.OPEN)
-            for one in children:
-                set_state(rows, one, PartitionState.PLANNED)
+            _set_states(rows, OperationState.SEAL, parents & rows.keys(), children)
             running |= steps
         else:
-            for one in children:
-                set_state(rows, one, PartitionState.EXPIRED)
+            _set_states(rows, OperationState.CANCELED, (), children)
     if not running:
         return fences, None
     return fences, RebuiltOperation(state=OperationState.SEAL, steps=running)
+
+
+def _set_states(
+    rows: dict[int, RebuiltPartition],
+    state: OperationState,
+    parents: Collection[int],
+    children: Collection[int] = (),
+) -> None:
+    """Change the rows of partitions to what they are while an operation is in this state."""
+    for partition_id in parents:
+        set_state(rows, partition_id, RULES[state].parents)
+    for partition_id in children:
+        set_state(rows, partition_id, RULES[state].children)
 
 
 def set_state(rows: dict[int, RebuiltPartition], partition_id: int, state: PartitionState) -> None:

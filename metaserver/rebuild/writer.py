@@ -17,6 +17,7 @@ from ...protocol.errors import ConfigError
 from ...protocol.operations import OperationKind, OperationState
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted
+from ..operations.states import RULES
 from ..sql.dialect import insert_new, insert_or_replace, now_ms
 from ..sql.duties import rebuilt_duty, take_duty
 from ..sql.schema import (
@@ -167,14 +168,13 @@ def _store_group(connection: Connection, subject_id: int, one: RebuiltGroup) -> 
 
 def _store_operation(connection: Connection, subject_id: int, one: RebuiltOperation) -> None:
     fencing = one.state is OperationState.FENCE
-    runs = not fencing and one.state is not OperationState.CANCELED
     row = {
         "subject_id": subject_id,
         "kind": OperationKind.EVACUATE if fencing else OperationKind.RESIZE,
         "state": one.state,
         "without_source": fencing,
         "problem": "",
-        "running": subject_id if runs else None,
+        "running": subject_id if RULES[one.state].runs else None,
         "driver": None,
         "driven_until": now_ms(),
     }

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 from ...protocol.control import HostPartition, PartitionStatus, Retention
 from ...protocol.limits import LOGICAL_PARTITIONS
-from ...protocol.operations import OperationState, StepAction
+from ...protocol.operations import StepAction
 from ...protocol.queues import is_behind_loss
 from ...protocol.routing import Partition, PartitionState
 from ...protocol.text import counted
 from ...protocol.verification import CheckView, Verification
+from ..operations.states import RULES
 from .views import GroupRow, PartitionView, SqlView, SubjectView, Views
 
 OPEN, SEALED, PLANNED = PartitionState.OPEN, PartitionState.SEALED, PartitionState.PLANNED
 VIOLATIONS_MAX = 100
 IDLE_MS_MAX = 30_000
 """An operation that nobody drives for so long is stuck."""
-RUNNING = {OperationState.PLAN, OperationState.SEAL, OperationState.OPEN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +348,7 @@ def _operations_move(index: Index) -> Iterator[str]:
             yield f"{where}: nobody has driven it for {one.idle_ms / 1000:.0f} s"
         if one.problem:
             yield f"{where} waits: {one.problem}"
-        if one.running != (one.state in RUNNING):
+        if one.running != RULES[one.state].runs:
             yield f"{where}: {'keeps' if one.running else 'does not keep'} others off its subject"
     for part in view.partitions.values():
         subject = view.subjects[part.subject_id]

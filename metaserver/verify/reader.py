@@ -11,6 +11,7 @@ from ...protocol.control import Retention
 from ...protocol.operations import OperationState, StepAction
 from ...protocol.routing import OrderStrategy
 from ..cluster.partitions import Choice, some_partitions
+from ..operations.states import MOVING
 from ..sql.dialect import at_one_moment, now_ms
 from ..sql.schema import (
     brokers,
@@ -103,7 +104,7 @@ def _groups(connection: Connection) -> list[GroupRow]:
 
 
 def _operations(connection: Connection) -> list[OperationRow]:
-    unfinished = operations.c.state.not_in([OperationState.DONE, OperationState.CANCELED])
+    unfinished = operations.c.state.in_(MOVING)
     actions: dict[int, dict[int, StepAction]] = defaultdict(dict)
     found = sa.select(steps).join(operations).where(unfinished)
     for row in connection.execute(found):

@@ -16,7 +16,7 @@ from .views import BrokerAnswer, BrokerRow, Views
 ASKED_AT_ONCE_MAX = 16
 
 
-class Verifier:
+class VerifyService:
     """Compares the database with the brokers."""
 
     def __init__(self, database: Database, network: Network) -> None:

@@ -368,12 +368,12 @@ class LeaseLostError(RefusedError):
 
 
 class QueueFullError(RefusedError):
-    """`Producer.send` while its queue is full; nothing is queued.  details: `queued_bytes`."""
+    """`Producer.send`, not awaited, while its queue is full; nothing is queued.  details: `queued_bytes`."""
 
     code = 1181
     summary = "the producer's queue is full"
     retry = Retry.LATER
-    hint = "await producer.drain(), or send less at once."
+    hint = "Await each send, or await producer.drain() and send it again."
 
 
 class StaticSubjectError(RefusedError):

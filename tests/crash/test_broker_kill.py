@@ -50,7 +50,7 @@ class Sender:
         )
 
     async def send(self, client: BrokerClient, number: int) -> None:
-        answer, _ = await client.call(Append(0, self.partition_id), self.data_of(number))
+        answer, _ = await client.call(Append(self.partition_id), self.data_of(number))
         known = self.offsets.setdefault(number, answer.base_offset)
         assert answer.base_offset in (known, -1)
 
@@ -72,7 +72,7 @@ async def read_all(client: BrokerClient, partition_id: int) -> list[tuple[int, i
     found = []
     offset = 0
     while True:
-        answer, payload = await client.call(Read(0, partition_id, offset, 1 << 20))
+        answer, payload = await client.call(Read(partition_id, offset, 1 << 20))
         if answer.upto == offset:
             return found
         for at, header in batch_starts(payload):
@@ -131,22 +131,22 @@ async def test_a_killed_broker_keeps_fence_cursor_and_sequence(process):
     network = HttpNetwork()
     client = BrokerClient(network, process.address)
     await client.host_partition(facts())
-    await client.call(Append(0, 1), batch(count=10))
-    await client.call(Acquire(0, 1, "audit", "b" * 16, 1, 30_000))
-    await client.call(Acquire(0, 1, "audit", SESSION, 2, 30_000))
-    await client.call(Ack(0, 1, "audit", SESSION, 2, ((0, 4), (6, 8))))
+    await client.call(Append(1), batch(count=10))
+    await client.call(Acquire(1, "audit", "b" * 16, 1, 30_000))
+    await client.call(Acquire(1, "audit", SESSION, 2, 30_000))
+    await client.call(Ack(1, "audit", SESSION, 2, ((0, 4), (6, 8))))
     await client.close()
     process.kill()
     process.start()
     client = BrokerClient(network, process.address)
 
     with pytest.raises(FencedError):
-        await client.call(Ack(0, 1, "audit", "b" * 16, 1, ((4, 5),)))
+        await client.call(Ack(1, "audit", "b" * 16, 1, ((4, 5),)))
     with pytest.raises(FencedError):
-        await client.call(Acquire(0, 1, "audit", "b" * 16, 1, 30_000))
-    again, _ = await client.call(Append(0, 1), batch(count=10))
+        await client.call(Acquire(1, "audit", "b" * 16, 1, 30_000))
+    again, _ = await client.call(Append(1), batch(count=10))
     assert (again.base_offset, again.duplicate) == (0, True)
-    acquired, _ = await client.call(Acquire(0, 1, "audit", "c" * 16, 3, 30_000))
+    acquired, _ = await client.call(Acquire(1, "audit", "c" * 16, 3, 30_000))
     assert (acquired.cursor, acquired.ranges, acquired.next_offset) == (4, ((6, 8),), 10)
     await client.close()
     await network.close()

@@ -35,22 +35,22 @@ KEYS = {
 }
 """The lengths straddle the branches of xxh3: 1..3, 4..8, 9..16, 17..128, 129..240, longer."""
 
-FRAMES: list[frames.Request | frames.Answer] = [
-    frames.Append(1, 7),
-    frames.Acquire(2, 7, "audit", "0123456789abcdef", 5, 30_000),
-    frames.Pull(3, 7, "audit", "0123456789abcdef", 5, 1_000, 1 << 20, 30_000),
-    frames.Ack(4, 7, "audit", "0123456789abcdef", 5, ((0, 3), (5, 2**40))),
-    frames.Release(5, 7, "audit", "0123456789abcdef", 5),
-    frames.Read(6, 7, 2**40, 1 << 20),
-    frames.AcquireShared(7, 7, "audit", "0123456789abcdef", 5, 30_000),
-    frames.PullShared(8, 7, "audit", "0123456789abcdef", 5, 256, 1 << 20, 5_000, 60_000),
-    frames.Appended(1, -1, "fsync", True),
-    frames.Acquired(2, 3, ((5, 9),), 12, False),
-    frames.Batches(3, 0, 12, 9, True),
-    frames.Acked(4, 2**40),
-    frames.Released(5),
-    frames.Handed(8, ((3, 5), (9, 2**40)), 3, 2**40, True),
-    frames.refusal(6, errors.FencedError(partition_id=7, token=5)),
+FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
+    (1, frames.Append(7)),
+    (2, frames.Acquire(7, "audit", "0123456789abcdef", 5, 30_000)),
+    (3, frames.Pull(7, "audit", "0123456789abcdef", 5, 1_000, 1 << 20, 30_000)),
+    (4, frames.Ack(7, "audit", "0123456789abcdef", 5, ((0, 3), (5, 2**40)))),
+    (5, frames.Release(7, "audit", "0123456789abcdef", 5)),
+    (6, frames.Read(7, 2**40, 1 << 20)),
+    (7, frames.AcquireShared(7, "audit", "0123456789abcdef", 5, 30_000)),
+    (8, frames.PullShared(7, "audit", "0123456789abcdef", 5, 256, 1 << 20, 5_000, 60_000)),
+    (1, frames.Appended(-1, "fsync", True)),
+    (2, frames.Acquired(3, ((5, 9),), 12, False)),
+    (3, frames.Batches(0, 12, 9, True)),
+    (4, frames.Acked(2**40)),
+    (5, frames.Released()),
+    (8, frames.Handed(((3, 5), (9, 2**40)), 3, 2**40, True)),
+    (6, frames.refusal(errors.FencedError(partition_id=7, token=5))),
 ]
 PAYLOAD = b"payload"
 
@@ -84,7 +84,10 @@ def batch() -> bytes:
 
 def frame_bytes() -> dict[str, str]:
     """Frame type → its bytes with PAYLOAD, in hex."""
-    return {type(one).__name__: frames.encode_frame(one, PAYLOAD).hex() for one in FRAMES}
+    return {
+        type(header).__name__: frames.encode_frame(number, header, PAYLOAD).hex()
+        for number, header in FRAMES
+    }
 
 
 def main() -> None:

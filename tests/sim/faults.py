@@ -228,7 +228,7 @@ class Faults(NetworkFaults):
         host = self._some(list(self._world.metas))
         if isinstance(host, MetaHost):
             host.crash_at_step = self._rng.choice(
-                ("hosted", "sealed", "telling", "opened", "opened")
+                ("hosted", "sealing", "telling", "opened", "opened")
             )
             self._later(3.0 + 3 * self._rng.random(), self.restart, host)
             self._move()

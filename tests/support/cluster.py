@@ -261,7 +261,7 @@ async def read_partition(broker: BrokerClient, subject: str, partition_id: int) 
     """All messages of one partition."""
     found: list[Message] = []
     while True:
-        answer, payload = await broker.call(Read(0, partition_id, len(found), 1 << 20))
+        answer, payload = await broker.call(Read(partition_id, len(found), 1 << 20))
         if not payload:
             return found
         for start, header in batch_starts(payload):

@@ -163,7 +163,7 @@ class Run:
         await client.know_groups(1, KnowGroups(groups=("audit",), complete=True))
         for first in range(self._first, self._batches, 2):
             numbers = range(first, first + 2)
-            calls = [client.call(Append(0, 1), data_of(number)) for number in numbers]
+            calls = [client.call(Append(1), data_of(number)) for number in numbers]
             for number, (answer, _) in zip(numbers, await asyncio.gather(*calls), strict=True):
                 assert isinstance(answer, Appended)
                 if COUNT * number in known.acked:
@@ -171,13 +171,13 @@ class Run:
                 assert answer.base_offset in {COUNT * number, -1}
                 known.acked[COUNT * number] = COUNT * number
             token = known.token + 1
-            acquired, _ = await client.call(Acquire(0, 1, "audit", SESSION, token, 5000))
+            acquired, _ = await client.call(Acquire(1, "audit", SESSION, token, 5000))
             assert isinstance(acquired, Acquired)
             assert acquired.cursor >= known.cursor
             known.token = token
             cursor = acquired.cursor
             upto = max(COUNT * first + 1, min(cursor + 1, COUNT * (first + 2)))
-            answer, _ = await client.call(Ack(0, 1, "audit", SESSION, token, ((0, upto),)))
+            answer, _ = await client.call(Ack(1, "audit", SESSION, token, ((0, upto),)))
             assert isinstance(answer, Acked)
             known.cursor = max(known.cursor, answer.cursor)
 
@@ -192,7 +192,7 @@ class Run:
         values: list[int] = []
         while offset < end:
             try:
-                answer, payload = await client.call(Read(0, 1, offset, 1 << 20))
+                answer, payload = await client.call(Read(1, offset, 1 << 20))
             except OffsetOutOfRangeError:
                 assert not values
                 first = offset = (await client.partition(1)).first_offset

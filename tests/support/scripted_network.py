@@ -150,7 +150,6 @@ class ScriptedChannel:
     def __init__(self, network: ScriptedNetwork, address: str) -> None:
         self.network = network
         self.address = address
-        self.next_id = itertools.count(1).__next__
 
     @property
     def closed(self) -> bool:
@@ -202,7 +201,7 @@ class ScriptedChannel:
     def _answer(self, request, base: int, *, duplicate: bool):
         if request.partition_id in self.network.mute or base == self.network.mute_offset:
             raise OutcomeUnknownError
-        return Appended(request.correlation_id, base, "fsync", duplicate), memoryview(b"")
+        return Appended(base, "fsync", duplicate), memoryview(b"")
 
     async def close(self) -> None:
         pass

@@ -88,7 +88,7 @@ class Shelf:
                 upto = after
             elif chosen:
                 break
-        answer = Batches(request.correlation_id, self.first_offset, self.next_offset, upto, False)
+        answer = Batches(self.first_offset, self.next_offset, upto, False)
         return answer, b"".join(chosen)
 
 

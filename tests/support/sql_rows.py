@@ -10,8 +10,8 @@ from sqlalchemy.pool import StaticPool
 
 from keylane.metaserver.cluster.brokers import broker_views, report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
-from keylane.metaserver.operations.journal import advance_operation, claim_operation, note_steps
-from keylane.metaserver.operations.planning import begin_operations
+from keylane.metaserver.operations.begin import begin_operations
+from keylane.metaserver.operations.journal import claim_operation, finish_round
 from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.migrate import migrate
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
@@ -66,8 +66,7 @@ class Rows:
             end = None if hosts else 100
             done = {one.partition_id: end for one in operation.todo if one.address is not None}
             heard = [group_id for group_id, _ in operation.groups]
-            self.run(note_steps, operation_id, done, "", heard=heard)
-            state: OperationState = self.run(advance_operation, operation_id)
+            state: OperationState = self.run(finish_round, operation_id, done, heard=heard)
             if state is operation.state and not done:
                 return state
 

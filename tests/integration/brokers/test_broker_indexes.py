@@ -39,7 +39,7 @@ async def append(client, first, count):
 
     async def one(partition_id, number):
         await client.call(
-            Append(0, partition_id), batch(partition_id=partition_id, sequence=2 * number)
+            Append(partition_id), batch(partition_id=partition_id, sequence=2 * number)
         )
 
     for number in range(first, first + count):
@@ -54,7 +54,7 @@ async def stored(client):
     for partition_id in range(1, PARTITIONS + 1):
         offset = count = 0
         while True:
-            answer, payload = await client.call(Read(0, partition_id, offset, 3000))
+            answer, payload = await client.call(Read(partition_id, offset, 3000))
             if answer.upto == offset:
                 break
             count += len(list(batch_starts(payload)))
@@ -104,7 +104,7 @@ async def test_lookup_by_time(index, tmp_path):
         await client.host_partition(facts(2))
         before = time.time_ns() // 1_000_000
         for number in range(3):
-            await client.call(Append(0, 1), batch(sequence=2 * number))
+            await client.call(Append(1), batch(sequence=2 * number))
         lower, upper = TimeBound.LOWER, TimeBound.UPPER
         later = before + 3_600_000
         found = {

@@ -80,27 +80,25 @@ async def partition_id(client) -> int:
     """A partition nobody else uses, with two messages."""
     number = next(_next_partition)
     await client.host_partition(facts(number))
-    await client.call(Append(0, number), batch(partition_id=number))
+    await client.call(Append(number), batch(partition_id=number))
     return number
 
 
 async def test_the_whole_way(client, partition_id):
     """Host, append, acquire, pull, ack and look: over a real connection."""
-    again, _ = await client.call(Append(0, partition_id), batch(partition_id=partition_id))
+    again, _ = await client.call(Append(partition_id), batch(partition_id=partition_id))
     assert (again.base_offset, again.duplicate, again.durable) == (0, True, "fsync")
-    acquired, _ = await client.call(Acquire(0, partition_id, "audit", SESSION, 3, 2000))
+    acquired, _ = await client.call(Acquire(partition_id, "audit", SESSION, 3, 2000))
     assert (acquired.cursor, acquired.next_offset) == (0, 2)
-    answer, payload = await client.call(
-        Pull(0, partition_id, "audit", SESSION, 3, 0, 1 << 20, 1000)
-    )
+    answer, payload = await client.call(Pull(partition_id, "audit", SESSION, 3, 0, 1 << 20, 1000))
     assert answer.upto == 2
     assert [header.count for _, header in batch_starts(payload)] == [2]
     waiting = asyncio.create_task(
-        client.call(Pull(0, partition_id, "audit", SESSION, 3, 2, 1 << 20, 10_000))
+        client.call(Pull(partition_id, "audit", SESSION, 3, 2, 1 << 20, 10_000))
     )
-    await client.call(Append(0, partition_id), batch(partition_id=partition_id, sequence=2))
+    await client.call(Append(partition_id), batch(partition_id=partition_id, sequence=2))
     assert (await waiting)[0].upto == 4
-    acked, _ = await client.call(Ack(0, partition_id, "audit", SESSION, 3, ((0, 2), (3, 4))))
+    acked, _ = await client.call(Ack(partition_id, "audit", SESSION, 3, ((0, 2), (3, 4))))
     assert acked.cursor == 2
 
     status = await client.partition(partition_id)
@@ -135,7 +133,7 @@ async def _raw(network: HttpNetwork, address: str, frame: bytes) -> KeylaneError
         message = await socket.receive(5)
         if not isinstance(message.data, bytes):
             return FrameError("closed")
-        answer, _ = decode_answer(message.data)
+        _, answer, _ = decode_answer(message.data)
         assert (await socket.receive(5)).type.name in {"CLOSE", "CLOSED", "CLOSING"}
         return refusal_error(answer)
 
@@ -150,7 +148,7 @@ async def _raw(network: HttpNetwork, address: str, frame: bytes) -> KeylaneError
         struct.pack("<I", 3) + b"\x93\x01\x01",
         struct.pack("<I", 4) + b"\x93\x63\x01\x01",  # a type nobody knows
         struct.pack("<I", 4) + b"\x93\x01\x01\xa1x",
-        encode_frame(Append(1, 1))[:-1],
+        encode_frame(1, Append(1))[:-1],
         bytes(FRAME_BYTES_MAX + 1),
     ],
     ids=["empty", "byte", "long", "short", "cut", "type", "field", "end", "huge"],
@@ -162,7 +160,7 @@ async def test_bytes_that_are_no_frame_end_their_connection_only(
     before = (await client.health()).details["next_position"]
     assert isinstance(await _raw(network, process.address, frame), FrameError)
     assert (await client.health()).details["next_position"] == before
-    assert (await client.call(Read(0, partition_id, 0, 100)))[0].upto == 2
+    assert (await client.call(Read(partition_id, 0, 100)))[0].upto == 2
 
 
 def _damaged(partition_id: int) -> bytes:
@@ -172,20 +170,20 @@ def _damaged(partition_id: int) -> bytes:
 
 
 BAD_CALLS = {
-    "wrong crc": (lambda n: Append(0, n), _damaged, CorruptBatchError),
-    "other partition": (lambda n: Append(0, n), lambda n: batch(partition_id=n + 1), InvalidRequestError),
-    "no batch": (lambda n: Append(0, n), lambda n: b"hello", CorruptBatchError),
-    "unknown partition": (lambda n: Read(0, 1 << 40, 0, 100), None, PartitionUnknownError),
-    "negative partition": (lambda n: Read(0, -1, 0, 100), None, PartitionUnknownError),
-    "negative offset": (lambda n: Read(0, n, -1, 100), None, OffsetInvalidError),
-    "huge offset": (lambda n: Read(0, n, 1 << 63, 100), None, OffsetInvalidError),
-    "future offset": (lambda n: Read(0, n, 3, 100), None, OffsetOutOfRangeError),
-    "negative bytes": (lambda n: Read(0, n, 0, -1), None, InvalidRequestError),
-    "token unknown": (lambda n: Pull(0, n, "audit", SESSION, 9, 0, 100, 0), None, TokenUnknownError),
-    "token fenced": (lambda n: Ack(0, n, "g", SESSION, 4, ((0, 1),)), None, FencedError),
-    "session fenced": (lambda n: Ack(0, n, "g", "z" * 16, 5, ((0, 1),)), None, FencedError),
-    "token 0": (lambda n: Acquire(0, n, "g", SESSION, 0, 1000), None, InvalidRequestError),
-    "ack beyond": (lambda n: Ack(0, n, "g", SESSION, 5, ((0, 9),)), None, InvalidRequestError),
+    "wrong crc": (Append, _damaged, CorruptBatchError),
+    "other partition": (Append, lambda n: batch(partition_id=n + 1), InvalidRequestError),
+    "no batch": (Append, lambda n: b"hello", CorruptBatchError),
+    "unknown partition": (lambda n: Read(1 << 40, 0, 100), None, PartitionUnknownError),
+    "negative partition": (lambda n: Read(-1, 0, 100), None, PartitionUnknownError),
+    "negative offset": (lambda n: Read(n, -1, 100), None, OffsetInvalidError),
+    "huge offset": (lambda n: Read(n, 1 << 63, 100), None, OffsetInvalidError),
+    "future offset": (lambda n: Read(n, 3, 100), None, OffsetOutOfRangeError),
+    "negative bytes": (lambda n: Read(n, 0, -1), None, InvalidRequestError),
+    "token unknown": (lambda n: Pull(n, "audit", SESSION, 9, 0, 100, 0), None, TokenUnknownError),
+    "token fenced": (lambda n: Ack(n, "g", SESSION, 4, ((0, 1),)), None, FencedError),
+    "session fenced": (lambda n: Ack(n, "g", "z" * 16, 5, ((0, 1),)), None, FencedError),
+    "token 0": (lambda n: Acquire(n, "g", SESSION, 0, 1000), None, InvalidRequestError),
+    "ack beyond": (lambda n: Ack(n, "g", SESSION, 5, ((0, 9),)), None, InvalidRequestError),
 }  # fmt: skip
 
 
@@ -193,14 +191,14 @@ BAD_CALLS = {
 async def test_bad_calls_are_typed_errors_and_change_nothing(client, partition_id, name):
     """Each wrong call is refused by type; no byte is stored, and the same connection goes on."""
     make, payload, error = BAD_CALLS[name]
-    await client.call(Acquire(0, partition_id, "g", SESSION, 5, 1000))
+    await client.call(Acquire(partition_id, "g", SESSION, 5, 1000))
     before = (await client.health()).details["next_position"]
     with pytest.raises(error):
         await client.call(make(partition_id), payload(partition_id) if payload else b"")
 
     assert (await client.health()).details["next_position"] == before
     assert (await client.partition(partition_id)).groups[0].cursor == 0
-    good = await client.call(Append(0, partition_id), batch(partition_id=partition_id, sequence=2))
+    good = await client.call(Append(partition_id), batch(partition_id=partition_id, sequence=2))
     assert good[0].base_offset == 2
 
 
@@ -281,7 +279,7 @@ async def test_a_broker_in_another_loop_reports_and_stops(tmp_path, network):
         async with running_broker(settings, network=network) as broker:
             client = BrokerClient(network, broker.address)
             await client.host_partition(facts())
-            await client.call(Append(0, 1), batch())
+            await client.call(Append(1), batch())
             while len(reports) < 3:
                 await asyncio.sleep(0.01)
             assert (await client.health()).details["registration"] == "registered"
@@ -299,8 +297,8 @@ async def test_a_broker_in_another_loop_reports_and_stops(tmp_path, network):
 
 
 async def _poll(client: BrokerClient) -> None:
-    await client.call(Acquire(0, 1, "audit", SESSION, 1, 1000))
-    await client.call(Pull(0, 1, "audit", SESSION, 1, 2, 100, 20_000), wait_ms=20_000)
+    await client.call(Acquire(1, "audit", SESSION, 1, 1000))
+    await client.call(Pull(1, "audit", SESSION, 1, 2, 100, 20_000), wait_ms=20_000)
 
 
 async def test_the_lock_goes_after_the_last_thread(tmp_path, network):

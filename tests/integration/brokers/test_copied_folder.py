@@ -374,7 +374,7 @@ async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_gro
         (hosted, *_) = (await broker.partitions()).partitions
         producer_id = 7
         answer, _ = await broker.call(
-            Append(0, hosted.partition_id),
+            Append(hosted.partition_id),
             batch(partition_id=hosted.partition_id, producer_id=producer_id),
         )
         assert answer.base_offset == 0
@@ -385,7 +385,7 @@ async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_gro
         await asyncio.to_thread(copied.registration_once, original.address, "is a copy")
         with pytest.raises(WrongBrokerError, match="nothing is served here"):
             await broker.call(
-                Append(0, hosted.partition_id),
+                Append(hosted.partition_id),
                 batch(partition_id=hosted.partition_id, producer_id=producer_id, sequence=2),
             )
     finally:
@@ -411,9 +411,7 @@ async def test_an_older_folder_in_the_place_of_the_newer_serves_nothing(copied: 
         broker = BrokerClient(network, original.address)
         (hosted, *_) = (await broker.partitions()).partitions
         with pytest.raises(WrongBrokerError, match="older copy"):
-            await broker.call(
-                Append(0, hosted.partition_id), batch(partition_id=hosted.partition_id)
-            )
+            await broker.call(Append(hosted.partition_id), batch(partition_id=hosted.partition_id))
         assert (await broker.partition(hosted.partition_id)).next_offset == hosted.next_offset
     finally:
         await network.close()

@@ -32,17 +32,17 @@ async def test_a_client_that_takes_nothing_costs_little_and_delays_nobody(tmp_pa
     client = BrokerClient(network, process.address)
     await client.host_partition(facts(1))
     for number in range(40):
-        await client.call(Append(0, 1), batch(sequence=2 * number, value=b"v" * 100_000))
+        await client.call(Append(1), batch(sequence=2 * number, value=b"v" * 100_000))
     before = resident_bytes(process.pid)
     async with aiohttp.ClientSession() as session:
         socket = await session.ws_connect(f"http://{process.address}{DATA_PATH}", max_msg_size=0)
         socket._response.connection.transport.pause_reading()
         for number in range(READS):
-            await socket.send_bytes(encode_frame(Read(number + 1, 1, 0, PULL_BYTES_MAX)))
+            await socket.send_bytes(encode_frame(number + 1, Read(1, 0, PULL_BYTES_MAX)))
         slowest = 0.0
         for number in range(40, 80):
             begun = time.monotonic()
-            await client.call(Append(0, 1), batch(sequence=2 * number))
+            await client.call(Append(1), batch(sequence=2 * number))
             slowest = max(slowest, time.monotonic() - begun)
             assert resident_bytes(process.pid) - before < GROWTH_BYTES_MAX
         assert slowest < 1.0

@@ -57,13 +57,13 @@ async def test_tokens_of_the_future(shared_cluster: Cluster) -> None:
     await meta.join(Join(subject="future", group="g", session=A))
     (granted,) = (await meta.heartbeat(Heartbeat(session=A))).grants
     token = granted.token
-    await broker.call(Acquire(0, one, "g", A, token, 30_000))
+    await broker.call(Acquire(one, "g", A, token, 30_000))
     before = await broker.partition(one)
     for future in (token + 1, 2**63 - 1):
         for request in (
-            Pull(0, one, "g", A, future, 0, 1 << 20, 0),
-            Ack(0, one, "g", A, future, ((0, 1),)),
-            Release(0, one, "g", A, future),
+            Pull(one, "g", A, future, 0, 1 << 20, 0),
+            Ack(one, "g", A, future, ((0, 1),)),
+            Release(one, "g", A, future),
         ):
             with pytest.raises(TokenUnknownError):
                 await broker.call(request)
@@ -71,10 +71,10 @@ async def test_tokens_of_the_future(shared_cluster: Cluster) -> None:
             await meta.release(ReleaseGrant(session=A, partition_id=one, token=future))
     for future in (token + TOKEN_STEP_MAX + 1, 2**63 - 1):
         with pytest.raises(TokenUnknownError):
-            await broker.call(Acquire(0, one, "g", A, future, 30_000))
+            await broker.call(Acquire(one, "g", A, future, 30_000))
     assert (await broker.partition(one)).groups == before.groups
     assert (await meta.heartbeat(Heartbeat(session=A))).grants == (granted,)
-    await broker.call(Ack(0, one, "g", A, token, ((0, 1),)))
+    await broker.call(Ack(one, "g", A, token, ((0, 1),)))
     await broker.close()
     await network.close()
 
@@ -93,7 +93,7 @@ async def test_a_metaserver_that_is_behind_catches_up(shared_cluster: Cluster) -
             await producer.send("behind", b"one", key=b"k")
             await eventually(lambda: len(handled) == 1)
             fence = handled[0].fencing_token + 1_000
-            await broker.call(Acquire(0, partition.partition_id, "g", A, fence, 1_000))
+            await broker.call(Acquire(partition.partition_id, "g", A, fence, 1_000))
             await producer.send("behind", b"two", key=b"k")
             await eventually(lambda: handled[-1].value == b"two")
     # Once fenced, once more than the fence: not a long way up in small steps.

@@ -15,8 +15,8 @@ from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
 from keylane.metaserver.groups.lease_rows import read_grants, settle_group
 from keylane.metaserver.groups.sessions import join_group
-from keylane.metaserver.operations.journal import advance_operation, claim_operation, note_steps
-from keylane.metaserver.operations.planning import begin_operations
+from keylane.metaserver.operations.begin import begin_operations
+from keylane.metaserver.operations.journal import claim_operation, finish_round
 from keylane.metaserver.operations.views import subject_history
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.protocol.clock import SystemClock
@@ -53,8 +53,7 @@ class Slow:
             hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
             done = {int(todo.partition_id): None if hosts else 100 for todo in operation.todo}
             heard = [group_id for group_id, _ in operation.groups]
-            await self.database.write(note_steps, one, done, "", heard=heard)
-            await self.database.write(advance_operation, one)
+            await self.database.write(finish_round, one, done, heard=heard)
 
     async def run(
         self, subject: str, pause: int, work: Callable[..., Any], *args: Any

@@ -13,9 +13,9 @@ from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
 from keylane.metaserver.groups.service import Members
-from keylane.metaserver.operations.driver import Reshaper
-from keylane.metaserver.operations.journal import advance_operation, idle_operations, note_steps
-from keylane.metaserver.operations.planning import begin_operations
+from keylane.metaserver.operations.begin import begin_operations
+from keylane.metaserver.operations.driver import OperationDriver
+from keylane.metaserver.operations.journal import finish_round, idle_operations
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.protocol.clock import SystemClock
@@ -40,10 +40,12 @@ class BootClock(SystemClock):
 class Abandoned:
     """A move of partition 1 of subject `s` from g1 to g2, journaled by a metaserver that died right after it."""
 
-    def __init__(self, database: SqlDatabase, clock: BootClock, reshaper: Reshaper) -> None:
+    def __init__(
+        self, database: SqlDatabase, clock: BootClock, operations: OperationDriver
+    ) -> None:
         self.database = database
         self.clock = clock
-        self._reshaper = reshaper
+        self._operations = operations
         self.operation_id = 0
         self.parent = self.child = 0
 
@@ -80,11 +82,10 @@ class Abandoned:
 
     async def hosted(self) -> OperationState:
         """The child is hosted, then the driver dies again."""
-        await self.database.write(note_steps, self.operation_id, {self.child: None}, "")
-        return await self.database.write(advance_operation, self.operation_id)
+        return await self.database.write(finish_round, self.operation_id, {self.child: None})
 
     async def view(self) -> OperationView:
-        (view,) = (await self._reshaper.operations("s")).operations
+        (view,) = (await self._operations.operations("s")).operations
         return view
 
 
@@ -100,11 +101,11 @@ async def abandoned(
             folder=folder, url=None, clock=clock, boot="boot", broker_ttl_ms=TTL_MS
         ) as database:
             catalogue, members = Catalogue(database, network, settings), Members(database, settings)
-            reshaper = Reshaper(
+            operations = OperationDriver(
                 database, network, settings,
                 catalogue=catalogue, members=members, driver="next", rng=random.Random(1),
             )  # fmt: skip
-            found = Abandoned(database, clock, reshaper)
+            found = Abandoned(database, clock, operations)
             await found.begin(strategy, without_source=without_source)
             yield found
     finally:
@@ -127,7 +128,7 @@ async def test_the_broker_that_is_to_seal_is_silent(tmp_path: Path):
     """In its plan the operation waits for every parent's broker; after that for the seal."""
     async with abandoned(tmp_path) as move:
         await move.silence("g1")
-        await move.database.write(note_steps, move.operation_id, {move.child: None}, "")
+        await move.database.write(finish_round, move.operation_id, {move.child: None})
         view = await move.view()
         assert view.problem == "silent: g1; nothing is sealed before all parents can be"
         await move.silence()
@@ -138,24 +139,27 @@ async def test_the_broker_that_is_to_seal_is_silent(tmp_path: Path):
 
 @pytest.mark.parametrize("strategy", OrderStrategy)
 async def test_a_source_that_may_be_left_is_not_waited_for(tmp_path: Path, strategy: OrderStrategy):
-    """Without its source a best_tried subject goes on, so it says nothing; a strict one is held, and says so."""
+    """Without its source a best_tried subject gets its new route; a strict one is held, and says so."""
     async with abandoned(tmp_path, strategy, without_source=True) as move:
         state = await move.hosted()
         strict = strategy is OrderStrategy.STRICT
-        assert state is (OperationState.PLAN if strict else OperationState.SEAL)
-        assert ("g1" in (await move.view()).problem) is strict
+        assert state is (OperationState.PLAN if strict else OperationState.FENCE)
+        assert ("nothing is sealed" in (await move.view()).problem) is strict
+        route = await move.database.read(read_route, "s")
+        places = {one.broker_group for one in route.open_partitions()}
+        assert ("g1" in places) is strict
         move.clock.now_ms += LEASE_MS
-        assert bool(await move.database.read(idle_operations)) is not strict
+        assert await move.database.read(idle_operations) == []
 
 
 async def test_what_a_driver_noted_stays(tmp_path: Path):
     """The words of who asked a broker are the better ones; what is done waits for nothing."""
     async with abandoned(tmp_path) as move:
-        await move.database.write(note_steps, move.operation_id, {}, "the disk of g2 is full")
+        await move.database.write(finish_round, move.operation_id, {}, "the disk of g2 is full")
         await move.silence("g2")
         assert (await move.view()).problem == "the disk of g2 is full"
         await move.silence()
         assert await move.hosted() is OperationState.SEAL
-        await move.database.write(note_steps, move.operation_id, {move.parent: 7}, "")
+        await move.database.write(finish_round, move.operation_id, {move.parent: 7})
         await move.silence("g1", "g2")
         assert (await move.view()).problem == ""

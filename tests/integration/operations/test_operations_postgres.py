@@ -20,8 +20,8 @@ from keylane.metaserver.cluster.subjects import (
     plan_subject,
     read_route,
 )
-from keylane.metaserver.operations.journal import cancel_operation, claim_operation, note_steps
-from keylane.metaserver.operations.planning import begin_operations
+from keylane.metaserver.operations.begin import begin_operations
+from keylane.metaserver.operations.journal import cancel_operation, claim_operation, finish_round
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.schema import operations, subjects
 from keylane.protocol.clock import SystemClock
@@ -164,7 +164,7 @@ async def test_a_cancel_and_its_driver_wait_in_one_order(meeting: Meeting):
     ):
         await meeting.first(Connection.execute, sa.select(table).where(here).with_for_update())
     hosted = dict.fromkeys(one.partition_id for one in operation.todo)
-    noted = await meeting.second(note_steps, operation_id, hosted, "")
+    noted = await meeting.second(finish_round, operation_id, hosted)
     await meeting.first(cancel_operation, operation_id)
     await meeting.commit()
     await noted

@@ -131,7 +131,7 @@ async def test_bad_requests_have_typed_errors(shared_cluster: Cluster):
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "sealed", "opened"])
+@pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "opened"])
 async def test_a_metaserver_killed_after_any_step_is_finished_by_the_next(
     cluster: Cluster, step: str
 ):

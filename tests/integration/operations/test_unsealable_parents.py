@@ -123,7 +123,7 @@ class House:
         try:
             self._sequence += 1
             data = batch(partition_id=one.partition_id, sequence=self._sequence - 1, count=1)
-            answer, _ = await broker.call(Append(0, one.partition_id), data)
+            answer, _ = await broker.call(Append(one.partition_id), data)
         except StaleRouteError:
             return False
         finally:

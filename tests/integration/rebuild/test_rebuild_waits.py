@@ -37,7 +37,7 @@ async def test_a_rebuilt_group_is_granted_nothing_before_an_old_session_has_ende
         await meta.join(Join(subject="s", group="g", session=OLD, ttl_ms=TTL_MS))
         (grant,) = (await meta.heartbeat(Heartbeat(session=OLD), timeout_ms=5_000)).grants
         broker = BrokerClient(network, grant.partition.address)
-        ask = Acquire(0, grant.partition.partition_id, "g", OLD, grant.token, TTL_MS)
+        ask = Acquire(grant.partition.partition_id, "g", OLD, grant.token, TTL_MS)
         await broker.call(ask)
         held_at = time.monotonic()
         await rebuild_lost_database(cluster, tmp_path)

@@ -206,7 +206,7 @@ async def test_a_busy_group_is_left_alone(shared_cluster: Cluster):
         broker = BrokerClient(network, place.address)
         try:
             with pytest.raises(FencedError):
-                await broker.call(Ack(0, partition_id, "g", session, token, ((0, 9),)))
+                await broker.call(Ack(partition_id, "g", session, token, ((0, 9),)))
             with pytest.raises(FencedError):
                 await broker.set_cursor(partition_id, SetCursor(group="g", token=1, cursor=0))
         finally:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.metaserver.operations.plans import (
+from keylane.metaserver.operations.plan import (
     OpenPartition,
     Plan,
     plan_evacuation,

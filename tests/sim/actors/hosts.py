@@ -26,13 +26,13 @@ from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.calls import control_routes
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.groups.service import Members
-from keylane.metaserver.operations.driver import Reshaper
+from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.resets.service import Resetter
 from keylane.metaserver.retention.announcer import Announcer
 from keylane.metaserver.retention.expirer import Expirer
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.clock_restart import adopt_boot
-from keylane.metaserver.verify.service import Verifier
+from keylane.metaserver.verify.service import VerifyService
 from keylane.protocol import endpoints
 from keylane.protocol.control import BrokerHeartbeat, Health
 from keylane.protocol.errors import KeylaneError
@@ -145,7 +145,7 @@ class MetaHost(Host):
             holder=f"{self.name}.{self.starts}",
         )
         members = Members(database, META_SETTINGS, announce=announcer.announce)
-        reshaper = Reshaper(
+        operations = OperationDriver(
             database,
             network,
             META_SETTINGS,
@@ -167,8 +167,8 @@ class MetaHost(Host):
             holder=f"{self.name}.{self.starts}",
             after_step=self._stepped,
         )
-        verifier = Verifier(database, network)
-        routes = control_routes(catalogue, members, health, reshaper, verifier, resetter)
+        verify_service = VerifyService(database, network)
+        routes = control_routes(catalogue, members, health, operations, verify_service, resetter)
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
         duties = self._duties(database, network, catalogue) if self._expires else ()
         attendant = Attendant(
@@ -176,7 +176,7 @@ class MetaHost(Host):
             members,
             catalogue,
             META_SETTINGS,
-            reshaper,
+            operations,
             duties=duties,
             quick_duties=(announcer.look,),
         )

@@ -76,7 +76,7 @@ class Operator:
         self.idle = True
 
     # ── a broker group given up ───────────────────────────────────────────────────────────────────────
-    async def _forsake(self) -> None:
+    async def _abandon(self) -> None:
         """A broker is dead, or only nobody at the metaservers hears of it: its group is left without its help."""
         world, rng = self._world, self._rng
         broker = rng.choice(world.brokers)

@@ -125,20 +125,20 @@ class Connection:
 
     # ── in the server's process ───────────────────────────────────────────────────────────────────────
     def _serve(self, frame: bytes) -> None:
-        request, payload = decode_request(frame)
-        task = asyncio.ensure_future(self._answer(request, payload))
+        correlation_id, request, payload = decode_request(frame)
+        task = asyncio.ensure_future(self._answer(correlation_id, request, payload))
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
-    async def _answer(self, request: Request, payload: memoryview) -> None:
+    async def _answer(self, correlation_id: int, request: Request, payload: memoryview) -> None:
         assert self.server.data_handler is not None
         try:
-            frame = encode_frame(*await self.server.data_handler(request, payload))
+            frame = encode_frame(correlation_id, *await self.server.data_handler(request, payload))
         except KeylaneError as error:
-            frame = encode_frame(refusal(request.correlation_id, error))
+            frame = encode_frame(correlation_id, refusal(error))
         except Exception as error:  # noqa: BLE001 - what the real server logs is a find here
             self._internet.loop.faults.append(error)
-            frame = encode_frame(refusal(request.correlation_id, InternalError()))
+            frame = encode_frame(correlation_id, refusal(InternalError()))
         self._send(self._down, frame)
 
     def _server_ended(self) -> None:
@@ -157,9 +157,6 @@ class SimChannel:
         self._next_id = itertools.count(1).__next__
         self._broken: str | None = None
 
-    def next_id(self) -> int:
-        return self._next_id()
-
     @property
     def closed(self) -> bool:
         return self._broken is not None
@@ -170,11 +167,12 @@ class SimChannel:
         self.connection.asks(type(request).__name__)
         if self._broken is not None:
             raise NotSentError(f"the connection to {self._address} is closed: {self._broken}")
-        frame = encode_frame(request, payload)
+        correlation_id = self._next_id()
+        frame = encode_frame(correlation_id, request, payload)
         if type(request) is Append:
             self.connection.client.appends[request.partition_id] = self.connection.now
         future = asyncio.get_running_loop().create_future()
-        self._waiting[request.correlation_id] = future
+        self._waiting[correlation_id] = future
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 self.connection.send_up(frame)
@@ -182,7 +180,7 @@ class SimChannel:
         except TimeoutError:
             raise OutcomeUnknownError(f"no answer from {self._address} in time") from None
         finally:
-            self._waiting.pop(request.correlation_id, None)
+            self._waiting.pop(correlation_id, None)
         if isinstance(answer, Refused):
             raise refusal_error(answer)
         return answer, rest
@@ -190,8 +188,8 @@ class SimChannel:
     def receive(self, frame: bytes) -> None:
         if self._broken is not None:
             return
-        answer, payload = decode_answer(frame)
-        future = self._waiting.get(answer.correlation_id)
+        correlation_id, answer, payload = decode_answer(frame)
+        future = self._waiting.get(correlation_id)
         if future is not None and not future.done():
             future.set_result((answer, payload))
 

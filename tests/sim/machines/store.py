@@ -95,7 +95,6 @@ class Desk:
 
     async def say(self, request: Request, payload: bytes = b"") -> Answer:
         answer, _ = await self.service.handle(request, memoryview(payload))
-        assert answer.correlation_id == request.correlation_id
         return answer
 
     async def host(self, partition_id: int = 1) -> None:
@@ -104,12 +103,12 @@ class Desk:
         await know_groups(self.store, partition, (), complete=True)
 
     async def append(self, data: bytes, partition_id: int = 1) -> Any:
-        return await self.say(Append(1, partition_id), data)
+        return await self.say(Append(partition_id), data)
 
     async def acquire(
         self, token: int, session: str = SESSION, *, group: str = "audit", ttl_ms: int = 2000
     ) -> Any:
-        return await self.say(Acquire(2, 1, group, session, token, ttl_ms))
+        return await self.say(Acquire(1, group, session, token, ttl_ms))
 
     async def pull(
         self,
@@ -121,22 +120,22 @@ class Desk:
         wait_ms: int = 0,
     ) -> tuple[Batches, bytes]:
         answer, payload = await self.service.handle(
-            Pull(3, 1, "audit", session, token, offset, bytes_max, wait_ms), memoryview(b"")
+            Pull(1, "audit", session, token, offset, bytes_max, wait_ms), memoryview(b"")
         )
         assert isinstance(answer, Batches)
         return answer, payload
 
     async def ack(self, token: int, *ranges: tuple[int, int], session: str = SESSION) -> Any:
-        return await self.say(Ack(4, 1, "audit", session, token, ranges))
+        return await self.say(Ack(1, "audit", session, token, ranges))
 
     async def release(self, token: int, session: str = SESSION) -> Any:
-        return await self.say(Release(5, 1, "audit", session, token))
+        return await self.say(Release(1, "audit", session, token))
 
     async def read(
         self, offset: int, *, partition_id: int = 1, bytes_max: int = 1 << 20
     ) -> tuple[Batches, bytes]:
         answer, payload = await self.service.handle(
-            Read(6, partition_id, offset, bytes_max), memoryview(b"")
+            Read(partition_id, offset, bytes_max), memoryview(b"")
         )
         assert isinstance(answer, Batches)
         return answer, payload

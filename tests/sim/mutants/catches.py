@@ -68,7 +68,7 @@ CATCHES: dict[str, int] = {
     "never_told_counts_as_told": 3,
     "newer_do_not_wait": 31,
     "newer_go_before_older": 0,
-    "no_drain_rule": 10,
+    "no_drain_rule": 0,
     "no_fsync": 0,
     "no_sync_of_new_names": 0,
     "no_token_check": 8,

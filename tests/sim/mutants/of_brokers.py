@@ -102,7 +102,7 @@ def ack_before_fsync(patches: Patches) -> None:
     async def append(self: Any, request: Any, payload: Any) -> Any:
         durable, base_offset, duplicate = self._store.append(request.partition_id, payload)
         durable.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return Appended(request.correlation_id, base_offset, "fsync", duplicate), b""
+        return Appended(base_offset, "fsync", duplicate), b""
 
     patches.set(BrokerService, "_append", append)
 
@@ -327,7 +327,7 @@ def empty_ack_says_the_end(patches: Patches) -> None:
         answer, data = await real(self, request, payload)
         if not request.ranges:
             partition = self._store.state.partition(request.partition_id)
-            answer = Acked(request.correlation_id, partition.readable_offset)
+            answer = Acked(partition.readable_offset)
         return answer, data
 
     real = patches.set(BrokerService, "_ack", ack)

@@ -13,7 +13,7 @@ from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.groups import leases as leases_module
 from keylane.metaserver.groups import service as groups_service
 from keylane.metaserver.operations import journal as operations_journal
-from keylane.metaserver.operations.driver import Reshaper
+from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.sql.dialect import now_ms
 from keylane.metaserver.sql.schema import partitions, sessions, steps, subjects
 from keylane.protocol.operations import OperationState, StepAction
@@ -147,16 +147,15 @@ def no_drain_rule(patches: Patches) -> None:
 def route_version_not_raised(patches: Patches) -> None:
     """The children are open, and the route is as old as before."""
 
-    def opened(connection: Any, operation: Any) -> Any:
-        state = real(connection, operation)
+    def opened(connection: Any, operation: Any, rule: Any) -> None:
+        real(connection, operation, rule)
         connection.execute(
             sa.update(subjects)
             .where(subjects.c.subject_id == operation.subject_id)
             .values(route_version=subjects.c.route_version - 1)
         )
-        return state
 
-    real = patches.set(operations_journal, "_open", opened)
+    real = patches.set(operations_journal, "_change_route", opened)
 
 
 def child_opened_before_seal(patches: Patches) -> None:
@@ -189,7 +188,7 @@ def child_opened_before_seal(patches: Patches) -> None:
             await self._tell(operation)
         return await real(self, operation)
 
-    real = patches.set(Reshaper, "_ask_brokers", ask)
+    real = patches.set(OperationDriver, "_ask_brokers", ask)
 
 
 def older_copy_is_taken(patches: Patches) -> None:

@@ -70,9 +70,7 @@ def reset_drains_empty_partitions(patches: Patches) -> None:
 
 def strict_is_given_up_too(patches: Patches) -> None:
     """A silent broker is not waited for, although its subject allows no messages to be reordered."""
-    patches.set(
-        operations_journal, "_may_forsake", lambda row: row.without_source and not row.static
-    )
+    patches.set(operations_journal, "may_reorder", lambda strategy, *, static: not static)
 
 
 def lost_messages_are_sent_again(patches: Patches) -> None:

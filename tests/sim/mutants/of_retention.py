@@ -73,16 +73,19 @@ def opens_before_groups_are_told(patches: Patches) -> None:
     def told_nothing(**facts: Any) -> Any:
         return replace(real_host(**facts), groups=())
 
-    def note(connection: Any, operation_id: int, done: Any, problem: str, *, heard: Any) -> None:
-        real_note(connection, operation_id, done, problem)
+    def note(
+        connection: Any, operation_id: int, done: Any, problem: str, *, heard: Any, sealable: Any
+    ) -> Any:
+        state = real_note(connection, operation_id, done, problem, sealable=sealable)
         here = sa.select(operations_journal.operations.c.subject_id).where(
             operations_journal.operations.c.operation_id == operation_id
         )
         untold = sa.update(groups).where(groups.c.subject_id == here.scalar_subquery())
         connection.execute(untold.values(told=False))
+        return state
 
     real_host = patches.set(operations_driver, "HostPartition", told_nothing)
-    real_note = patches.set(operations_driver, "note_steps", note)
+    real_note = patches.set(operations_driver, "finish_round", note)
     patches.set(operations_journal, "unheard_children", lambda connection, subject_id, children: [])
     patches.set(
         lease_rows,

@@ -394,11 +394,11 @@ async def test_a_fenced_owner_cannot_move_the_cursor(desk):
 @pytest.mark.parametrize(
     "request_",
     [
-        Read(1, 1, 0, 100),
-        Pull(1, 1, "audit", SESSION, 1, 0, 100, 0),
-        Ack(1, 1, "audit", SESSION, 1, ()),
-        Release(1, 1, "audit", SESSION, 1),
-        Acquire(1, 1, "audit", SESSION, 1, 100),
+        Read(1, 0, 100),
+        Pull(1, "audit", SESSION, 1, 0, 100, 0),
+        Ack(1, "audit", SESSION, 1, ()),
+        Release(1, "audit", SESSION, 1),
+        Acquire(1, "audit", SESSION, 1, 100),
     ],
 )
 async def test_only_appends_have_a_payload(desk, request_):
@@ -410,12 +410,12 @@ async def test_only_appends_have_a_payload(desk, request_):
 async def test_an_unknown_partition_is_refused_everywhere(desk):
     """Every request for a partition that is not hosted here asks for a new route."""
     for request in (
-        Read(1, 5, 0, 100),
-        Pull(1, 5, "audit", SESSION, 1, 0, 100, 0),
-        Ack(1, -5, "audit", SESSION, 1, ()),
-        Release(1, 5, "audit", SESSION, 1),
-        Acquire(1, 5, "audit", SESSION, 1, 100),
-        Append(1, 0),
+        Read(5, 0, 100),
+        Pull(5, "audit", SESSION, 1, 0, 100, 0),
+        Ack(-5, "audit", SESSION, 1, ()),
+        Release(5, "audit", SESSION, 1),
+        Acquire(5, "audit", SESSION, 1, 100),
+        Append(0),
     ):
         data = batch(partition_id=0) if isinstance(request, Append) else b""
         with pytest.raises(PartitionUnknownError):

@@ -18,7 +18,7 @@ OTHER = "b" * 16
 
 class SharedDesk(Desk):
     async def join(self, token: int, session: str = SESSION):
-        return await self.say(AcquireShared(2, 1, "audit", session, token, 2_000))
+        return await self.say(AcquireShared(1, "audit", session, token, 2_000))
 
     async def take(
         self,
@@ -29,14 +29,14 @@ class SharedDesk(Desk):
         wait_ms: int = 0,
         hold_ms: int = 1_000,
     ) -> Handed:
-        request = PullShared(3, 1, "audit", session, token, count_max, 1 << 20, wait_ms, hold_ms)
+        request = PullShared(1, "audit", session, token, count_max, 1 << 20, wait_ms, hold_ms)
         answer, payload = await self.service.handle(request, memoryview(b""))
         assert isinstance(answer, Handed)
         assert bool(payload) == bool(answer.ranges)
         return answer
 
     async def ack_shared(self, token: int, *ranges: tuple[int, int], session: str = SESSION):
-        return await self.say(Ack(4, 1, "audit", session, token, ranges))
+        return await self.say(Ack(1, "audit", session, token, ranges))
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ async def test_released_is_handed_out_at_once_to_who_waits(desk):
     waiting = asyncio.create_task(desk.take(5, OTHER, wait_ms=20_000))
     await asyncio.sleep(0.01)
     assert not waiting.done()
-    await desk.say(Release(5, 1, "audit", SESSION, 5))
+    await desk.say(Release(1, "audit", SESSION, 5))
     assert (await waiting).ranges == ((0, 20),)
     with pytest.raises(FencedError):
         await desk.take(5)
@@ -125,7 +125,7 @@ async def test_a_pull_of_who_has_left_takes_nothing(desk):
     await desk.take(5)
     waiting = asyncio.create_task(desk.take(5, wait_ms=20_000))
     await asyncio.sleep(0.01)
-    await desk.say(Release(5, 1, "audit", SESSION, 5))
+    await desk.say(Release(1, "audit", SESSION, 5))
     with pytest.raises(FencedError):
         await waiting
     assert (await desk.take(5, OTHER)).ranges == ((0, 20),)
@@ -157,7 +157,7 @@ async def test_a_switch_fences_in_both_directions(desk):
     for late in (
         desk.take(6, OTHER),
         desk.ack_shared(6, (0, 1), session=OTHER),
-        desk.say(Release(5, 1, "audit", OTHER, 6)),
+        desk.say(Release(1, "audit", OTHER, 6)),
         desk.join(6, OTHER),
     ):
         with pytest.raises(FencedError):

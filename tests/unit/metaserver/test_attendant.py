@@ -13,7 +13,7 @@ import pytest
 from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.groups.service import Members
-from keylane.metaserver.operations.driver import Reshaper
+from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import open_database
 from keylane.protocol.clock import SystemClock
@@ -33,7 +33,7 @@ async def attending(
     ) as database:
         catalogue = Catalogue(database, network, settings)
         members = Members(database, settings)
-        reshaper = Reshaper(
+        operations = OperationDriver(
             database,
             network,
             settings,
@@ -42,14 +42,14 @@ async def attending(
             driver="d",
             rng=random.Random(1),
         )
-        attendant = Attendant(database, members, catalogue, settings, reshaper, duties)
+        attendant = Attendant(database, members, catalogue, settings, operations, duties)
         task = asyncio.create_task(attendant.run())
         try:
             yield task
         finally:
             task.cancel()
             await asyncio.wait([task])
-            await reshaper.stop()
+            await operations.stop()
             await network.close()
 
 

@@ -33,9 +33,9 @@ KINDS = [getattr(errors, name) for name in errors.codes().values()]
 
 
 def over_the_data_plane(error: KeylaneError) -> KeylaneError:
-    answer, payload = decode_answer(encode_frame(refusal(9, error)))
+    number, answer, payload = decode_answer(encode_frame(9, refusal(error)))
     assert isinstance(answer, Refused)
-    assert answer.correlation_id == 9
+    assert number == 9
     assert not payload
     return refusal_error(answer)
 
@@ -77,7 +77,7 @@ def test_the_fate_of_one_error_goes_before_that_of_its_class(way):
 
 def test_a_fate_of_a_newer_protocol_is_unknown():
     """A fate nobody here knows is not taken for "nothing was done"."""
-    assert refusal_error(Refused(1, 1120, "sealed", {}, "perhaps")).fate is errors.Fate.UNKNOWN
+    assert refusal_error(Refused(1120, "sealed", {}, "perhaps")).fate is errors.Fate.UNKNOWN
 
 
 def test_an_unknown_code_is_a_plain_refusal():

@@ -33,14 +33,12 @@ class Desk:
                 raise FencedError(partition_id=FENCED, message="not the text", token=5)
             if request.partition_id == FAULTY:
                 raise ZeroDivisionError("a secret of the server")
-            answer = Appended(request.correlation_id, len(self.arrived) - 1, "fsync", False)
+            answer = Appended(len(self.arrived) - 1, "fsync", False)
             return answer, bytes(payload)
         if isinstance(request, Read):
             await self.let_go.wait()
-            return Batches(request.correlation_id, 0, request.offset, 0, False), bytes(
-                request.bytes_max
-            )
-        return Released(request.correlation_id), b""
+            return Batches(0, request.offset, 0, False), bytes(request.bytes_max)
+        return Released(), b""
 
 
 class Wire:

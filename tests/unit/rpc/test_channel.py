@@ -38,7 +38,7 @@ async def until(condition) -> None:
 async def test_a_payload_goes_there_and_back(channel):
     """Header and payload of a call and of its answer arrive whole, empty and large ones too."""
     for payload in (b"", b"x", bytes(range(256)) * 4_000):
-        answer, rest = await channel.call(Append(channel.next_id(), 1), payload, timeout_ms=5_000)
+        answer, rest = await channel.call(Append(1), payload, timeout_ms=5_000)
         assert answer.durable == "fsync"
         assert rest == payload
 
@@ -46,7 +46,7 @@ async def test_a_payload_goes_there_and_back(channel):
 async def test_calls_arrive_in_the_order_they_were_made(channel, desk):
     """Hundreds of calls made at once reach the handler in the order in which they were made."""
     calls = [
-        channel.call(Append(channel.next_id(), number), bytes(number * 37), timeout_ms=5_000)
+        channel.call(Append(number), bytes(number * 37), timeout_ms=5_000)
         for number in range(1_000, 1_400)
     ]
     answers = await asyncio.gather(*calls)
@@ -56,9 +56,9 @@ async def test_calls_arrive_in_the_order_they_were_made(channel, desk):
 
 async def test_a_held_call_does_not_hold_up_those_after_it(channel, desk):
     """Answers come in any order: a call the server holds back lets later ones pass."""
-    held = asyncio.create_task(channel.call(Read(channel.next_id(), 1, 7, 0), timeout_ms=5_000))
+    held = asyncio.create_task(channel.call(Read(1, 7, 0), timeout_ms=5_000))
     await until(lambda: desk.arrived)
-    answer, _ = await channel.call(Append(channel.next_id(), 1), timeout_ms=5_000)
+    answer, _ = await channel.call(Append(1), timeout_ms=5_000)
     assert answer.base_offset == 1
     assert not held.done()
     desk.let_go.set()
@@ -69,10 +69,7 @@ async def test_a_held_call_does_not_hold_up_those_after_it(channel, desk):
 
 async def test_answers_find_their_own_calls(channel, desk):
     """A hundred calls held together and let go at once each get their own answer."""
-    calls = [
-        asyncio.create_task(channel.call(Read(channel.next_id(), 1, n, n), timeout_ms=5_000))
-        for n in range(100)
-    ]
+    calls = [asyncio.create_task(channel.call(Read(1, n, n), timeout_ms=5_000)) for n in range(100)]
     await until(lambda: len(desk.arrived) == 100)
     desk.let_go.set()
     answers = await asyncio.gather(*calls)
@@ -83,8 +80,7 @@ async def test_more_calls_than_fit_in_flight_wait_their_turn(channel, desk):
     """The server takes a limited number of calls of one connection and reads on when there is room."""
     count = IN_FLIGHT_PER_CONNECTION_MAX + 50
     calls = [
-        asyncio.create_task(channel.call(Read(channel.next_id(), 1, n, 0), timeout_ms=20_000))
-        for n in range(count)
+        asyncio.create_task(channel.call(Read(1, n, 0), timeout_ms=20_000)) for n in range(count)
     ]
     await until(lambda: len(desk.arrived) == IN_FLIGHT_PER_CONNECTION_MAX)
     await asyncio.sleep(0.05)
@@ -97,7 +93,7 @@ async def test_more_calls_than_fit_in_flight_wait_their_turn(channel, desk):
 async def test_a_refusal_is_the_same_error_here(channel):
     """The error a handler raises is raised by the call, with code, details and fate."""
     with pytest.raises(FencedError) as caught:
-        await channel.call(Append(channel.next_id(), 13), timeout_ms=5_000)
+        await channel.call(Append(13), timeout_ms=5_000)
     assert caught.value.details == {"partition_id": 13, "message": "not the text", "token": 5}
     assert caught.value.fate is Fate.NOT_DONE
 
@@ -105,11 +101,11 @@ async def test_a_refusal_is_the_same_error_here(channel):
 async def test_a_fault_of_the_server_is_told_without_its_secrets(channel, caplog):
     """A handler that breaks is an InternalError of unknown fate; its text stays in the server's log."""
     with pytest.raises(InternalError) as caught:
-        await channel.call(Append(channel.next_id(), 14), timeout_ms=5_000)
+        await channel.call(Append(14), timeout_ms=5_000)
     assert caught.value.fate is Fate.UNKNOWN
     assert "secret" not in str(caught.value)
     assert "a secret of the server" in caplog.text
-    answer, _ = await channel.call(Append(channel.next_id(), 1), timeout_ms=5_000)
+    answer, _ = await channel.call(Append(1), timeout_ms=5_000)
     assert answer.durable == "fsync"
 
 
@@ -117,62 +113,59 @@ async def test_no_answer_in_time_leaves_the_outcome_unknown(channel, desk):
     """A deadline that passes raises OutcomeUnknownError; the late answer harms nobody."""
     before = time.monotonic()
     with pytest.raises(OutcomeUnknownError, match="within 60 ms"):
-        await channel.call(Read(channel.next_id(), 1, 7, 0), timeout_ms=60)
+        await channel.call(Read(1, 7, 0), timeout_ms=60)
     assert 0.05 <= time.monotonic() - before < 2
     desk.let_go.set()
-    answer, _ = await channel.call(Read(channel.next_id(), 1, 8, 0), timeout_ms=5_000)
+    answer, _ = await channel.call(Read(1, 8, 0), timeout_ms=5_000)
     assert answer.next_offset == 8
     assert not channel.closed
 
 
 async def test_a_cancelled_call_leaves_the_channel_whole(channel, desk):
     """A caller that gives up takes nothing with it."""
-    held = asyncio.create_task(channel.call(Read(channel.next_id(), 1, 7, 0), timeout_ms=5_000))
+    held = asyncio.create_task(channel.call(Read(1, 7, 0), timeout_ms=5_000))
     await until(lambda: desk.arrived)
     held.cancel()
     with pytest.raises(asyncio.CancelledError):
         await held
     desk.let_go.set()
-    await channel.call(Append(channel.next_id(), 1), timeout_ms=5_000)
+    await channel.call(Append(1), timeout_ms=5_000)
 
 
 async def test_a_frame_over_the_limit_is_refused_before_it_is_sent(channel, desk):
     """A call too large for the other side is refused here; the connection and its other calls go on."""
     with pytest.raises(MessageTooLargeError) as caught:
-        await channel.call(Append(channel.next_id(), 1), bytes(FRAME_BYTES_MAX), timeout_ms=5_000)
+        await channel.call(Append(1), bytes(FRAME_BYTES_MAX), timeout_ms=5_000)
     assert caught.value.fate is Fate.NOT_DONE
     assert not desk.arrived
-    await channel.call(Append(channel.next_id(), 1), timeout_ms=5_000)
+    await channel.call(Append(1), timeout_ms=5_000)
 
 
 async def test_an_answer_over_the_limit_is_refused_by_the_server(channel, desk):
     """A handler's answer too large for a frame becomes a typed refusal; the connection goes on."""
     desk.let_go.set()
     with pytest.raises(MessageTooLargeError):
-        await channel.call(Read(channel.next_id(), 1, 7, FRAME_BYTES_MAX), timeout_ms=5_000)
-    await channel.call(Append(channel.next_id(), 1), timeout_ms=5_000)
+        await channel.call(Read(1, 7, FRAME_BYTES_MAX), timeout_ms=5_000)
+    await channel.call(Append(1), timeout_ms=5_000)
 
 
 async def test_a_server_that_stops_leaves_outcomes_unknown(channel, server, desk):
     """Calls under way at the stop of the server fail with OutcomeUnknownError, later ones were not sent."""
-    held = asyncio.create_task(channel.call(Read(channel.next_id(), 1, 7, 0), timeout_ms=5_000))
+    held = asyncio.create_task(channel.call(Read(1, 7, 0), timeout_ms=5_000))
     await until(lambda: desk.arrived)
     await server.stop()
     with pytest.raises(OutcomeUnknownError):
         await held
     assert channel.closed
     with pytest.raises(NotSentError) as caught:
-        await channel.call(Append(channel.next_id(), 1), timeout_ms=5_000)
+        await channel.call(Append(1), timeout_ms=5_000)
     assert caught.value.fate is Fate.NOT_DONE
 
 
 async def test_a_cut_wire_leaves_outcomes_unknown(network, wire, desk):
     """A connection that breaks without a goodbye ends its calls at once, not at their deadline."""
     channel = await network.open_channel(wire.address, timeout_ms=2_000)
-    calls = [
-        asyncio.create_task(channel.call(Read(channel.next_id(), 1, n, 0), timeout_ms=60_000))
-        for n in range(3)
-    ]
+    calls = [asyncio.create_task(channel.call(Read(1, n, 0), timeout_ms=60_000)) for n in range(3)]
     await until(lambda: len(desk.arrived) == 3)
     wire.cut()
     for ended in await asyncio.gather(*calls, return_exceptions=True):
@@ -185,13 +178,13 @@ async def test_a_cut_wire_leaves_outcomes_unknown(network, wire, desk):
 async def test_closing_ends_the_calls_under_way(network, server, desk):
     """A channel closed on this side says so to its callers; closing again does nothing."""
     channel = await network.open_channel(server.address, timeout_ms=2_000)
-    held = asyncio.create_task(channel.call(Read(channel.next_id(), 1, 7, 0), timeout_ms=5_000))
+    held = asyncio.create_task(channel.call(Read(1, 7, 0), timeout_ms=5_000))
     await until(lambda: desk.arrived)
     await channel.close()
     with pytest.raises(OutcomeUnknownError, match="closed on this side"):
         await held
     with pytest.raises(NotSentError, match="closed on this side"):
-        await channel.call(Append(channel.next_id(), 1), timeout_ms=5_000)
+        await channel.call(Append(1), timeout_ms=5_000)
     await channel.close()
 
 
@@ -235,11 +228,11 @@ async def test_somebody_else_there_is_not_sent(network):
 async def test_a_broker_client_comes_back_by_itself(network, wire, desk):
     """After its connection broke, the next call of a BrokerClient opens another."""
     client = BrokerClient(network, wire.address)
-    assert (await client.call(Append(0, 1)))[0].base_offset == 0
+    assert (await client.call(Append(1)))[0].base_offset == 0
     first = await client.channel()
     wire.cut()
     await until(lambda: first.closed)
-    assert (await client.call(Append(0, 1)))[0].base_offset == 1
+    assert (await client.call(Append(1)))[0].base_offset == 1
     assert await client.channel() is not first
     await client.close()
 
@@ -249,12 +242,12 @@ async def test_a_broker_client_keeps_the_order_of_its_calls_while_it_opens(netwo
     client = BrokerClient(network, wire.address)
     tasks = []
     for number in range(200):
-        tasks.append(asyncio.create_task(client.call(Append(0, 1_000 + number))))
+        tasks.append(asyncio.create_task(client.call(Append(1_000 + number))))
         if number % 20 == 0:
             await asyncio.sleep(0)
     while not desk.arrived:
         number += 1
-        tasks.append(asyncio.create_task(client.call(Append(0, 1_000 + number))))
+        tasks.append(asyncio.create_task(client.call(Append(1_000 + number))))
         await asyncio.sleep(0)
     await asyncio.gather(*tasks)
     arrived = [request.partition_id for request in desk.arrived]
@@ -266,7 +259,7 @@ async def test_calls_of_a_broker_client_that_cannot_open_were_not_sent(network):
     """All callers that waited for one channel are told, and a later call tries again."""
     client = BrokerClient(network, "127.0.0.1:1")
     results = await asyncio.gather(
-        *(client.call(Release(0, 1, "g", "s", 1)) for _ in range(5)), return_exceptions=True
+        *(client.call(Release(1, "g", "s", 1)) for _ in range(5)), return_exceptions=True
     )
     assert [type(result) for result in results] == [NotSentError] * 5
     await client.close()
@@ -283,6 +276,6 @@ async def test_an_overloaded_handler_is_just_a_refusal(network):
     channel = await network.open_channel(server.address, timeout_ms=2_000)
     for _ in range(2):
         with pytest.raises(OverloadedError):
-            await channel.call(Append(channel.next_id(), 1), timeout_ms=5_000)
+            await channel.call(Append(1), timeout_ms=5_000)
     await channel.close()
     await server.stop()

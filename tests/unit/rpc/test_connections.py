@@ -11,7 +11,7 @@ from keylane.rpc.connections import Connections, clean_up
 
 
 async def appended(connections: Connections, address: str) -> None:
-    await connections.broker_at(address).call(Append(0, 1))
+    await connections.broker_at(address).call(Append(1))
 
 
 async def test_a_broker_has_one_client(server, serve):
@@ -43,7 +43,7 @@ async def test_a_given_network_stays_open(server, network):
     await appended(connections, server.address)
     await connections.close()
     channel = await network.open_channel(server.address, timeout_ms=5_000)
-    await channel.call(Append(channel.next_id(), 1), timeout_ms=5_000)
+    await channel.call(Append(1), timeout_ms=5_000)
     await channel.close()
 
 

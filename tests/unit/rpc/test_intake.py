@@ -280,7 +280,7 @@ async def test_connection_beyond_the_limit_is_refused_with_503(desk):
         with pytest.raises(OverloadedError):
             await network.control("POST", server.address, "/v1/leave", Done, timeout_ms=2_000)
         assert loop.time() - began < 2
-        await channel.call(Append(channel.next_id(), 1), timeout_ms=2_000)
+        await channel.call(Append(1), timeout_ms=2_000)
         for _, writer in held:
             writer.close()
         async with asyncio.timeout(5):

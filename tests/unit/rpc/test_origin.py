@@ -67,9 +67,9 @@ async def test_no_foreign_page_opens_the_data_plane(server):
         assert not server.connections
         for origin in (None, f"http://{server.address}"):
             socket = await session.ws_connect(place, origin=origin)
-            await socket.send_bytes(encode_frame(Append(5, 1), b"pay"))
-            answer, payload = decode_answer(await socket.receive_bytes())
-            assert (answer.correlation_id, payload) == (5, b"pay")
+            await socket.send_bytes(encode_frame(5, Append(1), b"pay"))
+            number, _, payload = decode_answer(await socket.receive_bytes())
+            assert (number, payload) == (5, b"pay")
             await socket.close()
 
 

@@ -33,7 +33,7 @@ class Broker:
 
     async def __call__(self, request, _payload):
         if isinstance(request, Ack):
-            return Acked(request.correlation_id, 0), b""
+            return Acked(0), b""
         self.pulled.add(request.partition_id)
         self.waits_ms.append(request.wait_ms)
         self.waiting += 1
@@ -45,7 +45,7 @@ class Broker:
             pass
         finally:
             self.waiting -= 1
-        return Batches(request.correlation_id, 0, 0, 0, False), b""
+        return Batches(0, 0, 0, False), b""
 
 
 @pytest.fixture
@@ -85,15 +85,14 @@ async def until(condition) -> None:
 
 
 def pull(channel, partition_id: int, *, shared: bool = False, wait_ms: int = 30_000):
-    number = channel.next_id()
-    request = Pull(number, partition_id, *WHO, 0, 1, wait_ms)
+    request = Pull(partition_id, *WHO, 0, 1, wait_ms)
     if shared:
-        request = PullShared(number, partition_id, *WHO, 1, 1, wait_ms, 1_000)
+        request = PullShared(partition_id, *WHO, 1, 1, wait_ms, 1_000)
     return channel.call(request, timeout_ms=60_000)
 
 
 def ack(channel):
-    return channel.call(Ack(channel.next_id(), 1, *WHO, ()), timeout_ms=2_000)
+    return channel.call(Ack(1, *WHO, ()), timeout_ms=2_000)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -130,7 +129,7 @@ async def test_a_clients_pulls_take_turns(network, server, broker, monkeypatch):
 
     async def pull_on(partition_id: int) -> None:
         while True:
-            request = Pull(0, partition_id, *WHO, 0, 1, 30_000)
+            request = Pull(partition_id, *WHO, 0, 1, 30_000)
             await client.call(request, wait_ms=30_000)
 
     with started(*(pull_on(number) for number in range(3))) as few:
@@ -140,7 +139,7 @@ async def test_a_clients_pulls_take_turns(network, server, broker, monkeypatch):
         )
         with started(*(pull_on(number) for number in range(3, 20))):
             await until(lambda: len(broker.pulled) == 20)
-            await client.call(Ack(0, 1, *WHO, ()))
+            await client.call(Ack(1, *WHO, ()))
             assert broker.waiting_max == 4
         assert not any(task.done() for task in few)
     await client.close()

@@ -32,9 +32,9 @@ def hostile(header: object, length: int | None = None) -> bytes:
 
 async def still_serves(network, server, neighbour) -> None:
     """The connection that was open before, and a new one, both get answers."""
-    await neighbour.call(Append(neighbour.next_id(), 1), timeout_ms=5_000)
+    await neighbour.call(Append(1), timeout_ms=5_000)
     fresh = await network.open_channel(server.address, timeout_ms=2_000)
-    await fresh.call(Append(fresh.next_id(), 1), timeout_ms=5_000)
+    await fresh.call(Append(1), timeout_ms=5_000)
     await fresh.close()
 
 
@@ -72,9 +72,9 @@ async def test_a_bad_frame_is_refused_and_ends_its_connection_only(
     neighbour = await network.open_channel(server.address, timeout_ms=2_000)
     async with session.ws_connect(f"http://{server.address}{DATA_PATH}") as bad:
         await (bad.send_str if isinstance(frame, str) else bad.send_bytes)(frame)
-        answer, _ = decode_answer((await bad.receive(timeout=5)).data)
+        number, answer, _ = decode_answer((await bad.receive(timeout=5)).data)
         assert isinstance(answer, Refused)
-        assert (answer.correlation_id, answer.code) == (0, FrameError.code)
+        assert (number, answer.code) == (0, FrameError.code)
         assert (await bad.receive(timeout=5)).type is aiohttp.WSMsgType.CLOSE
         assert bad.close_code == aiohttp.WSCloseCode.PROTOCOL_ERROR
     assert not desk.arrived
@@ -99,7 +99,7 @@ async def test_a_message_over_the_limit_ends_its_connection_only(network, server
 async def test_the_word_of_a_server_that_hangs_up_reaches_the_caller(network, server, desk):
     """Calls under way when the server refuses a frame learn what it refused."""
     channel = await network.open_channel(server.address, timeout_ms=2_000)
-    held = asyncio.create_task(channel.call(Read(channel.next_id(), 1, 0, 0), timeout_ms=5_000))
+    held = asyncio.create_task(channel.call(Read(1, 0, 0), timeout_ms=5_000))
     while not desk.arrived:
         await asyncio.sleep(0.001)
     await channel._socket.send_bytes(hostile([99, 5, 7]))
@@ -138,7 +138,7 @@ async def test_a_client_that_leaves_before_its_answer_disturbs_nobody(
     """The work of a client that vanished is dropped without a word."""
     neighbour = await network.open_channel(server.address, timeout_ms=2_000)
     leaving = await network.open_channel(wire.address, timeout_ms=2_000)
-    held = asyncio.create_task(leaving.call(Read(leaving.next_id(), 1, 0, 0), timeout_ms=5_000))
+    held = asyncio.create_task(leaving.call(Read(1, 0, 0), timeout_ms=5_000))
     while not desk.arrived:
         await asyncio.sleep(0.001)
     wire.cut()
@@ -158,15 +158,15 @@ async def test_a_frame_is_the_same_in_one_piece_and_in_many(server):
         "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
     )
     await reader.readuntil(b"\r\n\r\n")
-    frame = encode_frame(Append(5, 1), b"pay")
+    frame = encode_frame(5, Append(1), b"pay")
     message = bytes([0x82, 0x80 | len(frame), 0, 0, 0, 0]) + frame
     for byte in message:
         writer.write(bytes([byte]))
         await writer.drain()
         await asyncio.sleep(0)
     head = await reader.readexactly(2)
-    answer, payload = decode_answer(await reader.readexactly(head[1]))
-    assert (answer.correlation_id, payload) == (5, b"pay")
+    number, _, payload = decode_answer(await reader.readexactly(head[1]))
+    assert (number, payload) == (5, b"pay")
     writer.close()
     await writer.wait_closed()
 
@@ -242,6 +242,6 @@ async def test_the_address_of_an_ipv6_server_can_be_dialled(network, desk):
     except AddressError:  # a machine without ::1
         return
     channel = await network.open_channel(server.address, timeout_ms=2_000)
-    await channel.call(Append(channel.next_id(), 1), timeout_ms=5_000)
+    await channel.call(Append(1), timeout_ms=5_000)
     await channel.close()
     await server.stop()

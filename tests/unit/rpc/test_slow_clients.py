@@ -34,10 +34,10 @@ class Shop:
 
     async def __call__(self, request, _payload):
         if not isinstance(request, Read):
-            return Released(request.correlation_id), b""
+            return Released(), b""
         await take_room(request.bytes_max)
         self.made += 1
-        return Batches(request.correlation_id, 0, 1, 1, False), bytes(request.bytes_max)
+        return Batches(0, 1, 1, False), bytes(request.bytes_max)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def stuck_client(session, server: Server, *, reads: int):
     transport = socket._response.connection.transport
     transport.pause_reading()
     for number in range(reads):
-        await socket.send_bytes(encode_frame(Read(number + 1, 1, 0, MIB)))
+        await socket.send_bytes(encode_frame(number + 1, Read(1, 0, MIB)))
     return socket, transport
 
 
@@ -77,8 +77,8 @@ async def test_answers_that_are_not_taken_are_not_made(session, network):
     await until(lambda: room.held >= room.connection_bytes_max)
     neighbour = await network.open_channel(server.address, timeout_ms=5_000)
     for _ in range(50):
-        await neighbour.call(Append(neighbour.next_id(), 1), timeout_ms=10_000)
-        await neighbour.call(Read(neighbour.next_id(), 1, 0, MIB), timeout_ms=10_000)
+        await neighbour.call(Append(1), timeout_ms=10_000)
+        await neighbour.call(Read(1, 0, MIB), timeout_ms=10_000)
     # What the machine's own socket buffers took may be some more.
     assert shop.made - 50 < 40
     assert room.held <= room.connection_bytes_max + MIB
@@ -101,9 +101,9 @@ async def test_a_client_that_takes_nothing_is_told_and_let_go(session, caplog, m
     transport.resume_reading()
     last = None
     async for message in socket:
-        last, _ = decode_answer(message.data)
+        number, last, _ = decode_answer(message.data)
     assert isinstance(last, Refused)
-    assert (last.correlation_id, last.code) == (0, OverloadedError.code)
+    assert (number, last.code) == (0, OverloadedError.code)
     await until(lambda: room.held == 0)
     await server.stop()
 
@@ -127,7 +127,7 @@ async def test_a_slow_client_is_no_stuck_one(session):
     taken = 0
     while taken < 60:
         transport.resume_reading()
-        answer, payload = decode_answer((await socket.receive(timeout=20)).data)
+        _, answer, payload = decode_answer((await socket.receive(timeout=20)).data)
         assert not isinstance(answer, Refused)
         assert len(payload) == MIB
         taken += 1
@@ -145,7 +145,7 @@ async def test_where_others_wait_patience_is_short(session, network, monkeypatch
     _, transport = await stuck_client(session, server, reads=100)
     await until(lambda: room.held + MIB > room.bytes_max)
     channel = await network.open_channel(server.address, timeout_ms=5_000)
-    answer, _ = await channel.call(Read(channel.next_id(), 1, 0, MIB), timeout_ms=30_000)
+    answer, _ = await channel.call(Read(1, 0, MIB), timeout_ms=30_000)
     assert isinstance(answer, Batches)
     transport.resume_reading()
     await channel.close()

@@ -270,11 +270,11 @@ def stop_short(_request, answer, payload):
 
 def go_too_far(_request, answer, payload):
     size = int.from_bytes(payload[8:12], "little")
-    return Batches(answer.correlation_id, 0, 5_000, 2_000, False), payload[:size]
+    return Batches(0, 5_000, 2_000, False), payload[:size]
 
 
 def stand_still(request, answer, payload):
-    return Batches(answer.correlation_id, 0, 5_000, request.offset, False), payload
+    return Batches(0, 5_000, request.offset, False), payload
 
 
 def stranger(_request, answer, payload):

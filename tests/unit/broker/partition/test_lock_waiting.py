@@ -26,7 +26,7 @@ async def desk() -> Desk:
 
 
 async def take_one(desk: Desk, session: str, order: list[str]) -> int:
-    request = PullShared(3, 1, "audit", session, 5, 1, 1 << 20, 30_000, 60_000)
+    request = PullShared(1, "audit", session, 5, 1, 1 << 20, 30_000, 60_000)
     answer = await desk.say(request)
     order.append(session)
     ((start, _end),) = answer.ranges
@@ -51,7 +51,7 @@ async def test_waits_end_in_the_order_in_which_they_began():
 async def test_the_longest_waiting_session_gets_the_first_message(desk):
     """Sessions of a shared group are served in the order of asking, one message each."""
     order: list[str] = []
-    await desk.say(AcquireShared(2, 1, "audit", SESSIONS[0], 5, 2_000))
+    await desk.say(AcquireShared(1, "audit", SESSIONS[0], 5, 2_000))
     tasks = []
     for session in SESSIONS:
         tasks.append(asyncio.create_task(take_one(desk, session, order)))
@@ -72,7 +72,7 @@ async def test_waiting_asks_for_nothing(desk, monkeypatch):
         return hand_out(self, *args, **kwargs)
 
     monkeypatch.setattr(InFlight, "hand_out", counted)
-    await desk.say(AcquireShared(2, 1, "audit", SESSIONS[0], 5, 2_000))
+    await desk.say(AcquireShared(1, "audit", SESSIONS[0], 5, 2_000))
     tasks = [asyncio.create_task(take_one(desk, session, [])) for session in SESSIONS]
     await asyncio.sleep(0.5)
     assert looks == len(SESSIONS)

@@ -274,9 +274,9 @@ async def test_nothing_of_a_producer_is_forgotten():
         house.disk.remove(f"snapshot/{name}")
     house.open()
     service = BrokerService(house.store, clock=house.clock)
-    answer, _ = await service.handle(Append(1, 1), memoryview(batch(sequence=198)))
+    answer, _ = await service.handle(Append(1), memoryview(batch(sequence=198)))
     assert answer.duplicate
-    answer, _ = await service.handle(Append(2, 1), memoryview(batch(sequence=200)))
+    answer, _ = await service.handle(Append(1), memoryview(batch(sequence=200)))
     assert answer.base_offset == 200
     await house.agrees()
 

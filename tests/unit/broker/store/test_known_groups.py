@@ -101,7 +101,7 @@ async def test_a_partition_whose_groups_were_never_told_removes_nothing():
     assert house.cleaning.untold == ()
     assert "has not acked" in house.cleaning.problem
     await house.desk.acquire(3, group="late")
-    await house.desk.say(Ack(4, 1, "late", SESSION, 3, ((0, 200),)))
+    await house.desk.say(Ack(1, "late", SESSION, 3, ((0, 200),)))
     assert await house.cleaning.check() > 0
     assert house.partition().first_offset > 0
 
@@ -113,7 +113,7 @@ async def test_groups_told_with_the_hosting_are_waited_for_from_the_first_messag
     await house.host(groups=("dead", "alive", "young"))
     await house.fill()
     await house.desk.acquire(3, group="alive")
-    await house.desk.say(Ack(4, 1, "alive", SESSION, 3, ((0, 200),)))
+    await house.desk.say(Ack(1, "alive", SESSION, 3, ((0, 200),)))
     for _ in range(2):
         assert await house.cleaning.check() == 0
         assert house.partition().first_offset == 0
@@ -166,9 +166,9 @@ async def test_messages_removed_unread_by_time_are_counted_logged_and_kept(caplo
         await know_groups(house.store, house.partition(number), ["slow", "quick"])
     await house.fill((1, 2))
     await house.desk.acquire(3, group="quick")
-    await house.desk.say(Ack(4, 1, "quick", SESSION, 3, ((0, 200),)))
+    await house.desk.say(Ack(1, "quick", SESSION, 3, ((0, 200),)))
     await house.desk.acquire(3, group="slow")
-    await house.desk.say(Ack(4, 1, "slow", SESSION, 3, ((5, 10),)))
+    await house.desk.say(Ack(1, "slow", SESSION, 3, ((5, 10),)))
     with caplog.at_level(logging.WARNING, "keylane.broker"):
         assert await house.cleaning.check() > 0
     first, second = house.partition().first_offset, house.partition(2).first_offset
@@ -246,7 +246,7 @@ async def test_a_partition_is_listed_when_it_is_on_the_disk():
 
 
 async def taken(house: House, session: str, *, wait_ms: int = 0):
-    ask = PullShared(3, 1, "audit", session, 5, 100, 1 << 20, wait_ms, 1_000)
+    ask = PullShared(1, "audit", session, 5, 100, 1 << 20, wait_ms, 1_000)
     answer, _ = await house.desk.service.handle(ask, memoryview(b""))
     return answer
 
@@ -257,12 +257,12 @@ async def test_the_end_of_a_shared_partition_is_told_from_durable_acks():
     await house.host(groups=())
     await house.fill(batches=2)
     for session in (SESSION, OTHER):
-        await house.desk.say(AcquireShared(2, 1, "audit", session, 5, 2_000))
+        await house.desk.say(AcquireShared(1, "audit", session, 5, 2_000))
     assert (await taken(house, SESSION)).ranges == ((0, 4),)
     _, sealed = house.store.seal(1)
     await sealed
     house.gate.clear()
-    ack = asyncio.create_task(house.desk.say(Ack(4, 1, "audit", SESSION, 5, ((0, 4),))))
+    ack = asyncio.create_task(house.desk.say(Ack(1, "audit", SESSION, 5, ((0, 4),))))
     await asyncio.sleep(0.01)
     asks = [asyncio.create_task(taken(house, OTHER, wait_ms=wait_ms)) for wait_ms in (0, 20_000)]
     await asyncio.sleep(0.05)
@@ -271,11 +271,11 @@ async def test_the_end_of_a_shared_partition_is_told_from_durable_acks():
         one.cancel()
     house.kill()
     assert house.status().groups[0].cursor == 0
-    await house.desk.say(AcquireShared(2, 1, "audit", OTHER, 5, 2_000))
+    await house.desk.say(AcquireShared(1, "audit", OTHER, 5, 2_000))
     assert (await taken(house, OTHER)).ranges == ((0, 4),)
     waiting = asyncio.create_task(taken(house, OTHER, wait_ms=20_000))
     await asyncio.sleep(0.01)
-    await house.desk.say(Ack(4, 1, "audit", OTHER, 5, ((0, 4),)))
+    await house.desk.say(Ack(1, "audit", OTHER, 5, ((0, 4),)))
     answer = await waiting
     assert (answer.cursor, answer.next_offset, answer.sealed) == (4, 4, True)
     house.kill()
@@ -288,10 +288,10 @@ async def test_a_shared_cursor_is_told_from_durable_acks():
     await house.host(groups=())
     await house.fill(batches=2)
     for session in (SESSION, OTHER):
-        await house.desk.say(AcquireShared(2, 1, "audit", session, 5, 2_000))
+        await house.desk.say(AcquireShared(1, "audit", session, 5, 2_000))
     await taken(house, SESSION)
     house.gate.clear()
-    ack = asyncio.create_task(house.desk.say(Ack(4, 1, "audit", SESSION, 5, ((0, 2),))))
+    ack = asyncio.create_task(house.desk.say(Ack(1, "audit", SESSION, 5, ((0, 2),))))
     await asyncio.sleep(0.01)
     assert (await taken(house, OTHER)).cursor == 0
     house.gate.set()

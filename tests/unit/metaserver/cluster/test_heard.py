@@ -14,7 +14,7 @@ from keylane.metaserver.cluster.heard import (
 )
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants, settle_group
 from keylane.metaserver.groups.sessions import join_group
-from keylane.metaserver.operations.journal import advance_operation, claim_operation, note_steps
+from keylane.metaserver.operations.journal import claim_operation, finish_round
 from keylane.metaserver.sql.schema import groups, heard, leases, subjects
 from keylane.protocol.control import Join, Retention
 from keylane.protocol.errors import OverloadedError
@@ -140,8 +140,7 @@ def step(rows: Groups, operation_id: int, *, hears: bool = True) -> OperationSta
     hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
     done = {one.partition_id: None if hosts else 100 for one in operation.todo}
     names = [group_id for group_id, _ in operation.groups] if hears else []
-    rows.run(note_steps, operation_id, done, "", heard=names)
-    state: OperationState = rows.run(advance_operation, operation_id)
+    state: OperationState = rows.run(finish_round, operation_id, done, heard=names)
     return state
 
 
@@ -152,8 +151,8 @@ def test_a_child_opens_when_its_broker_has_heard_of_all_groups():
     rows.hear(1, 2, 3, 4)
     operation_id = begun(rows)
     assert step(rows, operation_id) is OperationState.SEAL
-    assert step(rows, operation_id) is OperationState.OPEN
     rows.join("b")
+    assert step(rows, operation_id) is OperationState.OPEN
     assert step(rows, operation_id, hears=False) is OperationState.OPEN
     operation = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
     assert [one.partition_id for one in operation.todo] == [5]

@@ -9,13 +9,8 @@ from keylane.metaserver.cluster.heard import unheard_children
 from keylane.metaserver.cluster.subjects import find_subject, read_route
 from keylane.metaserver.groups.leases import Readable, readable_partitions
 from keylane.metaserver.groups.sessions import join_group
-from keylane.metaserver.operations.journal import (
-    advance_operation,
-    claim_operation,
-    idle_operations,
-    note_steps,
-)
-from keylane.metaserver.operations.planning import plan_operations
+from keylane.metaserver.operations.begin import plan_operations
+from keylane.metaserver.operations.journal import claim_operation, finish_round, idle_operations
 from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.protocol.control import BrokerHeartbeat, Join
 from keylane.protocol.errors import LossAcceptedError
@@ -124,8 +119,8 @@ def test_the_loss_of_a_disk_gives_up_nothing_of_another_that_is_silent(rows: Row
     rows.create("s", 3, order_strategy=STRICT)
     ((operation_id, _),) = rows.begin(Reshape(kind=OperationKind.RESIZE, subject="s", partitions=1))
     todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).todo
-    rows.run(note_steps, operation_id, dict.fromkeys(one.partition_id for one in todo), "")
-    assert rows.run(advance_operation, operation_id) is OperationState.SEAL
+    hosted = dict.fromkeys(one.partition_id for one in todo)
+    assert rows.run(finish_round, operation_id, hosted) is OperationState.SEAL
     (child,) = rows.run(operation_views, [operation_id])[0].children
     away = sorted({"g1", "g2", "g3"} - {child.broker_group})
     rows.silence(*away)
@@ -145,13 +140,12 @@ def begin_unheard_move(rows: Rows) -> int:
     source, *_ = (one for one in rows.run(read_route, "s").partitions if one.broker_group != "g3")
     move = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3")
     ((operation_id, _),) = rows.begin(move)
+    rows.run(join_group, Join(subject="s", group="g", session="a" * 16), sessions_max=9)
     claim = {"driver": "d", "lease_ms": 1_000}
     for state, end_offset in ((OperationState.SEAL, None), (OperationState.OPEN, 100)):
         todo = rows.run(claim_operation, operation_id, **claim).todo
         done = {one.partition_id: end_offset for one in todo}
-        rows.run(note_steps, operation_id, done, "")
-        assert rows.run(advance_operation, operation_id) is state
-    rows.run(join_group, Join(subject="s", group="g", session="a" * 16), sessions_max=9)
+        assert rows.run(finish_round, operation_id, done) is state
     rows.silence("g3")
     assert rows.drive(operation_id) is OperationState.OPEN
     return operation_id

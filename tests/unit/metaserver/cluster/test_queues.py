@@ -10,8 +10,8 @@ from sqlalchemy.pool import StaticPool
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route, read_subject
-from keylane.metaserver.operations.journal import advance_operation, claim_operation, note_steps
-from keylane.metaserver.operations.planning import begin_operations, plan_operations
+from keylane.metaserver.operations.begin import begin_operations, plan_operations
+from keylane.metaserver.operations.journal import claim_operation, finish_round
 from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.migrate import migrate
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
@@ -57,8 +57,7 @@ class Rows:
             operation = self.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
             seals = state is OperationState.SEAL
             answers = {one.partition_id: end if seals else None for one in operation.todo}
-            self.run(note_steps, operation_id, answers, "")
-            state = self.run(advance_operation, operation_id)
+            state = self.run(finish_round, operation_id, answers)
 
     def chain(self, queue: int) -> list[tuple[int, int, int | None]]:
         """(partition id, logic start, logic end) of a queue's segments."""
@@ -152,7 +151,6 @@ def test_without_its_source_a_static_subject_is_held():
     ((operation_id, _),) = rows.run(begin_operations, ask, driver="d", lease_ms=1_000)
     operation = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
     hosted = {one.partition_id: None for one in operation.todo}
-    rows.run(note_steps, operation_id, hosted, "")
-    assert not operation.may_forsake
-    assert rows.run(advance_operation, operation_id) is OperationState.PLAN
+    assert not any(step.may_leave for step in operation.pending)
+    assert rows.run(finish_round, operation_id, hosted) is OperationState.PLAN
     assert rows.chain(0) == [(1, 0, None)]

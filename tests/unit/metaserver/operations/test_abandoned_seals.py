@@ -12,7 +12,7 @@ from keylane.metaserver.groups.lease_rows import note_drained, read_grants
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.evacuations import plan_evacuations
 from keylane.metaserver.operations.journal import idle_operations
-from keylane.metaserver.operations.plans import NOTHING
+from keylane.metaserver.operations.plan import NOTHING
 from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.protocol.control import Join
 from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape

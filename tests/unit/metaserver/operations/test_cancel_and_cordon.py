@@ -8,14 +8,13 @@ import pytest
 
 from keylane.metaserver.cluster.brokers import broker_views, cordon_broker, writable_groups
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.operations.begin import begin_operations, plan_operations
 from keylane.metaserver.operations.journal import (
-    advance_operation,
     cancel_operation,
     claim_operation,
+    finish_round,
     idle_operations,
-    note_steps,
 )
-from keylane.metaserver.operations.planning import begin_operations, plan_operations
 from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.metaserver.verify.checks import verify
 from keylane.metaserver.verify.reader import read_sql_view
@@ -58,7 +57,7 @@ def test_a_canceled_operation_leaves_everything_as_it_was(rows: Rows):
     before = rows.run(read_route, "s"), rows.run(subject_history, "s")
     operation_id = begin(rows, FOUR)
     children = [one.partition_id for one in claim(rows, operation_id).todo]
-    rows.run(note_steps, operation_id, {children[0]: None}, "g2 is silent")
+    rows.run(finish_round, operation_id, {children[0]: None}, "g2 is silent")
     rows.run(cancel_operation, operation_id)
     (view,) = rows.run(operation_views, [operation_id])
     assert (view.state, view.sealed, view.problem) == (OperationState.CANCELED, (), "")
@@ -68,8 +67,9 @@ def test_a_canceled_operation_leaves_everything_as_it_was(rows: Rows):
     assert rows.run(idle_operations) == [operation_id]
     left = claim(rows, operation_id, "second")
     assert [one.partition_id for one in left.todo] == children
-    rows.run(note_steps, operation_id, dict.fromkeys(children, 0), "")
-    assert rows.run(advance_operation, operation_id) is OperationState.CANCELED
+    assert (
+        rows.run(finish_round, operation_id, dict.fromkeys(children, 0)) is OperationState.CANCELED
+    )
     assert rows.run(idle_operations) == []
     view = rows.run(read_sql_view)
     found = verify(Views(before=view, answers=[], after=view))
@@ -100,13 +100,8 @@ def test_what_may_have_sealed_only_goes_forward(rows: Rows):
             with pytest.raises(OperationForwardError):
                 rows.run(cancel_operation, operation_id)
         end = None if operation.state is OperationState.PLAN else 7
-        rows.run(
-            note_steps,
-            operation_id,
-            dict.fromkeys((x.partition_id for x in operation.todo), end),
-            "",
-        )
-        rows.run(advance_operation, operation_id)
+        done = dict.fromkeys((one.partition_id for one in operation.todo), end)
+        rows.run(finish_round, operation_id, done)
     with pytest.raises(OperationForwardError):
         rows.run(cancel_operation, operation_id)
     assert len(rows.run(read_route, "s").open_partitions()) == 4
@@ -124,8 +119,7 @@ def test_a_driver_that_hears_late_undoes_nothing_of_the_cancel(rows: Rows):
     operation_id = begin(rows, FOUR)
     children = [one.partition_id for one in claim(rows, operation_id).todo]
     rows.run(cancel_operation, operation_id)
-    rows.run(note_steps, operation_id, dict.fromkeys(children), "")
-    assert rows.run(advance_operation, operation_id) is OperationState.CANCELED
+    assert rows.run(finish_round, operation_id, dict.fromkeys(children)) is OperationState.CANCELED
     assert [one.partition_id for one in claim(rows, operation_id).todo] == children
 
 

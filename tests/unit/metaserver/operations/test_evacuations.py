@@ -7,11 +7,10 @@ from keylane.metaserver.groups.lease_rows import note_drained, read_grants
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.evacuations import plan_evacuations
 from keylane.metaserver.operations.journal import (
-    advance_operation,
     claim_operation,
+    finish_round,
     idle_operations,
     let_go,
-    note_steps,
 )
 from keylane.metaserver.operations.views import operation_views
 from keylane.protocol.control import CreateSubject, Join
@@ -34,8 +33,8 @@ def resize(rows: Rows, subject: str, count: int) -> int:
 def hosted(rows: Rows, operation_id: int) -> None:
     """The operation enters SEAL."""
     todo = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000).todo
-    rows.run(note_steps, operation_id, dict.fromkeys(one.partition_id for one in todo), "")
-    assert rows.run(advance_operation, operation_id) is OperationState.SEAL
+    done = dict.fromkeys(one.partition_id for one in todo)
+    assert rows.run(finish_round, operation_id, done) is OperationState.SEAL
 
 
 def state(rows: Rows, operation_id: int) -> OperationState:

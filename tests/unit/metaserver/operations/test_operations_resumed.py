@@ -9,14 +9,13 @@ from sqlalchemy.pool import StaticPool
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.operations.begin import begin_operations, plan_operations
 from keylane.metaserver.operations.journal import (
-    advance_operation,
     claim_operation,
+    finish_round,
     idle_operations,
     let_go,
-    note_steps,
 )
-from keylane.metaserver.operations.planning import begin_operations, plan_operations
 from keylane.metaserver.operations.views import operation_views, subject_history, subject_operations
 from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.migrate import migrate
@@ -88,9 +87,7 @@ class Rows:
                 for one in operation.todo
                 if one.address is not None
             }
-            self.run(note_steps, operation_id, answers, "")
-            yield "noted"
-            state = self.run(advance_operation, operation_id)
+            state = self.run(finish_round, operation_id, answers)
             yield state
             if state is operation.state and not answers:
                 self.run(let_go, operation_id, driver=driver)
@@ -117,7 +114,7 @@ def facts(rows: Rows) -> Any:
     ], history.route_version
 
 
-@pytest.mark.parametrize("cut", range(12))
+@pytest.mark.parametrize("cut", range(5))
 def test_cut_after_any_transaction_another_driver_ends_it_alike(rows: Rows, cut: int):
     """Whatever transaction was the first driver's last, the second comes to the same rows."""
     whole = Rows()
@@ -145,8 +142,9 @@ def test_every_function_may_be_called_again(rows: Rows):
     rows.drive(operation_id, driver="first")
     before = facts(rows)
     sealed = rows.run(operation_views, [operation_id])[0].sealed
-    rows.run(note_steps, operation_id, {one: 100 + one for one in sealed}, "")
-    assert rows.run(advance_operation, operation_id) is OperationState.DONE
+    ends = {one: 100 + one for one in sealed}
+    assert rows.run(finish_round, operation_id, ends, "late") is OperationState.DONE
+    assert rows.run(operation_views, [operation_id])[0].problem == ""
     assert rows.run(claim_operation, operation_id, driver="late", lease_ms=1) is None
     assert facts(rows) == before
 
@@ -164,7 +162,6 @@ def test_the_route_changes_in_one_step(rows: Rows):
             assert route == before
     assert [one for one in states if isinstance(one, OperationState)] == [
         OperationState.SEAL,
-        OperationState.OPEN,
         OperationState.DONE,
     ]
     route = rows.run(read_route, "s")
@@ -305,13 +302,13 @@ def test_nothing_is_sealed_before_every_parent_is_said_to_be_sealable(rows: Rows
     """Who was not asked, because it was silent until now, holds the operation in PLAN as one that refuses."""
     (operation_id,) = rows.begin(resize(1))
     operation = rows.run(claim_operation, operation_id, driver="first", lease_ms=LEASE_MS)
-    rows.run(note_steps, operation_id, {one.partition_id: None for one in operation.todo}, "")
+    hosted = {one.partition_id: None for one in operation.todo}
     parents = [one.partition_id for one in operation.sources]
     assert len(parents) == 2
     for some in ((), parents[:1], parents[1:]):
-        state = rows.run(advance_operation, operation_id, sealable=some)
+        state = rows.run(finish_round, operation_id, hosted, sealable=some)
         assert state is OperationState.PLAN
-    assert rows.run(advance_operation, operation_id, sealable=parents) is OperationState.SEAL
+    assert rows.run(finish_round, operation_id, {}, sealable=parents) is OperationState.SEAL
 
 
 def test_what_was_driven_in_vain_comes_last(rows: Rows):

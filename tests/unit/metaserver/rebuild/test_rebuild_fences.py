@@ -7,12 +7,7 @@ import sqlalchemy as sa
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import read_route
-from keylane.metaserver.operations.journal import (
-    advance_operation,
-    claim_operation,
-    idle_operations,
-    note_steps,
-)
+from keylane.metaserver.operations.journal import claim_operation, finish_round, idle_operations
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.sql.schema import operations
@@ -60,9 +55,7 @@ def test_a_fence_and_a_merge_that_runs_both_come_to_their_end(
             assert claimed is not None
             ends = {int(one.partition_id): 10 for one in claimed.todo}
             assert len(ends) == 1
-            note_steps(connection, operation_id, ends, "")
-            for _ in range(2):
-                advance_operation(connection, operation_id)
+            finish_round(connection, operation_id, ends)
         route = read_route(connection, "s")
         left = connection.execute(sa.select(operations.c.state)).scalars().all()
     assert set(left) == {OperationState.DONE}

@@ -12,8 +12,8 @@ from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants
 from keylane.metaserver.groups.sessions import join_group, leave_group
-from keylane.metaserver.operations.journal import advance_operation, claim_operation, note_steps
-from keylane.metaserver.operations.planning import begin_operations
+from keylane.metaserver.operations.begin import begin_operations
+from keylane.metaserver.operations.journal import claim_operation, finish_round
 from keylane.metaserver.retention.expiry_rows import expiry_candidates, mark_expired
 from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.migrate import migrate
@@ -63,8 +63,7 @@ class Rows:
             seals = state is OperationState.SEAL
             answers = {one.partition_id: end if seals else None for one in operation.todo}
             heard = [group_id for group_id, _ in operation.groups]
-            self.run(note_steps, operation_id, answers, "", heard=heard)
-            state = self.run(advance_operation, operation_id)
+            state = self.run(finish_round, operation_id, answers, heard=heard)
 
     def candidates(self) -> list[tuple[int, int]]:
         found = self.run(expiry_candidates, after=0, limit=9)

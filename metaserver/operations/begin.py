@@ -1,4 +1,4 @@
-"""Plans of operations made from the rows, and journaled.  SQL around the deciders of `plans.py`, synchronous.
+"""Plans of operations made from the rows, and journaled.  SQL around the deciders of `plan.py`, synchronous.
 
 Invariants
     An operation, the rows of its children, their parents and its steps are stored in one transaction.
@@ -35,8 +35,8 @@ from ..cluster.subjects import SubjectRow
 from ..sql.dialect import now_ms
 from ..sql.schema import operations, partition_parents, partitions, steps, subjects
 from .evacuations import let_go_on, plan_evacuations
+from .plan import Plan, plan_merge, plan_move, plan_resize, plan_split
 from .plan_inputs import PlannedOperation, free_subject, open_partitions, planned_operation
-from .plans import Plan, plan_merge, plan_move, plan_resize, plan_split
 
 
 def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:

@@ -1,0 +1,268 @@
+"""The states of an operation on partitions, as a table: what brokers are asked for, what comes next, and when.  Pure.
+
+    state     brokers are asked to        next      when                                                        moved by
+    PLAN      host the children           SEAL      all are hosted, and each parent's broker says it can seal   a driver
+                                          CANCELED  at any time                                                 an operator
+    SEAL      seal the parents            OPEN      all are sealed, but for those that may be left behind       a driver
+    OPEN      learn the consumer groups   DONE      all know them: the route changes; every parent has an end   a driver
+              made since they hosted      FENCE     the same, with a parent left behind unsealed                a driver
+    FENCE     seal the parents left       DONE      all are sealed                                              a driver
+    CANCELED  seal the children           -
+    DONE      -                           -
+
+Invariants
+    A state is left for the next one only when `outlook` is PASS.  Nothing else decides whether an operation can continue.
+    From the first seal on an operation only moves forward: no state after PLAN can be canceled.
+    A silent broker is left behind only up to the new route, and only where the order or the loss was given up before.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from ...protocol.operations import OperationState, StepAction
+from ...protocol.routing import OrderStrategy, PartitionState
+
+
+class Ask(enum.StrEnum):
+    """What a broker is asked for."""
+
+    HOST = "host"
+    SEAL = "seal"
+    TELL = "tell"
+    """To store consumer groups that were made after it had hosted a child."""
+
+
+ASK_OF_STEP = {StepAction.HOST: Ask.HOST, StepAction.SEAL: Ask.SEAL}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One row of the table."""
+
+    asks: Ask | None
+    """What the brokers are asked for; None: nothing is left to do."""
+    after: OperationState | None
+    """The next state; None: there is none."""
+    after_leaving: OperationState | None = None
+    """The next state when a parent is left behind unsealed, if it is another one."""
+    runs: bool
+    """The operation keeps others off its subject: its route is still to come."""
+    checks_parents: bool = False
+    """The state is left only when every parent's broker answers, and says that it can seal its partition."""
+    may_cancel: bool = False
+    """An operator may cancel the operation."""
+    parents: PartitionState
+    """The state in which the operation has its parents."""
+    children: PartitionState
+    """The state in which the operation has its children."""
+
+
+RULES: Mapping[OperationState, Rule] = {
+    OperationState.PLAN: Rule(
+        asks=Ask.HOST,
+        after=OperationState.SEAL,
+        runs=True,
+        checks_parents=True,
+        may_cancel=True,
+        parents=PartitionState.OPEN,
+        children=PartitionState.PLANNED,
+    ),
+    OperationState.SEAL: Rule(
+        asks=Ask.SEAL,
+        after=OperationState.OPEN,
+        runs=True,
+        parents=PartitionState.OPEN,
+        children=PartitionState.PLANNED,
+    ),
+    OperationState.OPEN: Rule(
+        asks=Ask.TELL,
+        after=OperationState.DONE,
+        after_leaving=OperationState.FENCE,
+        runs=True,
+        parents=PartitionState.OPEN,
+        children=PartitionState.PLANNED,
+    ),
+    OperationState.FENCE: Rule(
+        asks=Ask.SEAL,
+        after=OperationState.DONE,
+        runs=False,
+        parents=PartitionState.SEALED,
+        children=PartitionState.OPEN,
+    ),
+    OperationState.DONE: Rule(
+        asks=None,
+        after=None,
+        runs=False,
+        parents=PartitionState.SEALED,
+        children=PartitionState.OPEN,
+    ),
+    OperationState.CANCELED: Rule(
+        asks=Ask.SEAL,
+        after=None,
+        runs=False,
+        parents=PartitionState.OPEN,
+        children=PartitionState.EXPIRED,
+    ),
+}
+RUNNING = frozenset(state for state, rule in RULES.items() if rule.runs)
+"""The states in which no other operation may begin on the subject."""
+ASKING = tuple(state for state, rule in RULES.items() if rule.asks is not None)
+"""The states in which brokers may have something to do."""
+MOVING = tuple(state for state, rule in RULES.items() if rule.after is not None)
+"""The states that are left for another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A step that is not done."""
+
+    ask: Ask
+    partition_id: int
+    broker_group: str
+    alive: bool
+    """The broker reports itself."""
+    given_up: bool = False
+    """An operator has accepted the loss of what the broker has."""
+    may_reorder: bool = False
+    """An operator lets the operation continue without silent parents, and the subject allows reordered messages."""
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the operation may get its route without this step, as long as the broker is silent."""
+        match self.ask:
+            case Ask.HOST:
+                return False
+            case Ask.SEAL:
+                return self.given_up or self.may_reorder
+            case Ask.TELL:
+                return self.given_up
+
+
+class Outlook(enum.Enum):
+    """What an operation can do now."""
+
+    ASK = enum.auto()
+    """A broker answers and has something to do."""
+    PASS = enum.auto()
+    """Nothing keeps it in its state; PLAN asks the parents' brokers first."""
+    WAIT = enum.auto()
+    """Silent brokers keep it in its state."""
+    END = enum.auto()
+    """It is over."""
+
+
+def outlook(state: OperationState, pending: Iterable[Pending]) -> Outlook:
+    """
+    Whether an operation can continue, and how.
+
+    Args:
+        pending: every step that is not done; in OPEN also the children whose brokers do not know every group.
+    """
+    pending = tuple(pending)
+    asked = to_ask(state, pending)
+    if any(step.alive for step in asked):
+        return Outlook.ASK
+    if asked or silent_parents(state, pending):
+        return Outlook.WAIT
+    return Outlook.END if RULES[state].after is None else Outlook.PASS
+
+
+def to_ask(state: OperationState, pending: Iterable[Pending]) -> list[Pending]:
+    """The steps of a state, without those of silent brokers that may be left behind."""
+    rule = RULES[state]
+    return [
+        step
+        for step in pending
+        if step.ask is rule.asks and (step.alive or not (rule.runs and step.may_leave))
+    ]
+
+
+def silent_parents(state: OperationState, pending: Iterable[Pending]) -> list[str]:
+    """The broker groups, sorted, without which no parent may be sealed: else some parents would take no messages, and
+    their children not yet.
+    """
+    if not RULES[state].checks_parents:
+        return []
+    parents = (step for step in pending if step.ask is Ask.SEAL)
+    return sorted({one.broker_group for one in parents if not (one.alive or one.may_leave)})
+
+
+def parents_to_check(state: OperationState, pending: Iterable[Pending]) -> list[int]:
+    """The parents whose brokers have to say that they can seal them; none while another parent's broker is silent."""
+    pending = tuple(pending)
+    if not RULES[state].checks_parents or silent_parents(state, pending):
+        return []
+    return [step.partition_id for step in pending if step.ask is Ask.SEAL and step.alive]
+
+
+def next_state(
+    state: OperationState, pending: Collection[Pending], *, sealable: Collection[int] | None = None
+) -> OperationState:
+    """
+    The state to enter now; the same one if the operation has to stay.
+
+    Args:
+        sealable: the parents whose brokers have just said that they can seal them; None: all.
+    """
+    rule = RULES[state]
+    if outlook(state, pending) is not Outlook.PASS or rule.after is None:
+        return state
+    if sealable is not None and not set(parents_to_check(state, pending)) <= set(sealable):
+        return state
+    if rule.after_leaving is not None and left_behind(pending):
+        return rule.after_leaving
+    return rule.after
+
+
+def left_behind(pending: Iterable[Pending]) -> list[int]:
+    """The parents that a new route leaves unsealed, to be sealed when their brokers are back."""
+    return [one.partition_id for one in pending if one.ask is Ask.SEAL and not one.given_up]
+
+
+def waiting_reason(state: OperationState, pending: Collection[Pending]) -> str:
+    """What an operation waits for before it asks anybody; "" if it can continue or is over."""
+    if outlook(state, pending) is not Outlook.WAIT:
+        return ""
+    asked = to_ask(state, pending)
+    return silence(state, asked[0].broker_group) if asked else parents_silent(state, pending)
+
+
+def silence(state: OperationState, broker_group: str) -> str:
+    """The reason when a broker that has something to do is silent."""
+    held = "; its children are held until it is back and has sealed"
+    return f"broker group {broker_group!r} is silent{held if state is OperationState.SEAL else ''}"
+
+
+def parents_silent(state: OperationState, pending: Iterable[Pending]) -> str:
+    """The reason when the brokers of some parents are silent, so that none is sealed; "" if none is silent."""
+    groups = silent_parents(state, pending)
+    if not groups:
+        return ""
+    return f"silent: {', '.join(groups)}; nothing is sealed before all parents can be"
+
+
+def unsealable(partition_id: int, broker_group: str, why: str) -> str:
+    """The reason when the broker of a parent answers that it cannot seal it, so that none is sealed."""
+    return (
+        f"partition {partition_id} on {broker_group!r} cannot be sealed: {why}; "
+        f"nothing is sealed before all parents can be"
+    )
+
+
+def may_reorder(order_strategy: OrderStrategy, *, static: bool) -> bool:
+    """Whether messages of a subject may be reordered, if that is declared."""
+    return order_strategy is OrderStrategy.BEST_TRIED and not static
+
+
+def parents_and_children(
+    state: OperationState, steps: Iterable[tuple[int, StepAction]]
+) -> tuple[list[int], list[int]]:
+    """The partitions that an operation continues, and those it opens; a canceled one has steps of its children alone."""
+    rows = list(steps)
+    if RULES[state].children is PartitionState.EXPIRED:
+        return [], [partition_id for partition_id, _ in rows]
+    sealed = [partition_id for partition_id, action in rows if action is StepAction.SEAL]
+    return sealed, [partition_id for partition_id, action in rows if action is StepAction.HOST]

@@ -1,0 +1,70 @@
+"""What `send` returns, as an asyncio user expects it of a future."""
+
+import asyncio
+
+import pytest
+
+from keylane import KeylaneError, Receipt, SendFuture
+from keylane.protocol.errors import InvalidRequestError
+from support.scripted_network import ScriptedNetwork, producer_on
+
+
+async def test_a_future_has_its_result_when_it_is_done():
+    async with producer_on(ScriptedNetwork()) as producer:
+        future = producer.send("s", b"v", key=b"k")
+        assert not future.done()
+        assert repr(future) == "<SendFuture pending>"
+        with pytest.raises(asyncio.InvalidStateError):
+            future.result()
+        receipt = await future
+        assert future.done()
+        assert repr(future) == "<SendFuture done>"
+        assert future.result() == receipt
+
+
+async def test_a_result_raises_when_the_message_was_given_up():
+    """`flush` does not tell again what a `result` has told."""
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        await producer.send("s", b"v", key=b"k")
+        network.refusal = InvalidRequestError("not that")
+        future = producer.send("s", b"v", key=b"k")
+        told: list[KeylaneError] = []
+
+        def note(done: SendFuture) -> None:
+            try:
+                done.result()
+            except KeylaneError as error:
+                told.append(error)
+
+        future.add_done_callback(note)
+        await producer.flush()
+        assert [error.message for error in told] == ["not that"]
+
+
+async def test_callbacks_are_called_once_each_when_messages_of_a_batch_settle_apart():
+    """Messages sent before the first route share a batch; one of them times out long before the others are stored."""
+    network = ScriptedNetwork()
+    network.lost.add(1)
+    async with producer_on(network) as producer:
+        called: list[tuple[int, bool]] = []
+        futures = [
+            producer.send("s", b"%d" % number, key=b"k%d" % number, timeout=timeout)
+            for number, timeout in enumerate((None, 0.05, None))
+        ]
+        for number, future in enumerate(futures):
+            future.add_done_callback(
+                lambda done, number=number: called.append((number, done.done()))
+            )
+        await asyncio.wait([asyncio.ensure_future(futures[1])])
+        await asyncio.sleep(0)
+        assert called == [(1, True)]
+        network.lost.clear()
+        assert isinstance(await futures[0], Receipt)
+        await futures[2]
+        await asyncio.sleep(0)
+        assert sorted(called) == [(0, True), (1, True), (2, True)]
+        futures[0].add_done_callback(lambda done: called.append((9, done.done())))
+        assert len(called) == 3
+        await asyncio.sleep(0)
+        assert called[-1] == (9, True)
