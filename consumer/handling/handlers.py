@@ -27,13 +27,13 @@ def check_handler(handler: object) -> None:
     Let a handler through whose body runs when it is called or awaited.
 
     Raises:
-        HandlerTypeError: not callable; a class, whose call only makes an object; or a generator function, whose body
-            runs only while it is iterated.
+        HandlerTypeError: not callable; a class, whose call only makes an object, unless that can be awaited; or a
+            generator function, whose body runs only while it is iterated.
     """
     if not callable(handler):
         raise HandlerTypeError(f"handler is a function of a message, not {handler!r:.80}")
     bodies = _bodies(handler)
-    if isinstance(bodies[0], type):
+    if isinstance(bodies[0], type) and not issubclass(bodies[0], Awaitable | Future):
         raise HandlerTypeError(f"handler {handler!r:.80} is a class: give an object of it")
     for function in bodies:
         if inspect.isasyncgenfunction(function):

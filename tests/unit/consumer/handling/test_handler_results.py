@@ -67,7 +67,7 @@ def of_future(work: Work) -> Any:
     return lambda message: asyncio.gather(work.handle(message))
 
 
-def of_awaitable_object(work: Work) -> Any:
+def of_class_of_awaitables(work: Work) -> Any:
     class Awaitable:
         def __init__(self, message: Message) -> None:
             self.message = message
@@ -75,7 +75,7 @@ def of_awaitable_object(work: Work) -> Any:
         def __await__(self) -> Any:
             return work.handle(self.message).__await__()
 
-    return lambda message: Awaitable(message)  # noqa: PLW0108 - what users write
+    return Awaitable
 
 
 def of_object_with_async_call(work: Work) -> Any:
@@ -125,7 +125,7 @@ def of_task_in_a_coroutine(work: Work) -> Any:
         of_plain_decorator,
         of_task,
         of_future,
-        of_awaitable_object,
+        of_class_of_awaitables,
         of_object_with_async_call,
         of_object_that_returns_coroutines,
         of_generator_based_coroutine,
