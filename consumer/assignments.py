@@ -42,7 +42,7 @@ class Assignments:
     """
     The pull clients of one opening of a consumer, by partition.
 
-    The membership tells it of grants (`GrantHolder`), each pull client of its partition (`PullOwner`).
+    It is the `GrantHolder` of the membership, and the `PullOwner` of each pull client.
 
     Args:
         dispatch: gets the messages, and has their handlers end.
@@ -105,7 +105,7 @@ class Assignments:
         """The clients whose partition is being handed over, by partition id."""
         return [self._ending[key] for key in sorted(self._ending)]
 
-    # ── what the membership tells and asks ───────────────────────────────────────────────────────────
+    # ── called by the membership: GrantHolder ────────────────────────────────────────────────────────
     def granted(self, grants: Grants, deadline_ms: int) -> None:
         """Every partition granted now; all leases end at `deadline_ms` on the boot clock."""
         self._deadline_ms = deadline_ms
@@ -131,7 +131,7 @@ class Assignments:
         """End the consumer."""
         self._fail(error)
 
-    # ── what pull clients tell ───────────────────────────────────────────────────────────────────────
+    # ── called by pull clients: PullOwner ────────────────────────────────────────────────────────────
     def hand_out(self, messages: list[Message]) -> None:
         """Give messages of one partition to handlers or the iteration."""
         self._dispatch.put(messages)

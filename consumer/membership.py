@@ -4,7 +4,7 @@ Invariants
     The deadline is the boot clock at the sending of the heartbeat + ttl - margin, so the lease ends here before it ends
     at the metaserver; a late answer leaves less of it, never more.
     One heartbeat is under way at a time, so no answer overtakes another.  A version lower than the last means that the
-    database lost its last commits: it counts when it is told again, after a pause; tokens and fences guard the rest.
+    database lost its last commits: it counts when it is received again, after a pause; tokens and fences guard the rest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REPORTS_AT_ONCE_MAX = 32
 
 
 class GrantHolder(Protocol):
-    """What a session is for: grants are told to it, and it says what every heartbeat reports."""
+    """The consumer's side of a session: takes grants, and knows what every heartbeat reports."""
 
     def granted(self, grants: Grants, deadline_ms: int) -> None:
         """Take every partition granted now; the leases end at `deadline_ms` on the boot clock."""

@@ -1,11 +1,11 @@
 """Which lines about failing and hanging messages are logged, and how often.  Pure.
 
     failed, running ─▶ a line at once ─▶ again after 10, 20, 40 … s ─▶ over: a last line
-                 ╰─▶ above TOLD_PER_MINUTE: counted in a summary line, at growing intervals
+                 ╰─▶ above LINES_PER_MINUTE: counted in a summary line, at growing intervals
 
 Invariants
     A message with a line of its own gets another one when it is over; every other message is in the next summary.
-    At most 2 * TOLD_PER_MINUTE messages get their first line within a minute.
+    At most 2 * LINES_PER_MINUTE messages get their first line within a minute.
     Keys are logged as a digest: `printf %s KEY | b2sum -l 64` prints the same.
 """
 
@@ -21,7 +21,7 @@ HANGS_MS = 10_000
 """A handler that runs for longer hangs, and is logged."""
 AGAIN_MS = 10_000
 AGAIN_MAX_MS = 3_600_000
-TOLD_PER_MINUTE = 10
+LINES_PER_MINUTE = 10
 TRACEBACK_EVERY_MS = 60_000
 """The first failure of a kind of error is logged with its traceback, and then one failure in this time."""
 KINDS_MAX = 100
@@ -86,8 +86,8 @@ class LogThrottle:
         self._troubles: dict[tuple[int, int], _Trouble] = {}
         self._tracebacks: dict[str, int] = {}
         """When the last traceback of each kind of error was logged."""
-        self._lines = _TokenBucket(TOLD_PER_MINUTE)
-        self._first_of_kind = _TokenBucket(TOLD_PER_MINUTE)
+        self._lines = _TokenBucket(LINES_PER_MINUTE)
+        self._first_of_kind = _TokenBucket(LINES_PER_MINUTE)
         self._summed = 0
         """Troubles without a line of their own."""
         self._handled = self._given_up = 0

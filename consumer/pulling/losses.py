@@ -39,7 +39,7 @@ class Stalls:
             return ""
         self._line_ms = now_ms
         return (
-            f"the event loop stood still for {_seconds(late_ms)}: {STOOD_STILL}; "
+            f"the event loop did not run for {_seconds(late_ms)}: {WHY_BLOCKED}; "
             f"leases are lost after {_seconds(ttl_ms)}"
         )
 
@@ -75,15 +75,15 @@ class Losses:
 def why_lapsed(*, silent_ms: int, stalled_ms: int) -> str:
     """The reason of a lapse: no heartbeat was answered for `silent_ms`, and the event loop was blocked for `stalled_ms`."""
     if 2 * stalled_ms >= silent_ms:
-        return f"the event loop stood still for {_seconds(stalled_ms)}: {STOOD_STILL}"
-    stood = (
-        f", of which the event loop stood still for {_seconds(stalled_ms)}" if stalled_ms else ""
+        return f"the event loop did not run for {_seconds(stalled_ms)}: {WHY_BLOCKED}"
+    blocked = (
+        f", of which the event loop did not run for {_seconds(stalled_ms)}" if stalled_ms else ""
     )
-    return f"the metaserver answered no heartbeat for {_seconds(silent_ms)}{stood}"
+    return f"the metaserver answered no heartbeat for {_seconds(silent_ms)}{blocked}"
 
 
 HEARTBEATS_PER_TTL = 3
-STOOD_STILL = "code in this program blocked it, or the program or its machine was stopped"
+WHY_BLOCKED = "code in this program blocked it, or the program or its machine was stopped"
 FENCED = "its broker has seen a newer fencing token, so another consumer owns it or an operator set the group's progress"
 SESSION_ENDED = "the metaserver does not know this session any more: it expired there, or the group was switched"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from keylane.consumer.handling.log_throttle import (
     HANGS_MS,
-    TOLD_PER_MINUTE,
+    LINES_PER_MINUTE,
     TRACEBACK_EVERY_MS,
     LogLine,
     LogThrottle,
@@ -110,7 +110,7 @@ def test_thousand_failing_messages_do_not_flood_the_log():
             tellings.append(log_throttle.failed(one, kind, now_ms, 1_000))
         tellings.append(log_throttle.summary(now_ms))
     told = [one.text for one in tellings if one is not None]
-    assert len(told) <= 2 * TOLD_PER_MINUTE + 2 + 3
+    assert len(told) <= 2 * LINES_PER_MINUTE + 2 + 3
     assert sum(one.traceback for one in tellings if one is not None) == 2
     sums = [text for text in told if "more messages" in text]
     assert len(sums) == 2, "after 10 and 30 s"
@@ -140,7 +140,7 @@ def test_traceback_is_logged_once_a_minute_for_each_kind_of_error():
     assert told == [True, False, True, True]
     many = LogThrottle()
     kinds = [many.failed(message(n), f"E{n}", NOW_MS, 1) for n in range(1_000)]
-    assert sum(one is not None for one in kinds) == 2 * TOLD_PER_MINUTE
+    assert sum(one is not None for one in kinds) == 2 * LINES_PER_MINUTE
 
 
 @given(
