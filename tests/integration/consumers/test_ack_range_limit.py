@@ -28,15 +28,15 @@ class Subject:
         self._partition_id = partition_id
 
     async def group(self) -> GroupStatus:
-        (found,) = (await self._broker.partition(self._partition_id)).groups
-        return found
+        (group,) = (await self._broker.partition(self._partition_id)).groups
+        return group
 
     async def until(self, *, cursor: int = 0, acked_above: int = 0) -> None:
         """Wait until the group's cursor is at `cursor`."""
         async with asyncio.timeout(60):
             while True:
-                found = await self.group()
-                if found.cursor >= cursor and found.acked_above >= acked_above:
+                group = await self.group()
+                if group.cursor >= cursor and group.acked_above >= acked_above:
                     return
                 await asyncio.sleep(0.05)
 

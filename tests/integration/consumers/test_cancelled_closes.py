@@ -43,9 +43,9 @@ async def test_cancelled_close_keeps_the_partition_while_a_handler_runs(
     async def handle_next(_message: Message) -> None:
         assert ended.is_set(), "handled while another consumer is at it"
 
-    who = {"subject": "cancelled-closes", "group": "g", "settings": SLOW}
-    first = Consumer(shared_cluster.meta, handler=handle, **who)
-    second = Consumer(shared_cluster.meta, handler=handle_next, **who)
+    shared = {"subject": "cancelled-closes", "group": "g", "settings": SLOW}
+    first = Consumer(shared_cluster.meta, handler=handle, **shared)
+    second = Consumer(shared_cluster.meta, handler=handle_next, **shared)
     async with asyncio.timeout(60), first, second:
         await eventually(lambda: first.assignment or second.assignment)
         holder = first if first.assignment else second

@@ -43,10 +43,10 @@ async def fill(cluster: Cluster, subject: str, count: int, *, keys: int = 50, pa
 
 
 def by_key(messages: list[Message]) -> dict[bytes, list[bytes]]:
-    found: dict[bytes, list[bytes]] = {}
+    values: dict[bytes, list[bytes]] = {}
     for message in messages:
-        found.setdefault(message.key, []).append(message.value)
-    return found
+        values.setdefault(message.key, []).append(message.value)
+    return values
 
 
 async def test_messages_are_handled_in_the_order_of_their_key(shared_cluster: Cluster):
@@ -67,7 +67,7 @@ async def test_messages_are_handled_in_the_order_of_their_key(shared_cluster: Cl
         await eventually(lambda: len(handled) >= 4_000)
     assert by_key(handled) == sent
     assert most > 1
-    assert len({(one.partition_id, one.fencing_token) for one in handled}) == 4
+    assert len({(message.partition_id, message.fencing_token) for message in handled}) == 4
 
 
 async def test_acked_messages_are_not_delivered_again(shared_cluster: Cluster):
@@ -82,21 +82,21 @@ async def test_acked_messages_are_not_delivered_again(shared_cluster: Cluster):
     async with Consumer(shared_cluster.meta, subject="twice", group="g", handler=second.append):
         await eventually(lambda: second)
         await asyncio.sleep(0.1)
-    assert [one.value for one in second] == [b"later"]
+    assert [message.value for message in second] == [b"later"]
     assert second[0].fencing_token > 1
 
 
 async def test_two_groups_each_get_everything(shared_cluster: Cluster):
     """Progress belongs to the group."""
     await fill(shared_cluster, "shared", 500)
-    one: list[Message] = []
-    two: list[Message] = []
+    first: list[Message] = []
+    second: list[Message] = []
     async with (
-        Consumer(shared_cluster.meta, subject="shared", group="one", handler=one.append),
-        Consumer(shared_cluster.meta, subject="shared", group="two", handler=two.append),
+        Consumer(shared_cluster.meta, subject="shared", group="one", handler=first.append),
+        Consumer(shared_cluster.meta, subject="shared", group="two", handler=second.append),
     ):
-        await eventually(lambda: len(one) >= 500 and len(two) >= 500)
-    assert by_key(one) == by_key(two)
+        await eventually(lambda: len(first) >= 500 and len(second) >= 500)
+    assert by_key(first) == by_key(second)
 
 
 async def test_iteration_redelivers_only_unacked_messages(shared_cluster: Cluster):
@@ -124,7 +124,7 @@ async def test_iteration_redelivers_only_unacked_messages(shared_cluster: Cluste
             await message.ack()
             if len(again) == 3:
                 break
-    assert [one.offset for one in seen] == list(range(100))
+    assert [message.offset for message in seen] == list(range(100))
     assert again == [40, 41, 99]
 
 
@@ -222,9 +222,11 @@ async def test_unreachable_metaserver_is_reported_at_open():
 async def test_consumer_with_a_handler_cannot_be_iterated(shared_cluster: Cluster):
     """Its messages go to the handler."""
     await shared_cluster.create("one-place")
-    async with Consumer(shared_cluster.meta, subject="one-place", group="g", handler=print) as one:
+    async with Consumer(
+        shared_cluster.meta, subject="one-place", group="g", handler=print
+    ) as consumer:
         with pytest.raises(ClosedError):
-            await anext(one)
+            await anext(consumer)
 
 
 # ── real processes ────────────────────────────────────────────────────────────────────────────────────
@@ -268,7 +270,9 @@ async def test_killed_consumer_is_replaced_within_its_ttl(own_cluster: Cluster, 
             await eventually(lambda: len(consumer.assignment) == 4)
             took = time.monotonic() - killed
             finished = {
-                (one["partition"], one["offset"]) for one in events(path) if one["event"] == "end"
+                (event["partition"], event["offset"])
+                for event in events(path)
+                if event["event"] == "end"
             }
             await eventually(
                 lambda: len(finished | {(m.partition_id, m.offset) for m in survivor}) >= 200
@@ -301,13 +305,13 @@ async def test_stopped_consumer_moves_no_cursor_when_it_wakes(
             await eventually(lambda: by_key(survivor)[b"k0"][-1] == sent[b"k0"][-1])
             await asyncio.sleep(0.5)
     late = [
-        one
-        for one in events(path)
-        if one["event"] == "start" and one["boot_ms"] >= one["deadline_ms"]
+        event
+        for event in events(path)
+        if event["event"] == "start" and event["boot_ms"] >= event["deadline_ms"]
     ]
     assert late == [], "no handler starts after its deadline"
-    old = {(one["partition"], one["token"]) for one in events(path)[:before]}
-    new = {one.partition_id: one.fencing_token for one in survivor}
+    old = {(event["partition"], event["token"]) for event in events(path)[:before]}
+    new = {message.partition_id: message.fencing_token for message in survivor}
     assert all(new[partition] > token for partition, token in old if partition in new)
     for key, values in by_key(survivor).items():
         assert values == sent[key][-len(values) :], "what the survivor did has no gap and no repeat"
@@ -356,4 +360,4 @@ async def test_handlers_stop_in_time_without_a_metaserver(own_cluster: Cluster):
         count = len(starts)
         own_cluster.meta_program.restart()
         await eventually(lambda: len(starts) > count + 50)
-        assert all(one.fencing_token > 1 for one in consumer.assignment)
+        assert all(assigned.fencing_token > 1 for assigned in consumer.assignment)

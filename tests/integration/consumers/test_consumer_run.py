@@ -122,7 +122,7 @@ async def test_run_in_a_thread_ends_with_its_cancellation(shared_cluster: Cluste
     handled: list[Message] = []
     ready = threading.Event()
     cancel: list[object] = []
-    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
 
     def thread() -> None:
         async def main() -> None:
@@ -143,7 +143,7 @@ async def test_run_in_a_thread_ends_with_its_cancellation(shared_cluster: Cluste
     async with Producer(shared_cluster.meta) as producer:
         await producer.send("run-thread", b"0", key=b"k")
         await eventually(lambda: len(handled) == 1)
-        assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
         loop, running = cancel
         loop.call_soon_threadsafe(running.cancel)
         await asyncio.to_thread(worker.join, 20)
@@ -195,7 +195,7 @@ async def test_signal_handler_of_the_user_may_close_the_consumer(shared_cluster:
         async with Producer(shared_cluster.meta) as producer, consumer:
             await producer.send("run-close-twice", b"v", key=b"k")
             running = asyncio.create_task(consumer.run())
-            await eventually(lambda: any(one.outstanding for one in consumer.assignment))
+            await eventually(lambda: any(assigned.outstanding for assigned in consumer.assignment))
             signal.raise_signal(signal.SIGTERM)
             await asyncio.wait_for(running, 10)
             await asyncio.wait_for(closing[0], 10)

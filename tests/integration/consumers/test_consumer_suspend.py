@@ -35,25 +35,25 @@ async def test_suspended_consumer_gets_nothing_until_it_resumes(shared_cluster: 
         )
 
     async with Producer(shared_cluster.meta) as producer:
-        async with consumer("one") as one, consumer("two") as two:
-            await eventually(lambda: len(one.assignment) == len(two.assignment) == 2)
-            await one.suspend()
-            assert one.assignment == []
-            await eventually(lambda: len(two.assignment) == 4)
+        async with consumer("one") as first, consumer("two") as second:
+            await eventually(lambda: len(first.assignment) == len(second.assignment) == 2)
+            await first.suspend()
+            assert first.assignment == []
+            await eventually(lambda: len(second.assignment) == 4)
             for number in range(100):
                 await producer.send("suspended", b"%d" % number, key=b"k%d" % number)
             await eventually(lambda: len(handled["two"]) == 100)
             assert not handled["one"]
-            await two.suspend()
-            await one.resume()
-            await eventually(lambda: len(one.assignment) == 4)
+            await second.suspend()
+            await first.resume()
+            await eventually(lambda: len(first.assignment) == 4)
             await producer.send("suspended", b"more", key=b"k")
             await eventually(lambda: handled["one"])
         assert [message.value for message in handled["one"]] == [b"more"]
     with pytest.raises(ClosedError):
-        await one.suspend()
+        await first.suspend()
     with pytest.raises(ClosedError):
-        await one.resume()
+        await first.resume()
 
 
 async def test_slow_handler_delays_the_hand_over_of_its_partition_only(shared_cluster: Cluster):
@@ -71,11 +71,13 @@ async def test_slow_handler_delays_the_hand_over_of_its_partition_only(shared_cl
     async with Producer(shared_cluster.meta) as producer:
         await first.__aenter__()
         slow = await producer.send("leaving", b"slow", key=b"k")
-        await eventually(lambda: sum(one.outstanding for one in first.assignment) == 1)
+        await eventually(lambda: sum(held.outstanding for held in first.assignment) == 1)
         async with second:
             closing = asyncio.create_task(first.close())
-            others = {int(one.partition_id) for one in route.partitions} - {slow.partition_id}
-            await eventually(lambda: {one.partition_id for one in second.assignment} == others)
+            others = {int(partition.partition_id) for partition in route.partitions} - {
+                slow.partition_id
+            }
+            await eventually(lambda: {held.partition_id for held in second.assignment} == others)
             assert not closing.done()
             stuck.set()
             await closing
@@ -133,31 +135,31 @@ async def test_partition_is_handed_over_after_the_acks_while_the_iteration_conti
 ):
     """A partition is not handed over before its taken messages are acked; closing the consumer ends the wait."""
     await shared_cluster.create("held", partitions=2)
-    one, two = (
+    first, second = (
         Consumer(shared_cluster.meta, subject="held", group="g", settings=PATIENT) for _ in range(2)
     )
     async with Producer(shared_cluster.meta) as producer, asyncio.timeout(90):
-        await one.__aenter__()
-        await eventually(lambda: len(one.assignment) == 2)
+        await first.__aenter__()
+        await eventually(lambda: len(first.assignment) == 2)
         held = []
         for number in itertools.count():
             receipt = await producer.send("held", b"%d" % number, key=b"%d" % number)
             if receipt.partition_id not in {message.partition_id for message in held}:
-                held.append(await anext(one))
+                held.append(await anext(first))
             else:
-                await (await anext(one)).ack()
+                await (await anext(first)).ack()
             if len(held) == 2:
                 break
-        async with two:
-            await eventually(lambda: len(one.assignment) == 1)
+        async with second:
+            await eventually(lambda: len(first.assignment) == 1)
             await asyncio.sleep(0.5)
-            assert two.assignment == []
-            await one.close()
-            await eventually(lambda: len(two.assignment) == 2)
+            assert second.assignment == []
+            await first.close()
+            await eventually(lambda: len(second.assignment) == 2)
             again = {(message.partition_id, message.value) for message in held}
             assert again == {
                 (message.partition_id, message.value)
-                for message in [await anext(two), await anext(two)]
+                for message in [await anext(second), await anext(second)]
             }
 
 

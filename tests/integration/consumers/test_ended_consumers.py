@@ -96,5 +96,5 @@ async def test_partition_is_pulled_anew_when_its_broker_lost_messages(
         await send(new)
         await eventually(lambda: seen[-1].value == new[-1], seconds=60)
     assert seen[-1].fencing_token > seen[0].fencing_token
-    assert [one.value for one in seen[21:]] == new
-    assert [one.offset for one in seen[21:]] == list(range(1, 1 + len(new)))
+    assert [message.value for message in seen[21:]] == new
+    assert [message.offset for message in seen[21:]] == list(range(1, 1 + len(new)))

@@ -57,15 +57,17 @@ async def test_failing_keys_do_not_stop_other_keys(
     async with Consumer(
         shared_cluster.meta, subject=subject, group="g", handler=handle, settings=settings
     ):
-        await eventually(lambda: sum(one.value.isdigit() for one in handled) >= 2_000)
+        await eventually(lambda: sum(message.value.isdigit() for message in handled) >= 2_000)
         if strategy == "exclusive":
-            assert all(one.value != b"later" for one in handled), "they wait behind what fails"
+            assert all(message.value != b"later" for message in handled), (
+                "they wait behind what fails"
+            )
         mended = True
         await eventually(lambda: len(handled) >= 2_000 + 2 * failing)
     if strategy == "exclusive":
         assert len(handled) == 2_000 + 2 * failing
         for number in range(failing):
-            values = [one.value for one in handled if one.key == b"bad%d" % number]
+            values = [message.value for message in handled if message.key == b"bad%d" % number]
             assert values == [b"bad", b"later"]
 
 
@@ -88,7 +90,7 @@ async def test_coroutine_returned_by_a_lambda_is_awaited(shared_cluster: Cluster
             handler=lambda message: handle(message, handled),
             settings=settings,
         ) as consumer:
-            await eventually(lambda: sum(one.outstanding for one in consumer.assignment))
+            await eventually(lambda: sum(assigned.outstanding for assigned in consumer.assignment))
             assert handled == []
             if let_go:
                 gate.set()

@@ -86,7 +86,7 @@ def places(path: Path, event: str) -> list[Place]:
     if not path.exists():
         return []
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [(one["partition"], one["offset"]) for one in lines if one["event"] == event]
+    return [(line["partition"], line["offset"]) for line in lines if line["event"] == event]
 
 
 def place(message: Message) -> Place:
@@ -127,7 +127,9 @@ async def test_sessions_of_a_shared_group_work_on_one_partition(shared_cluster: 
     every = [message.value for each in handled.values() for message in each]
     assert sorted(every) == sorted(values), "each once, as nobody failed"
     assert all(handled.values())
-    assert len({one.fencing_token for each in handled.values() for one in each}) == 1
+    assert (
+        len({message.fencing_token for messages in handled.values() for message in messages}) == 1
+    )
 
 
 async def test_closing_consumer_releases_its_messages(shared_cluster: Cluster):
@@ -154,7 +156,7 @@ async def test_closing_consumer_releases_its_messages(shared_cluster: Cluster):
         settings=settings,
     ):
         await eventually(lambda: len(second) >= 90)
-    assert sorted(one.value for one in (*first, *second)) == sorted(values)
+    assert sorted(message.value for message in (*first, *second)) == sorted(values)
 
 
 async def test_failing_message_delays_no_other(shared_cluster: Cluster):
@@ -214,16 +216,22 @@ async def test_shared_groups_follow_a_resize(shared_cluster: Cluster):
                 values.add(b"%d" % number)
                 producer.send("resized-shared", b"%d" % number, key=b"k%d" % (number % 50))
         await eventually(lambda: len(handled) >= 600)
-    assert {one.value for one in handled} == values
-    old = max(place for place, one in enumerate(handled) if one.partition_id in _oldest(handled))
-    new = min(
-        place for place, one in enumerate(handled) if one.partition_id not in _oldest(handled)
+    assert {message.value for message in handled} == values
+    old = max(
+        index for index, message in enumerate(handled) if message.partition_id in _oldest(handled)
     )
-    assert {one.value for one in handled[:new]} <= {one.value for one in handled[: old + 1]}
+    new = min(
+        index
+        for index, message in enumerate(handled)
+        if message.partition_id not in _oldest(handled)
+    )
+    assert {message.value for message in handled[:new]} <= {
+        message.value for message in handled[: old + 1]
+    }
 
 
 def _oldest(handled: list[Message]) -> set[int]:
-    return set(sorted({one.partition_id for one in handled})[:2])
+    return set(sorted({message.partition_id for message in handled})[:2])
 
 
 # ── real processes ────────────────────────────────────────────────────────────────────────────────────
@@ -243,10 +251,11 @@ async def test_killed_session_repeats_only_its_messages_in_flight(
         await eventually(lambda: all(len(places(path, "end")) > 10 for path in paths))
         victim.kill()
         await eventually(
-            lambda: len({one for path in paths for one in places(path, "end")}) >= 600, seconds=40
+            lambda: len({where for path in paths for where in places(path, "end")}) >= 600,
+            seconds=40,
         )
-    started = Counter(one for path in paths for one in places(path, "start"))
-    again = {one for one, count in started.items() if count > 1}
+    started = Counter(where for path in paths for where in places(path, "start"))
+    again = {where for where, count in started.items() if count > 1}
     assert again <= set(places(paths[0], "start")), "what the others had came to nobody else"
     # 2 partitions with 20 messages in flight each, and messages handled but not acked yet.
     assert len(again) <= 2 * 20 + 20
@@ -268,9 +277,11 @@ async def test_messages_of_a_killed_session_are_free_after_its_ttl(
     with consumer(0) as victim, consumer(1):
         await eventually(lambda: all(len(places(path, "end")) > 10 for path in paths))
         victim.kill()
-        await eventually(lambda: len({one for path in paths for one in places(path, "end")}) >= 300)
-    started = Counter(one for path in paths for one in places(path, "start"))
-    again = {one for one, count in started.items() if count > 1}
+        await eventually(
+            lambda: len({where for path in paths for where in places(path, "end")}) >= 300
+        )
+    started = Counter(where for path in paths for where in places(path, "start"))
+    again = {where for where, count in started.items() if count > 1}
     assert again <= set(places(paths[0], "start"))
 
 
@@ -356,13 +367,17 @@ async def test_zombie_is_fenced_across_a_switch(
         ) as consumer:
             await eventually(lambda: len(consumer.assignment) == 2)
             await eventually(
-                lambda: len({place(one) for one in handled} | set(places(path, "end"))) >= 300
+                lambda: (
+                    len({place(message) for message in handled} | set(places(path, "end"))) >= 300
+                )
             )
             resume(zombie.pid)
             assert await asyncio.to_thread(zombie.wait, 30) != 0, "it is refused and ends"
     events = [json.loads(line) for line in path.read_text().splitlines()]
     late = [
-        one for one in events if one["event"] == "start" and one["boot_ms"] >= one["deadline_ms"]
+        event
+        for event in events
+        if event["event"] == "start" and event["boot_ms"] >= event["deadline_ms"]
     ]
     assert late == [], "no handler starts after its deadline"
     assert min(one.fencing_token for one in handled) > max(one["token"] for one in events)

@@ -14,7 +14,7 @@ A, B = "a" * 16, "b" * 16
 
 def held(grants: Grants) -> tuple[tuple[int, int], ...]:
     """(partition id, token) of each grant."""
-    return tuple((one.partition.partition_id, one.token) for one in grants.grants)
+    return tuple((grant.partition.partition_id, grant.token) for grant in grants.grants)
 
 
 async def test_grant_that_its_session_does_not_hold_is_released(tmp_path):

@@ -53,23 +53,23 @@ async def test_waiting_consumers_ask_seldom_and_are_served_in_turn(
         for network in networks
     ]
     try:
-        for one in consumers:
-            await one.__aenter__()
+        for consumer in consumers:
+            await consumer.__aenter__()
         holder, *waiting = consumers
         await eventually(lambda: len(holder.assignment) == 1)
-        before = [one.calls for one in networks]
+        before = [network.calls for network in networks]
         await asyncio.sleep(WAITED_S)
-        asked = [one.calls - count for one, count in zip(networks, before, strict=True)]
+        asked = [network.calls - count for network, count in zip(networks, before, strict=True)]
         # Three times the beats that fit, so that a slow machine cannot fail it; a loop would ask thousands of times.
         assert max(asked) <= 3 * (WAITED_S * 1000 / (TTL_MS / 3) + 1)
-        assert [one.channels for one in networks[1:]] == [0, 0]
+        assert [network.channels for network in networks[1:]] == [0, 0]
         await holder.close()
         await eventually(lambda: len(waiting[0].assignment) == 1)
         assert waiting[1].assignment == []
         await waiting[0].close()
         await eventually(lambda: len(waiting[1].assignment) == 1)
     finally:
-        for one in consumers:
-            await one.close()
+        for consumer in consumers:
+            await consumer.close()
         for network in networks:
             await network.close()

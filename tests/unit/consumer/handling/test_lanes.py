@@ -36,7 +36,7 @@ def test_drop_leaves_other_partitions():
     lanes.put([message(b"a", 0), message(b"a", 1), message(b"a", 2), message(b"b", 3, 2)])
     lanes.take()
     assert lanes.take().offset == 3
-    assert [one.offset for one in lanes.drop(1)] == [1, 2]
+    assert [message.offset for message in lanes.drop(1)] == [1, 2]
     assert lanes.finish(b"a") is None
     assert len(lanes) == 0
 
@@ -67,11 +67,11 @@ def test_dropped_try_frees_its_lane_for_other_partitions():
         lanes.take()
         failed.attempt = 2
         if waits_elsewhere:
-            assert [one.offset for one in lanes.drop(1)] == [1]
+            assert [message.offset for message in lanes.drop(1)] == [1]
             lanes.release(failed)
         else:
             lanes.put_first([failed])
-            assert [one.offset for one in lanes.drop(1)] == [0, 1]
+            assert [message.offset for message in lanes.drop(1)] == [0, 1]
         assert lanes.take().offset == 7
         assert lanes.take() is None
         assert lanes.finish(b"a").offset == 8
@@ -107,7 +107,7 @@ class LanesMachine(RuleBasedStateMachine):
                 self.running[taken.key] = taken
                 return
             assert taken.key not in self.failed
-            assert all(one.key != taken.key for one in self.due)
+            assert all(message.key != taken.key for message in self.due)
             self.running[taken.key] = taken
             self.taken_keys.setdefault(taken.key, []).append(taken.offset)
 

@@ -23,22 +23,22 @@ def message(offset: int, key: bytes = b"k", attempt: int = 1) -> Message:
     return Message("orders", key, b"", offset, 3, 0, attempt=attempt)
 
 
-def text_of(telling: LogLine | None) -> str:
-    assert telling is not None
-    return telling.text
+def text_of(line: LogLine | None) -> str:
+    assert line is not None
+    return line.text
 
 
 def test_line_of_a_failing_message_names_partition_offset_and_next_try():
     """The line has subject, partition, offset, a digest of the key, attempt, seconds, error and the next try; not the key."""
     log_throttle = LogThrottle()
     failing = message(7, b"alice@example.org")
-    telling = log_throttle.failed(failing, "ValueError", NOW_MS, 150)
-    assert telling == LogLine(
+    line = log_throttle.failed(failing, "ValueError", NOW_MS, 150)
+    assert line == LogLine(
         "handler failed with ValueError on orders partition 3 offset 7, key digest 7bf0f7b81adae8b4: "
         "attempt 1, 0.0 s since the first; it is tried again in 0.1 s, later messages of its key wait",
         traceback=True,
     )
-    assert "alice" not in text_of(telling)
+    assert "alice" not in text_of(line)
     assert "no key" in text_of(log_throttle.failed(message(8, b""), "ValueError", NOW_MS, 150))
 
 
@@ -101,17 +101,17 @@ def test_thousand_failing_messages_do_not_flood_the_log():
     """Some get lines of their own; the others are in summaries with their errors and the oldest message."""
     log_throttle = LogThrottle()
     failing = [message(offset, b"%d" % offset) for offset in range(1_000)]
-    tellings: list[LogLine] = []
+    lines: list[LogLine] = []
     for second in range(60):
         now_ms = NOW_MS + 1_000 * second
-        for one in failing:
-            one.attempt = second + 1
-            kind = "TimeoutError" if one.offset % 3 else "ValueError"
-            tellings.append(log_throttle.failed(one, kind, now_ms, 1_000))
-        tellings.append(log_throttle.summary(now_ms))
-    told = [one.text for one in tellings if one is not None]
+        for failed in failing:
+            failed.attempt = second + 1
+            kind = "TimeoutError" if failed.offset % 3 else "ValueError"
+            lines.append(log_throttle.failed(failed, kind, now_ms, 1_000))
+        lines.append(log_throttle.summary(now_ms))
+    told = [line.text for line in lines if line is not None]
     assert len(told) <= 2 * LINES_PER_MINUTE + 2 + 3
-    assert sum(one.traceback for one in tellings if one is not None) == 2
+    assert sum(line.traceback for line in lines if line is not None) == 2
     sums = [text for text in told if "more messages" in text]
     assert len(sums) == 2, "after 10 and 30 s"
     first = sums[0]
@@ -121,8 +121,8 @@ def test_thousand_failing_messages_do_not_flood_the_log():
     assert counted is not None
     assert int(counted[1]) + int(counted[2]) == count
     assert "the oldest is orders partition 3 offset" in first
-    ends = [log_throttle.handled(one, NOW_MS + 60_000) for one in failing]
-    assert sum(one is not None for one in ends) == 1_000 - int(sums[-1].split()[0])
+    ends = [log_throttle.handled(failed, NOW_MS + 60_000) for failed in failing]
+    assert sum(end is not None for end in ends) == 1_000 - int(sums[-1].split()[0])
     last = text_of(log_throttle.summary(NOW_MS + 60_000, last=True))
     assert last.startswith("0 more messages fail or hang in handlers; ")
     assert f"{int(sums[-1].split()[0])} were handled since, 0 given up here" in last
@@ -136,11 +136,11 @@ def test_traceback_is_logged_once_a_minute_for_each_kind_of_error():
     again = log_throttle.failed(message(2), "A", NOW_MS, 1)
     other = log_throttle.failed(message(3), "B", NOW_MS, 1)
     later = log_throttle.failed(message(4), "A", NOW_MS + TRACEBACK_EVERY_MS, 1)
-    told = [one is not None and one.traceback for one in (first, again, other, later)]
+    told = [line is not None and line.traceback for line in (first, again, other, later)]
     assert told == [True, False, True, True]
     many = LogThrottle()
     kinds = [many.failed(message(n), f"E{n}", NOW_MS, 1) for n in range(1_000)]
-    assert sum(one is not None for one in kinds) == 2 * LINES_PER_MINUTE
+    assert sum(line is not None for line in kinds) == 2 * LINES_PER_MINUTE
 
 
 @given(
@@ -160,17 +160,17 @@ def test_every_logged_trouble_ends_once(steps: list[tuple[str, int, int]]):
     told: set[int] = set()
     for call, offset, wait_ms in steps:
         now_ms += wait_ms
-        one = message(offset)
+        trouble = message(offset)
         if call == "failed":
-            if log_throttle.failed(one, "E", now_ms, 5):
+            if log_throttle.failed(trouble, "E", now_ms, 5):
                 told.add(offset)
         elif call == "running":
-            if log_throttle.running(one, now_ms - HANGS_MS, now_ms):
+            if log_throttle.running(trouble, now_ms - HANGS_MS, now_ms):
                 told.add(offset)
         elif call == "sum":
             log_throttle.summary(now_ms)
         else:
-            ended = getattr(log_throttle, call)(one, now_ms)
+            ended = getattr(log_throttle, call)(trouble, now_ms)
             if ended is not None:
                 assert offset in told
             if call != "stopped" or ended is not None:

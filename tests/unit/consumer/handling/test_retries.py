@@ -22,7 +22,7 @@ def test_tries_are_taken_by_time():
         retries.wait(message(offset), due_ns)
     assert retries.next_ns(0, others_wait=False) == 10
     assert retries.take(5, others_wait=False) == []
-    assert [one.offset for one in retries.take(30, others_wait=False)] == [1, 2, 0]
+    assert [failed.offset for failed in retries.take(30, others_wait=False)] == [1, 2, 0]
     assert retries.next_ns(30, others_wait=False) == 40
     assert len(retries) == 1
 
@@ -86,8 +86,8 @@ def test_drop_leaves_other_partitions():
     retries = Retries(100)
     for offset in range(10):
         retries.wait(message(offset, 1 + offset % 2), 10 - offset)
-    assert {one.offset for one in retries.drop(1)} == {0, 2, 4, 6, 8}
-    assert [one.offset for one in retries.take(10, others_wait=False)] == [9, 7, 5, 3, 1]
+    assert {failed.offset for failed in retries.drop(1)} == {0, 2, 4, 6, 8}
+    assert [failed.offset for failed in retries.take(10, others_wait=False)] == [9, 7, 5, 3, 1]
     assert retries.drop(1) == []
 
 
@@ -104,10 +104,10 @@ class RetriesMachine(RuleBasedStateMachine):
 
     @rule(wait_ns=st.integers(0, 5 * SECOND_NS), partition_id=st.integers(1, 3))
     def wait(self, wait_ns, partition_id):
-        one = message(self.offset, partition_id)
+        failed = message(self.offset, partition_id)
         self.offset += 1
-        self.waiting[one.offset] = (self.now_ns + wait_ns, one)
-        self.retries.wait(one, self.now_ns + wait_ns)
+        self.waiting[failed.offset] = (self.now_ns + wait_ns, failed)
+        self.retries.wait(failed, self.now_ns + wait_ns)
 
     @rule(ns=st.integers(0, 30 * SECOND_NS))
     def time_passes(self, ns):
@@ -115,10 +115,10 @@ class RetriesMachine(RuleBasedStateMachine):
 
     @rule(others_wait=st.booleans())
     def take(self, others_wait):
-        for one in self.retries.take(self.now_ns, others_wait=others_wait):
-            due_ns, _ = self.waiting.pop(one.offset)
+        for failed in self.retries.take(self.now_ns, others_wait=others_wait):
+            due_ns, _ = self.waiting.pop(failed.offset)
             assert due_ns <= self.now_ns
-            self.under_way.append(one)
+            self.under_way.append(failed)
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data())
@@ -128,19 +128,19 @@ class RetriesMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way)
     @rule(data=st.data(), again=st.booleans())
     def end(self, data, again):
-        one = data.draw(st.sampled_from(self.under_way))
-        self.under_way.remove(one)
+        failed = data.draw(st.sampled_from(self.under_way))
+        self.under_way.remove(failed)
         if again:
-            self.waiting[one.offset] = (self.now_ns + 7, one)
-            self.retries.wait(one, self.now_ns + 7)
-        self.retries.end(one, self.now_ns)
+            self.waiting[failed.offset] = (self.now_ns + 7, failed)
+            self.retries.wait(failed, self.now_ns + 7)
+        self.retries.end(failed, self.now_ns)
 
     @rule(partition_id=st.integers(1, 3))
     def drop(self, partition_id):
-        for one in self.retries.drop(partition_id):
-            assert one.partition_id == partition_id
-            del self.waiting[one.offset]
-        assert all(one.partition_id != partition_id for _, one in self.waiting.values())
+        for failed in self.retries.drop(partition_id):
+            assert failed.partition_id == partition_id
+            del self.waiting[failed.offset]
+        assert all(failed.partition_id != partition_id for _, failed in self.waiting.values())
 
     @invariant()
     def counted(self):

@@ -45,7 +45,7 @@ class Client:
 def stream_of(client: Client, *, handover_ms: int, count: int = 3) -> Stream:
     stream = Stream(clock=SystemClock(), handover_ms=handover_ms, check=lambda: None)
     client.in_flight.count += count
-    stream.put([Message("s", b"k", b"", one, 1, 0, delivery=client) for one in range(count)])
+    stream.put([Message("s", b"k", b"", offset, 1, 0, delivery=client) for offset in range(count)])
     return stream
 
 

@@ -14,7 +14,7 @@ def batch(start: int, end: int) -> tuple[list[Message], SimpleNamespace]:
 
 
 def offsets_of(messages: list[Message]) -> list[int]:
-    return [one.offset for one in messages]
+    return [message.offset for message in messages]
 
 
 def test_unseen_skips_acked_and_pulled_messages():
