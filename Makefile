@@ -13,9 +13,13 @@ SEEDS ?= 300
 SEED ?=
 MUTANTS ?=
 FIRST ?= 0
+WORKERS ?= 4
+
+# More workers than cores: most tests of real processes wait.  A worker takes a file at a time, long ones first.
+PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof test check lint types unit format bench bench-store bench-order lock wheel clean
+.PHONY: help setup demo sim proof kills test check lint types unit format bench bench-store bench-order lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -40,10 +44,10 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP) ## run the main job on real flights (ARGS="--rows 20000 --keep")
 	@$(BIN)/keylane demo $(ARGS)
 
-test: lint types ## everything: style, types, the whole test suite (ARGS for pytest)
-	@$(BIN)/python -m pytest $(ARGS)
-
 check: lint types unit ## the quick round before a commit: style, types, tidy and unit tests
+
+test: lint types ## what has to pass: style, types, every kind of test (WORKERS=4, ARGS for pytest)
+	@$(PARALLEL) --durations=15 --durations-min=1 $(ARGS)
 
 lint: $(STAMP) ## formatting and lint
 	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }
@@ -53,7 +57,7 @@ types: $(STAMP) ## strict type check of the package
 	@$(BIN)/mypy --no-error-summary -p keylane | sed 's|^$(VENV)/typing/keylane/||'
 
 unit: $(STAMP)
-	@$(BIN)/python -m pytest tests/tidy tests/unit
+	@$(PARALLEL) -m "not slow" tests/tidy tests/unit $(ARGS)
 
 format: $(STAMP) ## format the code and apply the safe fixes
 	@$(BIN)/ruff check --quiet --fix-only .
@@ -64,12 +68,15 @@ sim: $(STAMP) ## simulate the whole system (SEEDS=300 FIRST=0 SEED=k MUTANTS=1)
 	@PYTHONPATH=tests $(BIN)/python -m sim.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST)) \
 	    $(if $(MUTANTS),--mutants $(MUTANTS))
 
-# All seeds, all mutants, and the long run of real processes; 0 leaves a part out.
+# All seeds, all mutants, all kill points, and the long run of real processes; 0 leaves a part out.
 # RANDOM=2000 draws seeds that nobody has looked at, instead of SEEDS from FIRST on.
-proof: $(STAMP) ## the long proof, into docs/PROOF.md (SEEDS=20000 FIRST=0 RANDOM=n LIMIT=2000 CYCLES=20)
+proof: $(STAMP) ## the long proof, into docs/PROOF.md (SEEDS=20000 FIRST=0 RANDOM=n LIMIT=2000 KILLS=1 CYCLES=20)
 	@PYTHONPATH=tests $(BIN)/python -m proof.run --first $(FIRST) $(if $(filter file,$(origin SEEDS)),,--seeds $(SEEDS)) \
 	    $(if $(RANDOM),--random $(RANDOM)) $(if $(DRAWING),--drawing $(DRAWING)) \
-	    $(if $(LIMIT),--limit $(LIMIT)) $(if $(CYCLES),--cycles $(CYCLES)) $(ARGS)
+	    $(if $(LIMIT),--limit $(LIMIT)) $(if $(KILLS),--kills $(KILLS)) $(if $(CYCLES),--cycles $(CYCLES)) $(ARGS)
+
+kills: $(STAMP) ## kill the broker at every point, with both indexes (`make test` has a sample; `make proof` runs this)
+	@$(PARALLEL) --whole tests/crash $(ARGS)
 
 bench: $(STAMP) ## measure the main path, print JSON
 	@$(BIN)/python benchmarks/main_path.py $(ARGS)

@@ -307,9 +307,9 @@ class Producer(Resident):
             ForkedError, OtherLoopError: open elsewhere.
         """
         self._home.check_not_elsewhere()
-        sender = self._senders.get(error.details.get("subject", ""))
+        sender = self._senders.get(error.subject or "")
         if sender is not None:
-            sender.resume(error.details.get("key", b""))
+            sender.resume(error.key or b"")
 
     async def send_all(
         self, subject: str, messages: Iterable[tuple[bytes, bytes]], *, await_every: int = 1_000

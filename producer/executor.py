@@ -12,8 +12,8 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -35,7 +35,8 @@ from ..protocol.routing import Partition
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient
 from ..rpc.network import Channel
-from .failure import NOT_HERE, Situation, Step, decide_after_failure
+from .executor_state import ExecutorEvent, ExecutorState, Reach
+from .failure import NOT_HERE, Step, decide_after_failure, wait_stage
 from .identity import Identity
 from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
@@ -54,16 +55,46 @@ class MessageGroup(NamedTuple):
     broker_group: str
 
 
+class ExecutorOwner(Protocol):
+    """What an executor needs of the sender of its subject."""
+
+    def has_spare(self, executor: Executor) -> bool:
+        """True if another executor is available."""
+        ...
+
+    def take_back(self, executor: Executor, batches: list[OutgoingBatch], step: Step) -> None:
+        """Take all batches that cannot stay, in order; `step` is NEW_ROUTE or ELSEWHERE."""
+        ...
+
+    def availability_changed(self) -> None:
+        """An executor's broker fails, or answers again."""
+        ...
+
+    def emptied(self, executor: Executor) -> None:
+        """An executor whose partition the route has left has nothing more."""
+        ...
+
+    async def ask_history(self) -> Collection[str]:
+        """
+        Ask the metaserver which partitions are lost and where their brokers are now, and tell executors of it.
+
+        Returns:
+            The names of the broker groups that are silent.
+
+        Raises:
+            KeylaneError: as the call raised it.
+        """
+        ...
+
+
 class Executor:
     """
     One message group's queue and its sender task.
 
-    `broker` is None while the metaserver knows no address of its broker group.  `spare(executor)` lists the available
-    others; `on_leave(executor, batches, step)` takes over, in order, all batches that cannot stay (NEW_ROUTE or
-    ELSEWHERE); `on_available()` hears that `available` changed; `on_empty(executor)` that nothing is left in one that
-    is `leaving`.  `ask_history()` asks the metaserver which partitions are lost and where their brokers are now; it
-    returns the broker groups that are silent, and raises what the call raised.  `epochs` rise over all executors of a
-    subject: a partition that is gone back to must not take new batches for repeats of what an earlier executor sent it.
+    Args:
+        broker: None while the metaserver knows no address of its broker group.
+        epochs: rise over all executors of a subject: a partition that is gone back to must not take new batches for
+            repeats of what an earlier executor sent it.
     """
 
     def __init__(
@@ -71,50 +102,31 @@ class Executor:
         group: MessageGroup,
         partition: Partition,
         broker: BrokerClient | None,
+        owner: ExecutorOwner,
         *,
         may_leave: bool,
         identity: Identity,
         settings: ProducerSettings,
         clock: Clock,
         rng: random.Random,
-        spare: Callable[[Executor], list[Executor]],
-        on_leave: Callable[[Executor, list[OutgoingBatch], Step], None],
         budget: SendBudget,
         epochs: Iterator[int],
-        on_available: Callable[[], None],
-        on_empty: Callable[[Executor], None],
-        ask_history: Callable[[], Awaitable[Collection[str]]],
     ) -> None:
         self.group = group
         self.partition = partition
-        self.available = broker is not None
-        """False from a failure until the broker answers again; messages without a key go elsewhere meanwhile."""
-        self.sealed = False
-        """True once the broker said so: nothing more is stored there."""
-        self.refused = False
-        """True from a refusal that asks for a newer route until the next try; its messages wait in the hold."""
-        self.leaving = False
-        """True once the route has no such open partition; what is here is still answered before newer messages go."""
-        self.gone = False
-        """True while the route has no such partition at all, open or sealed: no broker answers for it any more."""
-        self.lost = False
-        """True once the metaserver says that an operator has accepted the loss of the partition."""
+        self.state = ExecutorState(Reach.FAILS if broker is None else Reach.ANSWERS)
         self._waiting_for = ""
         """Why nothing moves, for people."""
         self._report = WaitReport()
         self._broker = broker
+        self._owner = owner
         self._may_leave = may_leave
         self._identity = identity
         self._producer_id = identity.producer_id
         self._settings = settings
         self._clock = clock
         self._rng = rng
-        self._spare = spare
-        self._on_leave = on_leave
         self._budget = budget
-        self._on_available = on_available
-        self._on_empty = on_empty
-        self._ask_history = ask_history
         self._loop = asyncio.get_running_loop()
         self.open = self._new_batch()
         self._queue: deque[OutgoingBatch] = deque()
@@ -126,7 +138,6 @@ class Executor:
         self._attempt = 0
         """Failures since a batch was stored."""
         self.retries = 0
-        self.closed = False
         self._task = asyncio.create_task(self._run(), name=f"send {group.partition_name}")
 
     def _new_batch(self) -> OutgoingBatch:
@@ -181,13 +192,17 @@ class Executor:
     @property
     def waiting_for(self) -> str:
         """Why messages wait, for people; nothing if none do."""
-        return self._waiting_for if self._has_work() or self.refused else ""
+        return self._waiting_for if self._has_work() or self.state.refuses else ""
+
+    def heard(self, event: ExecutorEvent) -> None:
+        """A route or the history says something of the partition."""
+        self.state = self.state.after(event)
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
-        while not self.closed:
+        while True:
             try:
-                if self.available:
+                if self.state.available:
                     await self._wait_for_work()
                 if self._broker is None:
                     text = "the metaserver knows no broker of this group that answers"
@@ -195,13 +210,13 @@ class Executor:
                 channel = await self._broker.channel()
                 if not self._has_work():
                     # Nothing to send: an open channel is all that can be known of a partition that failed.
-                    self._set_available(True)
+                    self._tried(ExecutorEvent.ANSWERED)
                     continue
                 await self._stream(channel)
             except KeylaneError as error:
                 self._attempt += 1
-                self._set_available(False)
-                if self._after_failure(error, gone=await self._gone_for_good(error)):
+                self._tried(ExecutorEvent.FAILED)
+                if self._after_failure(error, hopeless=await self._hopeless(error)):
                     continue
                 self.retries += 1
                 wait_ms = self._settings.backoff.wait_ms(self._attempt, self._rng)
@@ -218,12 +233,12 @@ class Executor:
             self._wake.clear()
             await self._wake.wait()
 
-    def _set_available(self, available: bool) -> None:
+    def _tried(self, event: ExecutorEvent) -> None:
         """A try has ended."""
-        if self.available != available or self.refused:
-            self.available = available
-            self.refused = False
-            self._on_available()
+        state = self.state.after(event)
+        if state != self.state:
+            self.state = state
+            self._owner.availability_changed()
 
     async def _stream(self, channel: Channel) -> None:
         """Send until nothing is left.  On the first failure all calls are waited for, then it is raised."""
@@ -245,10 +260,11 @@ class Executor:
                 if not calls and not self._has_work():
                     return
                 await self._pause(idle=not calls)
-        finally:
+        except asyncio.CancelledError:  # the executor is closed
             for _, call in calls:
-                if self.closed:
-                    call.cancel()
+                call.cancel()
+            raise
+        finally:
             results = await asyncio.gather(*(call for _, call in calls), return_exceptions=True)
             for (batch, _), result in zip(calls, results, strict=True):
                 if isinstance(result, Receipt):
@@ -314,7 +330,7 @@ class Executor:
         )
 
     def _settle(self, batch: OutgoingBatch, receipt: Receipt) -> None:
-        self._set_available(True)
+        self._tried(ExecutorEvent.ANSWERED)
         self._attempt = 0
         self._in_flight.remove(batch)
         self._budget.stored(batch, receipt)
@@ -322,11 +338,11 @@ class Executor:
         self._tell_if_empty()
 
     def _tell_if_empty(self) -> None:
-        if self.leaving and self.idle:
-            self._on_empty(self)
+        if self.state.left and self.idle:
+            self._owner.emptied(self)
 
     # ── after a failure ──────────────────────────────────────────────────────────────────────────────
-    async def _gone_for_good(self, error: KeylaneError) -> bool:
+    async def _hopeless(self, error: KeylaneError) -> bool:
         """
         True if nobody can tell any more whether the oldest batch is stored, and no loss was accepted.
 
@@ -334,75 +350,85 @@ class Executor:
         of one that moved.  The metaserver knows, and is asked after the refusal: an earlier answer may be of before.
         """
         doubtful = bool(self._in_flight) and self._in_flight[0].doubtful
-        if self.lost or not (self.gone and doubtful and isinstance(error, NOT_HERE)):
+        state = self.state
+        if state.lost or not (state.gone and doubtful and isinstance(error, NOT_HERE)):
             return False
         address = self.partition.address
         try:
-            if self.partition.broker_group in await self._ask_history():
+            if self.partition.broker_group in await self._owner.ask_history():
                 return False
         except SubjectUnknownError:
             pass
         except KeylaneError as silent:
             log.debug("%s: history: %s", self.group.partition_name, silent.message)
             return False
-        return self.gone and not self.lost and self.partition.address == address
+        return self.state.gone and not self.state.lost and self.partition.address == address
 
-    def _after_failure(self, error: KeylaneError, *, gone: bool) -> bool:
+    def _after_failure(self, error: KeylaneError, *, hopeless: bool) -> bool:
         """Act on `error`, which the oldest batch met; True if there is nothing to wait for."""
         if not self._in_flight and self._take(idle=True) is None:
             return False
-        if self.lost:
+        if self.state.lost:
             self._leave_lost()
             return True
-        now_ms = self._clock.boot_ms()
-        self._wait_on(error, now_ms)
-        for batch in (*self._in_flight, *self._queue):
-            batch.failed(now_ms)
-        head = self._in_flight[0]
+        step = self._next_step(error, hopeless=hopeless)
         renamed = isinstance(error, SequenceReusedError | ProducerFencedError)
-        since_ms = self._report.since_ms
-        assert since_ms is not None
-        assert head.failed_at_ms is not None
-        step = decide_after_failure(
-            error,
-            Situation(
-                tries=head.tries,
-                failing_ms=now_ms - since_ms,
-                waited_ms=now_ms - head.failed_at_ms,
-                doubtful=head.doubtful,  # what is behind it cannot be stored if it is not
-                leaving=self.leaving,
-                gone=gone,
-            ),
-            may_leave=self._may_leave,
-            settings=self._settings,
-        )
-        if step is Step.ELSEWHERE and not self._spare(self):
-            step = Step.AGAIN
         if renamed:
             self._new_identity()
         if step is Step.AGAIN:
             # A gap before the oldest itself: the broker has forgotten this producer, and nothing older is missing here.
-            forgotten = isinstance(error, SequenceGapError) and head.sends > 1
+            forgotten = isinstance(error, SequenceGapError) and self._in_flight[0].sends > 1
             if forgotten or renamed:
                 for batch in self._in_flight:
-                    batch.leave(
-                        refused=False
-                    )  # what may be stored is not known again under another number
+                    # Under another number the broker does not know again what it may have stored.
+                    batch.leave(refused=False)
                 self._new_epoch()
             return False
         if step is Step.GIVE_UP:
             self._give_up_oldest(error)
             return True
-        self.sealed = self.sealed or isinstance(error, StaleRouteError)
-        self.refused = step is Step.NEW_ROUTE
-        self._new_epoch()
-        self.roll()
-        # Of what a sealed partition refused nothing is stored there, whatever became of earlier tries; nor of what
-        # is behind a batch that is not stored.
-        refused = isinstance(error, StaleRouteError) or not head.doubtful
-        leaving = [*self._in_flight, *self._queue]
-        self._in_flight.clear()
-        self._queue.clear()
+        self._leave_partition(error, step)
+        return step is Step.ELSEWHERE
+
+    def _next_step(self, error: KeylaneError, *, hopeless: bool) -> Step:
+        """Count a failure of everything here, and decide what follows."""
+        now_ms = self._clock.boot_ms()
+        self._wait_on(error, now_ms)
+        for batch in (*self._in_flight, *self._queue):
+            batch.failed(now_ms)
+        head = self._in_flight[0]
+        since_ms = self._report.since_ms
+        assert since_ms is not None
+        assert head.failed_at_ms is not None
+        stage = wait_stage(
+            self._settings,
+            may_leave=self._may_leave,
+            tries=head.tries,
+            waited_ms=now_ms - head.failed_at_ms,
+            failing_ms=now_ms - since_ms,
+        )
+        step = decide_after_failure(
+            error,
+            stage,
+            doubtful=head.doubtful,  # what is behind it cannot be stored if it is not
+            left=self.state.left,
+            hopeless=hopeless,
+        )
+        if step is Step.ELSEWHERE and not self._owner.has_spare(self):
+            return Step.AGAIN
+        return step
+
+    def _leave_partition(self, error: KeylaneError, step: Step) -> None:
+        """Everything here goes elsewhere, or waits for a newer route."""
+        sealed = isinstance(error, StaleRouteError)
+        if sealed:
+            self.heard(ExecutorEvent.SEALED)
+        if step is Step.NEW_ROUTE:
+            self.heard(ExecutorEvent.ROUTE_NEEDED)
+        # A sealed partition has stored nothing of what it refused, whatever became of earlier tries; and nothing behind
+        # a batch that is not stored is stored.
+        refused = sealed or not self._in_flight[0].doubtful
+        leaving = self._take_all()
         for batch in leaving:
             batch.leave(refused=refused)
         if step is Step.ELSEWHERE:
@@ -411,10 +437,18 @@ class Executor:
                 self.group.partition_name,
                 counted(sum(map(len, leaving)), "message goes", "messages go"), error.message,
             )  # fmt: skip
-        self._report.over(now_ms)
-        self._on_leave(self, leaving, step)
+        self._report.over(self._clock.boot_ms())
+        self._owner.take_back(self, leaving, step)
         self._tell_if_empty()
-        return step is Step.ELSEWHERE
+
+    def _take_all(self) -> list[OutgoingBatch]:
+        """All batches, oldest first, out of the executor; a new epoch, because they are numbered anew elsewhere."""
+        self._new_epoch()
+        self.roll()
+        batches = [*self._in_flight, *self._queue]
+        self._in_flight.clear()
+        self._queue.clear()
+        return batches
 
     def _give_up_oldest(self, error: KeylaneError) -> None:
         head = self._in_flight.popleft()
@@ -460,14 +494,10 @@ class Executor:
             self._in_flight.remove(batch)
             error = AcceptedAsLostError(partition_id=self.partition.partition_id)
             self._budget.give_up(batch, error)
-        self._new_epoch()
-        self.roll()
-        leaving = [*self._in_flight, *self._queue]
-        self._in_flight.clear()
-        self._queue.clear()
-        self.sealed = True
+        leaving = self._take_all()
+        self.heard(ExecutorEvent.SEALED)
         self._moves_again()
-        self._on_leave(self, leaving, Step.NEW_ROUTE)
+        self._owner.take_back(self, leaving, Step.NEW_ROUTE)
         self._tell_if_empty()
 
     def _new_epoch(self) -> None:
@@ -492,7 +522,6 @@ class Executor:
 
     async def close(self) -> list[OutgoingBatch]:
         """Stop; returns what was not settled."""
-        self.closed = True
         self.roll()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

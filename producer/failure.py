@@ -8,7 +8,6 @@ messages of a logical partition wait for the decision about the older ones.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from ..protocol.errors import (
     BrokerReadOnlyError,
@@ -37,6 +36,15 @@ class Step(enum.Enum):
     GIVE_UP = "out of the queue with its error"
 
 
+class WaitStage(enum.Enum):
+    """How long messages have waited for the partition that they were sent to, against the settings."""
+
+    ENDLESS = "they never leave it, as under STRICT"
+    EARLY = "they stay, for less than `leave_after_ms` so far"
+    DUE = "they go elsewhere"
+    EXHAUSTED = "the oldest batch has failed for `give_up_after_ms` and in `tries_min` tries: it is given up"
+
+
 _TRY_AGAIN = (
     UnreachableError,
     BrokerReadOnlyError,
@@ -52,51 +60,53 @@ NOT_HERE = (PartitionUnknownError, WrongBrokerError)
 """Refusals of a broker that need not be the one that was sent earlier tries: another may have its address now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """Where the oldest batch of a partition is, after a try that failed.  Times in milliseconds."""
+def wait_stage(
+    settings: ProducerSettings, *, may_leave: bool, tries: int, waited_ms: int, failing_ms: int
+) -> WaitStage:
+    """
+    How long the messages of a failing partition have waited there.
 
-    tries: int
-    """Failed tries, there and elsewhere."""
-    failing_ms: int
-    """Since the first failure that the oldest message of this partition met here."""
-    waited_ms: int
-    """Since the first failure of the batch, there or elsewhere."""
-    doubtful: bool
-    """It may be stored there: a try ended without an answer."""
-    leaving: bool
-    """The route has no such open partition any more."""
-    gone: bool
-    """The route has no such partition at all, and since the refusal the metaserver said that its loss is not accepted."""
+    Args:
+        may_leave: whether the subject lets messages leave their partition, as under BEST_TRIED.
+        tries: failed tries of the oldest batch, there and elsewhere.
+        waited_ms: since the first of these.
+        failing_ms: since the first failure that the oldest message of the partition met there.
+    """
+    if not may_leave:
+        return WaitStage.ENDLESS
+    if tries >= settings.tries_min and waited_ms >= settings.give_up_after_ms:
+        return WaitStage.EXHAUSTED
+    return WaitStage.EARLY if failing_ms < settings.leave_after_ms else WaitStage.DUE
 
 
 def decide_after_failure(
-    error: KeylaneError, situation: Situation, *, may_leave: bool, settings: ProducerSettings
+    error: KeylaneError, stage: WaitStage, *, doubtful: bool, left: bool, hopeless: bool
 ) -> Step:
     """
-    The next step for the oldest batch of a partition, and with it for all that is behind it, after a try failed.
+    The next step for the oldest batch of a partition, and for all that is behind it, after a try failed.
 
-    Unless it `may_leave`, as under BEST_TRIED, it never leaves its partition but through a route change, and what may
-    pass later is never given up.  What may leave stays until it has failed for `leave_after_ms`, so that a broker's
-    restart reorders nothing, and is given up after `give_up_after_ms` and `tries_min` tries.
-    A doubtful batch keeps its sequence until the right broker has answered, because only that broker knows it again.
-    What is not doubtful need not wait for the broker of a partition that the route has left.
+    Under STRICT a batch never leaves its partition but through a route change, and is never given up because of an
+    error that may pass.  A doubtful batch keeps its sequence until the right broker has answered, because only that
+    broker knows it again.  A batch that is not doubtful need not wait for the broker of a partition that the route has
+    left.
+
+    Args:
+        doubtful: the batch may be stored there, because a try ended without an answer.
+        left: the route has no such open partition any more.
+        hopeless: the route does not list the partition at all, and since the refusal the metaserver said that its loss
+            is not accepted.
     """
-    if isinstance(error, ProducerFencedError) and situation.doubtful:
+    if isinstance(error, ProducerFencedError) and doubtful:
         return Step.GIVE_UP  # only under the old epoch, which is fenced, would it be known again
-    may_be_stored = situation.doubtful and isinstance(error, NOT_HERE)
-    if may_be_stored and situation.gone and not may_leave:
+    may_be_stored = doubtful and isinstance(error, NOT_HERE)
+    if may_be_stored and hopeless and stage is WaitStage.ENDLESS:
         return Step.GIVE_UP
-    exhausted = (
-        may_leave
-        and situation.tries >= settings.tries_min
-        and situation.waited_ms >= settings.give_up_after_ms
-    )
-    left = situation.leaving and not situation.doubtful and isinstance(error, _TRY_AGAIN)
-    if left or (isinstance(error, (StaleRouteError, *NOT_HERE)) and not may_be_stored):
+    exhausted = stage is WaitStage.EXHAUSTED
+    unbound = left and not doubtful and isinstance(error, _TRY_AGAIN)
+    if unbound or (isinstance(error, (StaleRouteError, *NOT_HERE)) and not may_be_stored):
         return Step.GIVE_UP if exhausted else Step.NEW_ROUTE
     if not isinstance(error, (*_TRY_AGAIN, *NOT_HERE)) or exhausted:
         return Step.GIVE_UP
-    if not may_leave or situation.failing_ms < settings.leave_after_ms:
+    if stage is not WaitStage.DUE:
         return Step.AGAIN
-    return Step.NEW_ROUTE if situation.leaving else Step.ELSEWHERE
+    return Step.NEW_ROUTE if left else Step.ELSEWHERE

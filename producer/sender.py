@@ -31,6 +31,7 @@ from ..protocol.routing import (
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient, MetaClient
 from .executor import Executor, MessageGroup
+from .executor_state import ExecutorEvent
 from .failure import Step
 from .halts import Halts
 from .identity import Identity
@@ -42,7 +43,7 @@ from .waiting import WaitReport
 
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
-AMISS_WAIT_MS = 500
+URGENT_WAIT_MS = 500
 EXPIRE_MS_MIN, EXPIRE_MS_MAX = 10, 1_000
 EXPIRE_SHARE = 10
 """Messages are given up at most this part of their time-out late."""
@@ -253,7 +254,11 @@ class SubjectSender:
             )  # fmt: skip
 
     async def _ask(self) -> Route:
-        """A newer route when there is one; the same after a while, a short one when something is amiss."""
+        """
+        A newer route when there is one, else the same after PULL_WAIT_MS_MAX.
+
+        While a broker is missing the call is short, so that whatever else fails meanwhile waits for a short call only.
+        """
         known = self._route
         ask = partial(
             self._meta.route,
@@ -261,11 +266,10 @@ class SubjectSender:
             known_version=-1 if known is None else known.version,
             order_strategy=self._asked,
         )
-        amiss = self._refresh.is_set() or self._amiss()
+        urgent = self._refresh.is_set() or self._lacks_a_broker()
         self._refresh.clear()
-        if known is None or amiss:
-            # Soon answered: whatever else goes amiss meanwhile, perhaps often, waits for that.
-            return await ask(wait_ms=AMISS_WAIT_MS)
+        if known is None or urgent:
+            return await ask(wait_ms=URGENT_WAIT_MS)
         call = asyncio.create_task(ask(wait_ms=PULL_WAIT_MS_MAX))
         refresh = asyncio.create_task(self._refresh.wait())
         try:
@@ -276,8 +280,11 @@ class SubjectSender:
             refresh.cancel()
             await asyncio.gather(call, refresh, return_exceptions=True)
 
-    def _amiss(self) -> bool:
-        return None in self._home or any(not one.available for one in self._executors.values())
+    def _lacks_a_broker(self) -> bool:
+        """True while some range has no partition to go to, or the broker of a partition fails."""
+        return None in self._home or any(
+            not one.state.available for one in self._executors.values()
+        )
 
     def _die(self, error: KeylaneError) -> None:
         """The metaserver will never give a route: everything held is given up."""
@@ -303,11 +310,13 @@ class SubjectSender:
         self._follow_brokers(route.partitions)
         listed = {one.partition_id for one in route.partitions}
         for partition_id, executor in list(self._executors.items()):
-            executor.gone = partition_id not in listed
-            if partition_id not in self._open:
-                executor.leaving = True
-                if executor.idle:
-                    self._retire(executor)
+            if partition_id in self._open:
+                executor.heard(ExecutorEvent.OPEN_IN_ROUTE)
+                continue
+            closed = partition_id in listed
+            executor.heard(ExecutorEvent.CLOSED_IN_ROUTE if closed else ExecutorEvent.NOT_IN_ROUTE)
+            if executor.idle:
+                self._retire(executor)
         self._refill()
         return True
 
@@ -329,10 +338,10 @@ class SubjectSender:
 
         Only they know whether a batch that was sent there is stored.
         """
-        if any(one.gone and not one.available for one in self._executors.values()):
-            await self._ask_history()
+        if any(one.state.gone and not one.state.available for one in self._executors.values()):
+            await self.ask_history()
 
-    async def _ask_history(self) -> set[str]:
+    async def ask_history(self) -> set[str]:
         """
         Hear which partitions are lost, and where the brokers of all are now.
 
@@ -346,7 +355,7 @@ class SubjectSender:
         for one in history.partitions:
             executor = self._executors.get(one.partition.partition_id)
             if executor is not None and one.lost:
-                executor.lost = True
+                executor.heard(ExecutorEvent.LOSS_ACCEPTED)
         self._follow_brokers(one.partition for one in history.partitions)
         return {
             one.partition.broker_group for one in history.partitions if not one.partition.address
@@ -365,7 +374,7 @@ class SubjectSender:
         if self._executors.pop(executor.partition.partition_id, None) is not None:
             self._loop.create_task(executor.close())
 
-    def _emptied(self, executor: Executor) -> None:
+    def emptied(self, executor: Executor) -> None:
         """A partition that is open no more has answered everything: newer messages of its range may go."""
         self._retire(executor)
         self._refill()
@@ -377,22 +386,19 @@ class SubjectSender:
             group,
             partition,
             None if address is None else self._broker_at(address),
+            self,
             may_leave=route.may_leave,
             identity=self._identity,
             settings=self._settings,
             clock=self._clock,
             rng=self._rng,
-            spare=self._others,
-            on_leave=self._leave,
             budget=self._budget,
             epochs=self._epochs,
-            on_available=self._availability_changed,
-            on_empty=self._emptied,
-            ask_history=self._ask_history,
         )
 
     # ── leaving a partition ──────────────────────────────────────────────────────────────────────────
-    def _availability_changed(self) -> None:
+    def availability_changed(self) -> None:
+        """Ask for a newer route, and let messages without a key pass by what does not answer."""
         self._refresh.set()
         self._refill()
 
@@ -411,7 +417,7 @@ class SubjectSender:
         if route is None:
             self.careful = bool(self._halts.keys)
             return
-        usable = {key: one for key, one in self._executors.items() if not one.sealed}
+        usable = {key: one for key, one in self._executors.items() if one.state.in_use}
         self._home = [usable.get(partition_id) for partition_id in self._places]
         spare = self._spare()
         self._renew_stand_ins(usable, spare)
@@ -419,26 +425,30 @@ class SubjectSender:
         taker: dict[int, Executor | None] = {}
         for partition_id, one in usable.items():
             there = self._away.get(partition_id, one)
-            taker[partition_id] = None if one.refused or there.refused else there
+            taker[partition_id] = None if one.state.refuses or there.state.refuses else there
         table = [taker.get(partition_id) for partition_id in self._places]
         for executor in self._executors.values():
-            if executor.leaving:
+            if executor.state.left:
                 left = executor.partition
                 width = left.range_end - left.range_start
                 table[left.range_start : left.range_end] = [None] * width
         self.table = self.keyless = table
-        if spare and any(one is None or not one.available for one in taker.values()):
+        if spare and any(one is None or not one.state.available for one in taker.values()):
             self.keyless = [
-                one if one is not None and one.available else spare[place % len(spare)]
+                one if one is not None and one.state.available else spare[place % len(spare)]
                 for place, one in enumerate(table)
             ]
 
     def _renew_stand_ins(self, usable: dict[int, Executor], spare: list[Executor]) -> None:
         for partition_id, there in list(self._away.items()):
             home = usable.get(partition_id)
-            if home is None or home.available:
+            if home is None or home.state.available:
                 del self._away[partition_id]
-            elif there.sealed or there.leaving or (there.idle and not there.available):
+            elif (
+                not there.state.in_use
+                or there.state.left
+                or (there.idle and not there.state.available)
+            ):
                 # Nothing older of this range waits there.
                 del self._away[partition_id]
                 if spare:
@@ -460,18 +470,23 @@ class SubjectSender:
             return rest
 
         for executor in self.executors:
-            if not executor.available:
+            if not executor.state.available:
                 executor.sift(sieve)
 
     def _spare(self) -> list[Executor]:
         """The executors that may take messages of others, by partition id."""
-        return [one for one in self.executors if one.available and not (one.sealed or one.leaving)]
+        return [one for one in self.executors if one.state.spare]
+
+    def has_spare(self, executor: Executor) -> bool:
+        """True if batches of `executor` may go elsewhere under BEST_TRIED."""
+        return bool(self._others(executor))
 
     def _others(self, executor: Executor) -> list[Executor]:
         """Where batches of `executor` may go under BEST_TRIED."""
         return [one for one in self._spare() if one is not executor]
 
-    def _leave(self, executor: Executor, batches: list[OutgoingBatch], step: Step) -> None:
+    def take_back(self, executor: Executor, batches: list[OutgoingBatch], step: Step) -> None:
+        """Hand batches that left their partition to another executor, or hold them until there is a newer route."""
         if step is Step.ELSEWHERE:
             there = self._rng.choice(self._others(executor))
             for partition_id, stand_in in self._away.items():

@@ -53,7 +53,7 @@ def select_partitions(route: Route, options: ReadOptions) -> list[Partition]:
     if unknown:
         raise PartitionUnknownError(
             f"subject {route.subject} has no data in partition {unknown[0]}",
-            partition=unknown[0],
+            partition_id=unknown[0],
             subject=route.subject,
         )
     wanted = [
@@ -66,7 +66,7 @@ def select_partitions(route: Route, options: ReadOptions) -> list[Partition]:
         if one.address is None:
             raise NotSentError(
                 f"broker group {one.broker_group} is not available",
-                partition=one.partition_id,
+                partition_id=one.partition_id,
                 broker_group=one.broker_group,
             )
     return wanted
@@ -90,15 +90,17 @@ def plan_ranges(
     for one in partitions:
         status = statuses.get(one.partition_id)
         if status is None:
-            raise PartitionUnknownError(partition=one.partition_id, broker_group=one.broker_group)
+            raise PartitionUnknownError(
+                partition_id=one.partition_id, broker_group=one.broker_group
+            )
         start = _offset(options.start, status, status.first_offset)
         end = _offset(options.end, status, status.next_offset)
         if start > end:
             raise OffsetOutOfRangeError(
                 f"the start, {start}, is after the end, {end}, in partition {one.partition_id}",
-                partition=one.partition_id,
-                start=start,
-                end=end,
+                partition_id=one.partition_id,
+                offset=start,
+                next_offset=end,
             )
         ranges.append(
             PlannedRange(
@@ -122,9 +124,9 @@ def _offset(bound: Bound, status: PartitionStatus, default: int) -> int:
     if not status.first_offset <= offset <= status.next_offset:
         raise OffsetOutOfRangeError(
             f"offset {offset} is not in partition {status.partition_id}",
-            partition=status.partition_id,
-            requested=offset,
-            earliest=status.first_offset,
-            latest=status.next_offset,
+            partition_id=status.partition_id,
+            offset=offset,
+            first_offset=status.first_offset,
+            next_offset=status.next_offset,
         )
     return offset

@@ -73,9 +73,8 @@ def _check_progress(builder: RowBuilder, answer: Batches, planned: PlannedRange)
         raise CorruptBatchError(
             f"partition {planned.partition_id}: offsets up to {expected} were announced, "
             f"up to {builder.next_offset} came",
-            partition=planned.partition_id,
-            requested=builder.next_offset,
-            found=expected,
+            partition_id=planned.partition_id,
+            offset=builder.next_offset,
         )
 
 
@@ -129,10 +128,10 @@ class Fetcher:
         if answer.first_offset > offset or not payload:
             raise OffsetOutOfRangeError(
                 f"offset {offset} is not stored in partition {planned.partition_id}",
-                partition=planned.partition_id,
-                requested=offset,
-                earliest=answer.first_offset,
-                latest=answer.next_offset,
+                partition_id=planned.partition_id,
+                offset=offset,
+                first_offset=answer.first_offset,
+                next_offset=answer.next_offset,
             )
         return answer, payload
 

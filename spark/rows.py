@@ -97,15 +97,15 @@ class RowBuilder:
         if header.partition_id != self._partition_id:
             raise CorruptBatchError(
                 f"a batch of partition {header.partition_id} was sent for {self._partition_id}",
-                partition=self._partition_id,
+                partition_id=self._partition_id,
                 found=header.partition_id,
             )
         if not header.base_offset <= offset < header.next_offset:
             raise CorruptBatchError(
                 f"offset {offset} is missing in partition {self._partition_id}: "
                 f"the batch sent holds [{header.base_offset}, {header.next_offset})",
-                partition=self._partition_id,
-                requested=offset,
+                partition_id=self._partition_id,
+                offset=offset,
                 found=header.base_offset,
             )
         first = offset - header.base_offset

@@ -70,9 +70,8 @@ class KeylaneSource(DataSource):
             names = tuple(schema.names)
             if names != self._read_options.columns:
                 raise ConfigError(
-                    "give no schema; choose columns with the option `columns`",
-                    columns=", ".join(self._read_options.columns),
-                    found=", ".join(names),
+                    "give no schema; choose columns with the option `columns`: they are "
+                    f"{', '.join(self._read_options.columns)}, and the schema has {', '.join(names)}"
                 )
         return KeylaneReader(self._read_options, self._snapshot())
 

@@ -1,14 +1,57 @@
-"""What every test may rely on."""
+"""What every test may rely on, which tests run, and in what order workers take them."""
 
 from __future__ import annotations
 
 import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from keylane.rpc.program import allow_open_files
 
-# Tests that end a broker as a kill does leave its files to the garbage collector.
+if TYPE_CHECKING:
+    from support.workers import FileByFile
+
+# Some tests end a broker in their own process as a kill does: its files stay open.
 allow_open_files()
 
-# Whoever runs the tests in the background may have SIGINT ignored, and children would inherit that.
+# A shell that runs the tests in the background has SIGINT ignored, and children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+LONG_FIRST = (
+    "tests/sim/test_simulation.py",
+    "tests/crash/",
+    "tests/spark/",
+    "tests/acceptance/",
+    "tests/integration/",
+    "tests/proof/",
+    "tests/property/",
+)
+"""The order in which workers take tests; files of other folders come last."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="the tests marked `whole` as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--whole"):
+        left_out = [item for item in items if item.get_closest_marker("whole")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker("whole")]
+    items.sort(key=lambda item: _rank(item.nodeid))
+
+
+def _rank(nodeid: str) -> int:
+    return next(
+        (rank for rank, start in enumerate(LONG_FIRST) if nodeid.startswith(start)), len(LONG_FIRST)
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileByFile:
+    from support.workers import FileByFile
+
+    return FileByFile(config, log)

@@ -63,12 +63,13 @@ class BrokerState:
         """A read met damage: as at a start, the partition loses what is damaged, and people are told."""
         # It may have cooled while the disk was read: whoever changes it has to have it in the table again.
         self.partitions.get(partition.partition_id)
-        lost = error.details
-        if isinstance(error, CorruptLogError) and "end_offset" in lost:
-            start, end = max(lost["offset"], partition.first_offset), lost["end_offset"]
-            self.lose(partition, start, end, position=lost["position"])
-        else:
+        if not isinstance(error, CorruptLogError) or error.end_offset is None:
             self.problem(error.message)
+            return
+        assert error.offset is not None
+        assert error.position is not None
+        start = max(error.offset, partition.first_offset)
+        self.lose(partition, start, error.end_offset, position=error.position)
 
     def problem(self, text: str, *, room: int = PROBLEMS_MAX) -> None:
         """Keep a problem for people, once, if there are fewer than `room` already."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ...producer import Producer, SendFuture
-from ...protocol.errors import ConfigError, Fate, InputUnfinishedError, KeylaneError
+from ...protocol.errors import ConfigError, Fate, InputError, InputUnfinishedError, KeylaneError
 from ...protocol.ids import check_name
 from ...protocol.message import Receipt
 from ...protocol.text import counted
@@ -173,7 +173,8 @@ class _Lines:
                 self._next_line = number + 1
                 self._sent.put_nowait((number, future))
         except KeylaneError as error:  # this line was not sent
-            number = max(self._next_line, error.details.get("line", 0))
+            ended_at = error.line if isinstance(error, InputError) else None
+            number = max(self._next_line, ended_at or 0)
             self._fail(number, error)
             self._next_line = number + 1
         finally:

@@ -252,7 +252,7 @@ class PullClient:
             raise
 
     def _fence(self, error: FencedError) -> None:
-        first = self.life.on_fence(int(error.details.get("current_token") or 0))
+        first = self.life.on_fence(error.current_token or 0)
         self.deadline_ns = self.life.deadline_ns
         if first:
             self._owner.end(self)
@@ -353,7 +353,7 @@ class PullClient:
         Raises:
             OffsetOutOfRangeError: `error`, if nothing was removed: the broker stores less than was pulled.
         """
-        first_offset = int(error.details.get("first_offset") or 0)
+        first_offset = error.first_offset or 0
         if self._offsets.next_offset >= first_offset:
             raise error
         missed = self._offsets.skip_removed(first_offset)

@@ -183,7 +183,7 @@ class QueueReader(Resident):
 
         Raises:
             OffsetInvalidError, QueueUnknownError
-            OffsetOutOfRangeError: below the queue's first offset or above its end; its details have both.
+            OffsetOutOfRangeError: below the queue's first offset or above its end; `error.first_offset` and `error.next_offset` have both.
             UnreachableError: the broker of the partition does not answer.
         """
         check_offset(offset)

@@ -180,7 +180,7 @@ class Resetter:
             raise ResetUnfinishedError(
                 f"of {counted(len(places), 'partition')} {len(done)} are set; {problems[0]}",
                 partitions=len(places),
-                set=len(done),
+                partitions_set=len(done),
             )
 
     async def _set_cursor(self, one: Partition, ask: SetCursor) -> PartitionStatus:

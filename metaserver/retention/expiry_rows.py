@@ -82,12 +82,9 @@ def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Su
     """
     of = sa.select(partitions.c.subject_id).where(partitions.c.partition_id.in_(ends))
     here = subjects.c.subject_id.in_(of)
-    # Locked in the order in which operations are begun: the subject, then its partitions.
+    # Locked in the order in which operations are begun: the subjects by name, then their partitions.
     connection.execute(
-        sa.select(subjects.c.subject_id)
-        .where(here)
-        .order_by(subjects.c.subject_id)
-        .with_for_update()
+        sa.select(subjects.c.subject_id).where(here).order_by(subjects.c.name).with_for_update()
     ).all()
     changed: set[int] = set()
     for partition_id, end_offset in sorted(ends.items()):

@@ -1,4 +1,4 @@
-"""What every error of ours is: a code that never changes, a fate, advice on retrying, and details.  Pure.
+"""The root of all errors: a code that never changes, a fate, advice on retrying, and typed details.  Pure.
 
 The tree below it is in `__init__.py`, which is where all of this is imported from.
 """
@@ -6,7 +6,7 @@ The tree below it is in `__init__.py`, which is where all of this is imported fr
 from __future__ import annotations
 
 import enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 
 class Fate(enum.StrEnum):
@@ -27,8 +27,44 @@ class Retry(enum.StrEnum):
 KIND_BY_CODE: dict[int, type[KeylaneError]] = {}
 
 
+V = TypeVar("V")
+
+
+class Detail(Generic[V]):
+    """
+    A typed attribute of an error: the detail of the same name.
+
+    None where the error was raised without it, or came from a peer as something else.  Reading it as text always works.
+    """
+
+    def __init__(self, kind: type[V]) -> None:
+        self._kind = kind
+        self._name = ""
+
+    def __set_name__(self, _owner: type[KeylaneError], name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, error: None, owner: type[KeylaneError]) -> Detail[V]: ...
+    @overload
+    def __get__(self, error: KeylaneError, owner: type[KeylaneError]) -> V | None: ...
+    def __get__(
+        self, error: KeylaneError | None, owner: type[KeylaneError]
+    ) -> Detail[V] | V | None:
+        if error is None:
+            return self
+        value = error.details.get(self._name)
+        if isinstance(value, self._kind):
+            return value
+        return self._kind(value) if self._kind is str and value is not None else None  # type: ignore[call-arg]
+
+
 class KeylaneError(Exception):
-    """Root of every error raised on purpose.  `details` are the numbers and names it is about."""
+    """
+    Root of every error raised on purpose.
+
+    `details` are the numbers and names it is about; each class has those it knows as attributes, None if not told.
+    """
 
     code: ClassVar[int] = 1000
     fate: Fate = Fate.NOT_DONE

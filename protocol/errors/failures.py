@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Fate, KeylaneError, Retry
+from .base import Detail, Fate, KeylaneError, Retry
 
 
 class UnreachableError(KeylaneError):
@@ -16,16 +16,19 @@ class UnreachableError(KeylaneError):
 
 
 class NotSentError(UnreachableError):
-    """No connection could be made: the request never left.  details: `address`."""
+    """No connection could be made: the request never left."""
 
     code = 1201
     fate = Fate.NOT_DONE
     summary = "cannot reach the server"
     hint = "Is it running, and is this its address?  keylane dev starts a cluster."
+    address = Detail(str)
+    broker_group = Detail(str)
+    partition_id = Detail(int)
 
 
 class OutcomeUnknownError(UnreachableError):
-    """The request went out and no answer came.  No details."""
+    """The request went out and no answer came."""
 
     code = 1202
     summary = "the connection ended before the answer"
@@ -38,6 +41,8 @@ class ResetUnfinishedError(UnreachableError):
     code = 1203
     summary = "the group's progress was set on some partitions and not on all"
     hint = "The same call again finishes it."
+    partitions = Detail(int)
+    partitions_set = Detail(int)
 
 
 class DeliveryError(KeylaneError):
@@ -49,15 +54,18 @@ class DeliveryError(KeylaneError):
 
 
 class GivenUpError(DeliveryError):
-    """`flush` or `close`: messages were given up whose futures were never awaited.  details: `messages`, `unknown`."""
+    """`flush` or `close`: messages were given up whose futures were never awaited."""
 
     code = 1183
     summary = "messages were given up, and their futures were never awaited"
     hint = "Await the futures that `send` returned to learn which: each raises its own error, with its fate."
+    messages = Detail(int)
+    unknown = Detail(int)
+    """Those of them that may be stored."""
 
 
 class DeliveryTimeoutError(DeliveryError):
-    """A message was not acked in its time; the text says what it waited for.  details: `subject`, `key`, `value`, `properties`."""
+    """A message was not acked in its time; the text says what it waited for."""
 
     code = 1184
     summary = "the message was not acked in its time"
@@ -65,43 +73,61 @@ class DeliveryTimeoutError(DeliveryError):
         "Nothing newer of its key is sent until producer.resume(error); "
         "then send again what was refused, the oldest first."
     )
+    subject = Detail(str)
+    key = Detail(bytes)
+    value = Detail(bytes)
+    properties = Detail(dict)
 
 
 class KeyHaltedError(DeliveryError):
-    """Not sent, because an older message of its key timed out.  details: those of DeliveryTimeoutError."""
+    """Not sent, because an older message of its key timed out."""
 
     code = 1185
     retry = Retry.LATER
     summary = "not sent: an older message of its key timed out"
     hint = "producer.resume(error), then send again what was refused, the oldest first."
+    subject = Detail(str)
+    key = Detail(bytes)
+    value = Detail(bytes)
+    properties = Detail(dict)
 
 
 class PartlyQueuedError(DeliveryError):
-    """`send_all` stopped at a message that could not be queued.  details: `queued`, those before it."""
+    """`send_all` stopped at a message that could not be queued."""
 
     code = 1186
     summary = "a message could not be queued; those before it were"
     hint = "Mend what the cause names, then go on with that message: it and those after it were not sent."
+    queued = Detail(int)
+    """How many messages before it were queued."""
 
 
 class StorageError(KeylaneError):
-    """What disks and databases answer.  details: `operation`, and `path` if a file's."""
+    """What disks and databases answer."""
 
     code = 1300
     summary = "the disk answered with an error"
     hint = "Look at the disk or the database that the message names, then at the server's log."
+    operation = Detail(str)
+    path = Detail(str)
 
 
 class CorruptLogError(StorageError):
-    """Damage that is no torn end.  details: `partition_id`, `position`, `path`, if known."""
+    """Damage that is no torn end."""
 
     code = 1301
     summary = "the commit log is damaged"
     hint = "Nothing was cut. keylane broker verify DIR shows what is affected."
+    partition_id = Detail(int)
+    position = Detail(int)
+    offset = Detail(int)
+    """Of the first damaged message."""
+    end_offset = Detail(int)
+    """One past the last damaged message."""
 
 
 class DiskFullError(StorageError):
-    """A write did not fit on the disk.  details: `operation`, `path`."""
+    """A write did not fit on the disk."""
 
     code = 1302
     retry = Retry.LATER
@@ -110,7 +136,7 @@ class DiskFullError(StorageError):
 
 
 class FlushFailedError(StorageError):
-    """A flush failed: nobody knows what the disk has.  details: `operation`, `path`."""
+    """A flush failed: nobody knows what the disk has."""
 
     code = 1303
     fate = Fate.UNKNOWN
@@ -119,23 +145,25 @@ class FlushFailedError(StorageError):
 
 
 class DataFolderError(StorageError):
-    """A folder not writable, in use, or another server's.  details: `path`."""
+    """A folder not writable, in use, or another server's."""
 
     code = 1304
     summary = "the data folder cannot be used"
     hint = "Give a folder this user may write, used by one broker only."
+    broker_group = Detail(str)
 
 
 class BrokerGroupTakenError(DataFolderError):
-    """A broker reports a group that is another data folder's, or its folder is a copy.  details: `broker_group`."""
+    """A broker reports a group that is another data folder's, or its folder is a copy."""
 
     code = 1109
     summary = "the broker group belongs to another data folder"
     hint = "Start the broker with the group's own data folder, or under another group name."
+    address = Detail(str)
 
 
 class CorruptIndexError(CorruptLogError):
-    """What finds batches in the log is damaged; the log is not.  details: `path`, if known."""
+    """What finds batches in the log is damaged; the log is not."""
 
     code = 1305
     summary = "the index of the commit log is damaged"
@@ -143,23 +171,25 @@ class CorruptIndexError(CorruptLogError):
 
 
 class AddressError(KeylaneError):
-    """A port in use, not allowed, or no port.  details: `port`."""
+    """A port in use, not allowed, or no port."""
 
     code = 1400
     summary = "cannot listen there"
     hint = "Choose another port, or 0 for any free one."
+    port = Detail(int)
 
 
 class HostError(AddressError):
-    """An address that is not loopback.  details: `host`."""
+    """An address that is not loopback."""
 
     code = 1403
     summary = "only loopback addresses are served"
     hint = "Use 127.0.0.1, ::1 or localhost; there is no access control yet."
+    host = Detail(str)
 
 
 class JavaMissingError(KeylaneError):
-    """No Java that Spark can run on; the message says what was passed over.  No details."""
+    """No Java that Spark can run on; the message says what was passed over."""
 
     code = 1401
     summary = "Spark needs Java 17 or newer, and none was found"
@@ -167,7 +197,7 @@ class JavaMissingError(KeylaneError):
 
 
 class ClosedError(KeylaneError):
-    """A call on a producer, consumer or message that is not open.  No details."""
+    """A call on a producer, consumer or message that is not open."""
 
     code = 1402
     summary = "used after close"
@@ -175,7 +205,7 @@ class ClosedError(KeylaneError):
 
 
 class InputUnfinishedError(KeylaneError):
-    """Not every line of the input is stored.  details: `stored`, `line` (the first that is not), `lines` (all that are not)."""
+    """Not every line of the input is stored."""
 
     code = 1404
     fate = Fate.UNKNOWN
@@ -183,18 +213,24 @@ class InputUnfinishedError(KeylaneError):
     hint = (
         "Mend what the message names, then send the missing lines of the same input: --lines LINES"
     )
+    stored = Detail(int)
+    line = Detail(int)
+    """The first that is not stored."""
+    lines = Detail(str)
+    """All that are not stored, as ranges: "7,9-"."""
 
 
 class InputError(KeylaneError):
-    """The input of a command cannot be read on.  details: `line`, where it ended."""
+    """The input of a command cannot be read on."""
 
     code = 1405
     summary = "the input cannot be read"
     hint = "Look at the terminal, the pipe or the file that the command reads."
+    line = Detail(int)
 
 
 class InternalError(KeylaneError):
-    """A fault of keylane's own, in a server or in the demo.  No details."""
+    """A fault of keylane's own, in a server or in the demo."""
 
     code = 1500
     fate = Fate.UNKNOWN

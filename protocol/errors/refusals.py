@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from .base import Fate, KeylaneError, Retry
+from .base import Detail, Fate, KeylaneError, Retry
 
 
 class ConfigError(KeylaneError):
-    """Settings or arguments that cannot work; nothing was started.  details: `problems`."""
+    """Settings or arguments that cannot work; nothing was started."""
 
     code = 1001
     summary = "the settings cannot work"
     hint = "Fix every setting listed, then start again."
+    problems = Detail(int)
+    """How many there are."""
+    path = Detail(str)
+    """Of the file of settings that cannot be read."""
 
 
 class HandlerTypeError(ConfigError, TypeError):
@@ -40,172 +44,213 @@ class RefusedError(KeylaneError):
 
 
 class InvalidNameError(RefusedError):
-    """A name of a subject or group outside the rule.  details: `kind`, `name`."""
+    """A name of a subject or group outside the rule."""
 
     code = 1101
     summary = "illegal name"
     hint = "Names match ^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$."
+    kind = Detail(str)
+    name = Detail(str)
 
 
 class OffsetInvalidError(RefusedError):
-    """A number that can be no offset of a message.  details: `offset`."""
+    """A number that can be no offset of a message."""
 
     code = 1102
     summary = "not an offset"
     hint = "Offsets are whole numbers in [0, 2**63)."
+    offset = Detail(str)
 
 
 class MessageTooLargeError(RefusedError):
-    """Above a limit; nothing was queued or stored.  details: `size_bytes`, `limit_bytes`."""
+    """Above a limit; nothing was queued or stored."""
 
     code = 1103
     summary = "message too large: key, value and properties count together"
     hint = "Store the large part elsewhere and send its address, or split it."
+    size_bytes = Detail(int)
+    limit_bytes = Detail(int)
 
 
 class InvalidRequestError(RefusedError):
-    """No state of the system could satisfy it.  details: the numbers it is about, if any."""
+    """No state of the system could satisfy it."""
 
     code = 1104
     summary = "the request makes no sense"
     hint = "Nothing was done.  Mend what the message names, then ask again."
+    partition_id = Detail(int)
+    address = Detail(str)
 
 
 class OriginError(RefusedError):
-    """A browser calls for a web page of another site.  details: `origin`."""
+    """A browser calls for a web page of another site."""
 
     code = 1105
     summary = "a web page of another site may not call this server"
     hint = "Call it from a program, without an Origin header, or through a server of your own."
+    origin = Detail(str)
 
 
 class ForeignHostError(RefusedError):
-    """A request for a host name that is not this server's, as after DNS rebinding.  details: `host`."""
+    """A request for a host name that is not this server's, as after DNS rebinding."""
 
     code = 1106
     summary = "the request is for another host"
     hint = "Call the server as localhost, by its loopback address, or by the name it listens on."
+    host = Detail(str)
 
 
 class RequestTooSlowError(RefusedError):
-    """The body of a request did not arrive whole in time.  details: `limit_ms`."""
+    """The body of a request did not arrive whole in time."""
 
     code = 1107
     retry = Retry.LATER
     summary = "the request did not arrive whole in time"
     hint = "Nothing was done.  Send the request in one go."
+    limit_ms = Detail(int)
 
 
 class BrokerAddressError(RefusedError):
-    """A broker reports an address that is not loopback.  details: `address`."""
+    """A broker reports an address that is not loopback."""
 
     code = 1108
     summary = "a broker's address must be a loopback address"
     hint = "Start the broker with --host 127.0.0.1, ::1 or localhost."
+    address = Detail(str)
 
 
 class SubjectUnknownError(RefusedError):
-    """A subject that was never created.  details: `subject`."""
+    """A subject that was never created."""
 
     code = 1110
     summary = "no such subject"
     hint = "Create it first: keylane subject create NAME"
+    subject = Detail(str)
 
 
 class SubjectExistsError(RefusedError):
-    """Created again with other settings.  details: `subject` and the settings it has."""
+    """Created again with other settings."""
 
     code = 1111
     summary = "the subject exists already, with other settings"
     hint = "keylane subject describe NAME shows the settings it has."
+    subject = Detail(str)
+    order_strategy = Detail(str)
+    partitions = Detail(int)
+    retention = Detail(str)
+    static = Detail(bool)
 
 
 class GroupUnknownError(RefusedError):
-    """No consumer ever joined this group.  details: `subject`, `group`."""
+    """No consumer ever joined this group."""
 
     code = 1112
     summary = "no such consumer group on this subject"
     hint = "A group exists from its first consumer on."
+    subject = Detail(str)
+    group = Detail(str)
 
 
 class PartitionUnknownError(RefusedError):
-    """Asked of a server that lacks it.  details: `partition_id`, where one is named."""
+    """Asked of a server that lacks it."""
 
     code = 1113
     summary = "the broker does not hold this partition"
     retry = Retry.AFTER_NEW_ROUTE
     hint = "keylane subject describe NAME lists a subject's partitions; a program asks the metaserver for the route again."
+    partition_id = Detail(int)
+    subject = Detail(str)
+    broker_group = Detail(str)
 
 
 class StaleRouteError(RefusedError):
-    """An append to a sealed partition.  details: `partition_id`, `end_offset`."""
+    """An append to a sealed partition."""
 
     code = 1120
     summary = "the partition is sealed, the route has moved on"
     retry = Retry.AFTER_NEW_ROUTE
     hint = "Ask the metaserver for the route again; nothing of this batch was stored."
+    partition_id = Detail(int)
+    end_offset = Detail(int)
+    """Where the partition was sealed."""
 
 
 class WrongBrokerError(RefusedError):
-    """A broker was told of another group's partition.  details: `broker_group`, its own."""
+    """A broker was told of another group's partition."""
 
     code = 1121
     summary = "another broker group than the caller meant"
     retry = Retry.AFTER_NEW_ROUTE
     hint = "Ask the metaserver for the broker's address again."
+    broker_group = Detail(str)
 
 
 class FencedError(RefusedError):
-    """A token that is not the highest any more.  details: `token`, `current_token` if known."""
+    """A token that is not the highest any more."""
 
     code = 1130
     summary = "a newer owner has this partition"
     hint = "Stop handling it; what was not acked is with the newer owner."
+    token = Detail(int)
+    """The caller's."""
+    current_token = Detail(int)
+    """The highest that the broker knows; None if the caller's is unknown there."""
 
 
 class SessionUnknownError(RefusedError):
-    """A session that the metaserver does not have any more.  details: `session`."""
+    """A session that the metaserver does not have any more."""
 
     code = 1131
     summary = "the session is unknown, or its ttl has passed"
     hint = "Join again with a new session; the old leases are gone."
+    session = Detail(str)
 
 
 class TokenUnknownError(RefusedError):
-    """A token that was never granted, or not to this session.  details: `token`."""
+    """A token that was never granted, or not to this session."""
 
     code = 1132
     summary = "no such grant"
     hint = "Use the token of the last grant of the metaserver."
+    token = Detail(int)
+    current_token = Detail(int)
 
 
 class SequenceGapError(RefusedError):
-    """A batch came before an earlier one.  details: `expected`, `sequence`, `count`."""
+    """A batch came before an earlier one."""
 
     code = 1140
     summary = "an earlier batch of this producer is missing"
     retry = Retry.LATER
     hint = "Send the batches again from the expected sequence on."
+    expected = Detail(int)
+    sequence = Detail(int)
+    count = Detail(int)
 
 
 class ProducerFencedError(RefusedError):
-    """A producer id is in use with a higher epoch.  details: `epoch`, `current_epoch`."""
+    """A producer id is in use with a higher epoch."""
 
     code = 1141
     summary = "a newer epoch of this producer is at work"
     hint = "Close this producer."
+    epoch = Detail(int)
+    current_epoch = Detail(int)
 
 
 class SequenceReusedError(RefusedError):
-    """A batch under a sequence that is taken, and none of those remembered.  details: `sequence`, `count`, `expected`."""
+    """A batch under a sequence that is taken, and none of those remembered."""
 
     code = 1142
     summary = "another producer sends under this producer's id: the batch is not stored"
     hint = "Send it again under a new producer id, drawn at random; keylane's own producer does so by itself."
+    sequence = Detail(int)
+    count = Detail(int)
+    expected = Detail(int)
 
 
 class ForkedError(RefusedError):
-    """A producer, consumer or reader that was open when its process was forked is used in the child.  No details."""
+    """A producer, consumer or reader that was open when its process was forked is used in the child."""
 
     code = 1143
     summary = "it was open when this process was forked: its connections are the parent's"
@@ -213,7 +258,7 @@ class ForkedError(RefusedError):
 
 
 class OtherLoopError(RefusedError):
-    """A producer, consumer or reader is used outside of the event loop that it was opened in.  No details."""
+    """A producer, consumer or reader is used outside of the event loop that it was opened in."""
 
     code = 1144
     summary = "used outside of the event loop that it was opened in"
@@ -223,7 +268,7 @@ class OtherLoopError(RefusedError):
 
 
 class AlreadyOpenError(RefusedError):
-    """A producer, consumer or reader is opened while it is open, or not yet closed whole.  No details."""
+    """A producer, consumer or reader is opened while it is open, or not yet closed whole."""
 
     code = 1145
     summary = "it is open already"
@@ -231,24 +276,29 @@ class AlreadyOpenError(RefusedError):
 
 
 class StrategyMismatchError(RefusedError):
-    """A producer expects another strategy.  details: `subject`, `stored`, `asked`."""
+    """A producer expects another strategy."""
 
     code = 1150
     summary = "the strategy differs from the one stored for the subject"
     hint = "Leave the strategy out, or use the stored one; keylane subject describe NAME shows it."
+    subject = Detail(str)
+    stored = Detail(int)
+    asked = Detail(str)
 
 
 class NotEnoughBrokersError(RefusedError):
-    """No broker can take the partitions.  details: `broker_group` or `subject`."""
+    """No broker can take the partitions."""
 
     code = 1151
     summary = "no broker group is available"
     retry = Retry.LATER
     hint = "Start a broker, or wait until one has reported itself."
+    subject = Detail(str)
+    broker_group = Detail(str)
 
 
 class NoPartitionError(RefusedError):
-    """Given up before a partition took it, as by a producer that closes.  No details."""
+    """Given up before a partition took it, as by a producer that closes."""
 
     code = 1152
     summary = "no open partition for this message now"
@@ -257,20 +307,23 @@ class NoPartitionError(RefusedError):
 
 
 class OperationRunningError(RefusedError):
-    """A second change of partitions at once.  details: `subject`, `operation_id`."""
+    """A second change of partitions at once."""
 
     code = 1153
     summary = "another operation on this subject is not finished"
     retry = Retry.LATER
     hint = "keylane subject operations NAME shows how far it is, and what it waits for."
+    subject = Detail(str)
+    operation_id = Detail(int)
 
 
 class BrokerGroupUnknownError(RefusedError):
-    """A broker group that never reported itself.  details: `broker_group`."""
+    """A broker group that never reported itself."""
 
     code = 1154
     summary = "no such broker group"
     hint = "keylane broker list shows the broker groups that there are."
+    broker_group = Detail(str)
 
 
 class GroupStrategyError(RefusedError):
@@ -281,6 +334,8 @@ class GroupStrategyError(RefusedError):
     hint = (
         "Join with the group's strategy, or change it: keylane group switch SUBJECT GROUP STRATEGY"
     )
+    stored = Detail(int)
+    asked = Detail(str)
 
 
 class OperationUnknownError(RefusedError):
@@ -289,6 +344,7 @@ class OperationUnknownError(RefusedError):
     code = 1156
     summary = "no such operation"
     hint = "keylane subject operations NAME lists the latest ones of a subject."
+    operation_id = Detail(int)
 
 
 class OperationForwardError(RefusedError):
@@ -297,15 +353,19 @@ class OperationForwardError(RefusedError):
     code = 1157
     summary = "the operation may have sealed something, and only goes forward"
     hint = "Let it come to its end; keylane subject operations NAME says what it waits for."
+    operation_id = Detail(int)
+    state = Detail(str)
 
 
 class CreationRunningError(RefusedError):
-    """A broker group is to be left on which a new subject is about to begin.  details: `subject`, `broker_group`."""
+    """A broker group is to be left on which a new subject is about to begin."""
 
     code = 1159
     summary = "a subject is still being created with partitions there"
     retry = Retry.LATER
     hint = "The creation ends by itself when its brokers answer; then ask again."
+    subject = Detail(str)
+    broker_group = Detail(str)
 
 
 class BrokerCordonedError(RefusedError):
@@ -314,35 +374,46 @@ class BrokerCordonedError(RefusedError):
     code = 1158
     summary = "the broker group is cordoned"
     hint = "Choose another one, or: keylane broker uncordon GROUP"
+    broker_group = Detail(str)
 
 
 class OffsetOutOfRangeError(RefusedError):
-    """A read outside of what is kept.  details: `offset`, `first_offset`, `next_offset`."""
+    """A read outside of what is kept."""
 
     code = 1160
     summary = "no such offset in the partition"
     hint = "Read within [first_offset, next_offset)."
+    partition_id = Detail(int)
+    offset = Detail(int)
+    """The one asked for."""
+    first_offset = Detail(int)
+    """The first that is still stored."""
+    next_offset = Detail(int)
+    """One past the last that may be read."""
 
 
 class CorruptBatchError(RefusedError):
-    """Checksum or lengths do not fit the bytes.  details: what contradicts each other."""
+    """Checksum or lengths do not fit the bytes."""
 
     code = 1161
     summary = "the bytes of the batch are damaged"
     retry = Retry.LATER
     hint = "Send it again; if it repeats, look at the network or the memory of the machine."
+    partition_id = Detail(int)
+    offset = Detail(int)
 
 
 class FrameError(RefusedError):
-    """Bytes on the data plane that are no frame.  details: `size_bytes`, if that is wrong."""
+    """Bytes on the data plane that are no frame."""
 
     code = 1162
     summary = "not a frame of this protocol"
     hint = "The connection is closed; use a client of the same protocol version."
+    size_bytes = Detail(int)
 
 
 class BrokerReadOnlyError(RefusedError):
-    """The disk is nearly full, or a write failed; the message says which.  No details."""
+    """The disk is nearly full, or a write failed; the message says which."""
 
     code = 1170
     summary = "the broker takes no writes now"
@@ -351,53 +422,67 @@ class BrokerReadOnlyError(RefusedError):
 
 
 class OverloadedError(RefusedError):
-    """A server holds as much as it may.  details: the `limit`, or `retry_after_ms`."""
+    """A server holds as much as it may."""
 
     code = 1171
     summary = "too much in flight"
     retry = Retry.LATER
     hint = "Wait for answers before sending more."
+    limit = Detail(int)
+    """What the server takes at most."""
+    retry_after_ms = Detail(int)
+    cursor = Detail(int)
+    """Of a group whose acks have too many gaps above it."""
+    subjects = Detail(int)
 
 
 class LeaseLostError(RefusedError):
-    """`Message.ack` after the lease has ended.  details: `partition_id`, `offset`."""
+    """`Message.ack` after the lease has ended."""
 
     code = 1180
     summary = "the lease of this message's partition has ended"
     hint = "Do not go on with it: another consumer will handle the message."
+    partition_id = Detail(int)
+    offset = Detail(int)
 
 
 class QueueFullError(RefusedError):
-    """`Producer.send`, not awaited, while its queue is full; nothing is queued.  details: `queued_bytes`."""
+    """`Producer.send`, not awaited, while its queue is full; nothing is queued."""
 
     code = 1181
     summary = "the producer's queue is full"
     retry = Retry.LATER
     hint = "Await each send, or await producer.drain() and send it again."
+    queued_bytes = Detail(int)
 
 
 class StaticSubjectError(RefusedError):
-    """A change of the number of queues of a static subject.  details: `subject`, `queues`."""
+    """A change of the number of queues of a static subject."""
 
     code = 1190
     summary = "the number of queues of a static subject never changes"
     hint = "Its queues can go elsewhere: keylane subject move PARTITION --to GROUP"
+    subject = Detail(str)
+    queues = Detail(int)
 
 
 class SubjectNotStaticError(RefusedError):
-    """Queues asked of a subject without fixed ones.  details: `subject`."""
+    """Queues asked of a subject without fixed ones."""
 
     code = 1191
     summary = "the subject has no fixed logic queues"
     hint = "Only a subject made with them has: keylane subject create NAME --static --queues N"
+    subject = Detail(str)
 
 
 class QueueUnknownError(RefusedError):
-    """A queue that the subject does not have.  details: `queue`."""
+    """A queue that the subject does not have."""
 
     code = 1192
     summary = "no such logic queue"
     hint = "keylane subject queues NAME shows them."
+    subject = Detail(str)
+    queue = Detail(int)
 
 
 class GroupBusyError(RefusedError):
@@ -409,10 +494,14 @@ class GroupBusyError(RefusedError):
     hint = (
         "Stop them, or wait until the ttl of those that died has passed, and no other reset runs."
     )
+    left_ms = Detail(int)
+    """How long a reset that runs may still take."""
+    sessions = Detail(int)
+    """Live consumers."""
 
 
 class FolderBehindError(RefusedError):
-    """A broker's data folder lacks what the broker group had.  details: `broker_group`, `address`, `log_end`, `known_log_end`."""
+    """A broker's data folder lacks what the broker group had."""
 
     code = 1220
     summary = "the data folder is an older copy of the broker group's"
@@ -420,10 +509,14 @@ class FolderBehindError(RefusedError):
         "Start the broker on the folder that was in use last.  If that is gone, and what this one lacks is given up: "
         "keylane broker accept GROUP"
     )
+    broker_group = Detail(str)
+    address = Detail(str)
+    log_end = Detail(int)
+    known_log_end = Detail(int)
 
 
 class DatabaseEmptyError(RefusedError):
-    """The metaserver's database knows no subject, and a broker has partitions.  details: `broker_group`, `partitions`."""
+    """The metaserver's database knows no subject, and a broker has partitions."""
 
     code = 1221
     summary = "the metaserver's database is empty, and a broker has partitions"
@@ -432,10 +525,12 @@ class DatabaseEmptyError(RefusedError):
         "Start the metaserver with the database that was in use, or make it anew from the brokers: "
         "keylane meta rebuild"
     )
+    broker_group = Detail(str)
+    partitions = Detail(int)
 
 
 class PartitionInUseError(InvalidRequestError):
-    """A new partition has the number of one that its broker has in use.  details: `partition_id` and what it has."""
+    """A new partition has the number of one that its broker has in use."""
 
     code = 1222
     summary = "the broker has this partition in use already"
@@ -443,28 +538,32 @@ class PartitionInUseError(InvalidRequestError):
         "The number was given away before: the metaserver's database is older than the broker.  keylane meta verify "
         "compares them, keylane meta rebuild makes the database anew."
     )
+    next_offset = Detail(int)
 
 
 class CreationFailedError(RefusedError):
-    """A broker refused a new subject's partition for good.  details: `subject`."""
+    """A broker refused a new subject's partition for good."""
 
     code = 1223
     summary = "the subject could not be created"
     hint = "Nothing is open; create it again once the reason is gone.  keylane meta verify compares database and brokers."
+    subject = Detail(str)
 
 
 class LossAcceptedError(RefusedError):
-    """A data folder comes back whose loss an operator has accepted.  details: `broker_group`."""
+    """A data folder comes back whose loss an operator has accepted."""
 
     code = 1224
     summary = "the loss of this data folder was accepted, and others go on without it"
     hint = "Keep the folder to look into it, and start the broker with an empty one."
+    broker_group = Detail(str)
 
 
 class AcceptedAsLostError(RefusedError):
-    """A message may have been stored on a disk whose loss was accepted.  details: `partition_id`."""
+    """A message may have been stored on a disk whose loss was accepted."""
 
     code = 1225
     fate = Fate.UNKNOWN
     summary = "the message may have been in a partition that was accepted as lost"
     hint = "It may have been handled before the loss.  Send it again if handling it twice does no harm."
+    partition_id = Detail(int)

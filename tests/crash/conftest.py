@@ -1,4 +1,4 @@
-"""What the tests of killed brokers share: brokers that start fast, and a place where a kill loses nothing written."""
+"""What the tests of killed brokers share: brokers that start fast, and a disk on which a kill loses nothing written."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ from support.broker_forks import Forks
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    found = Forks()
-    yield found
-    found.close()
+    forks = Forks()
+    yield forks
+    forks.close()
 
 
 @pytest.fixture(scope="module")
-def room() -> Iterator[Path]:
-    """In memory where there is such a disk: a killed process loses nothing that it wrote, synced or not."""
+def disk() -> Iterator[Path]:
+    """In memory where the machine has such a disk: a killed process loses nothing that it wrote, synced or not."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def folder(disk: Path) -> Iterator[Path]:
+    """A folder of the test's own on the disk, so that a test that failed leaves nothing in the way of the next."""
+    with tempfile.TemporaryDirectory(dir=disk) as folder:
         yield Path(folder)

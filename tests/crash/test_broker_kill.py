@@ -15,6 +15,7 @@ from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from sim.machines.store import SESSION, batch, facts
 from support.broker_process import BrokerProcess
+from support.ports import free_port
 
 PRODUCERS = 4
 BATCHES = 150
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.crash
 
 @pytest.fixture
 def process(tmp_path) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path / "data", "--segment-bytes", "200000")
+    where = ("--port", str(free_port()))
+    process = BrokerProcess(tmp_path / "data", "--segment-bytes", "200000", *where)
     yield process
     process.end()
 
@@ -88,11 +90,8 @@ async def test_kill_under_load(process):
     """SIGKILL at any moment: every answered batch is at the offset that was answered, every message there once."""
     rng = random.Random(3)
     network = HttpNetwork()
-    port = 0
     senders = [Sender(producer_id) for producer_id in range(1, PRODUCERS + 1)]
     process.start()
-    port = int(process.address.rpartition(":")[2])
-    process._arguments += ("--port", str(port))
     clients = [BrokerClient(network, process.address) for _ in senders]
     for partition_id in (1, 2):
         await clients[0].host_partition(facts(partition_id))

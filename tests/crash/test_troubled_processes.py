@@ -57,7 +57,7 @@ async def test_a_consumer_stopped_at_a_handlers_first_line_does_no_harm(tmp_path
 
 
 async def test_handlers_of_a_killed_consumer_are_forgotten(tmp_path: Path):
-    """A consumer that is back is inside no handler of its life before."""
+    """A restarted consumer is inside no handler that its killed process had begun."""
     async with Stage(
         tmp_path, keys=100, per_second=300, consumers=1, ttl_ms=30_000, handler_ms=30_000.0
     ) as stage:
@@ -67,7 +67,7 @@ async def test_handlers_of_a_killed_consumer_are_forgotten(tmp_path: Path):
 
 
 async def test_a_program_that_died_is_told_with_its_last_words(tmp_path: Path):
-    """Whoever looks at a failed story need not search the logs."""
+    """The error of a failed story has the end of the program's log."""
     broken = Actor("x", ["--wall", str(tmp_path / "wall"), "proof.consumer"], tmp_path / "x.log")
     with pytest.raises(AssertionError, match=r"(?s)x ended with 1: .*Traceback.*Error"):
         await broken.start()
@@ -79,8 +79,8 @@ async def test_a_program_that_died_is_told_with_its_last_words(tmp_path: Path):
             await stage.judge()
 
 
-async def test_one_programs_calendar_is_moved_alone(tmp_path: Path):
-    """The producer's messages show its own calendar: the others' an hour off are nothing to it."""
+async def test_calendar_of_a_single_program_is_moved(tmp_path: Path):
+    """Messages carry the calendar of their producer, even when every other calendar is an hour off."""
     async with Stage(tmp_path, keys=10, per_second=100, consumers=1) as stage:
 
         async def more_messages() -> None:

@@ -1,4 +1,4 @@
-"""Keys and values of the RocksDB index, byte for byte: written as they always were, and read by whoever comes later."""
+"""Keys and values of the RocksDB index, byte for byte: written as they always were, and read by every later version."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows(queues: RocksConsumeQueues) -> dict[str, dict[str, str]]:
     }
 
 
-def test_what_is_written(tmp_path):
+def test_batches_are_written_as_the_golden_rows(tmp_path):
     """Three batches make the rows of the format, and no others."""
     queues = RocksConsumeQueues(str(tmp_path / "rocksdb"))
     queues.dispatch(UNITS)
@@ -37,7 +37,7 @@ def test_what_is_written(tmp_path):
     assert found == GOLDEN
 
 
-def test_what_is_read(tmp_path):
+def test_golden_rows_are_read_as_their_batches(tmp_path):
     """Rows of the format, in an empty database, are the batches they were made of."""
     queues = RocksConsumeQueues(str(tmp_path / "rocksdb"))
     tables = queues._tables

@@ -1,6 +1,7 @@
 """Real processes for the tests of this folder."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,22 +11,17 @@ from support.postgres import Postgres, running_postgres
 
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster nobody kills; each test makes subjects of its own."""
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
-    try:
+    """A cluster that no test kills; each test makes subjects of its own."""
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture
-def own_cluster(tmp_path) -> Iterator[Cluster]:
-    """A cluster of the test's own, to be killed and restarted."""
-    cluster = Cluster(tmp_path)
-    try:
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster of the test's own, to be killed and restarted, with the options of its mark `cluster`."""
+    mark = request.node.get_closest_marker("cluster")
+    with Cluster(tmp_path, **(mark.kwargs if mark else {})) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ This page is written by `make proof` out of `docs/proof.jsonl`; nobody edits it.
 Each row is one share that was really run; a version with `+` had changes that were not committed yet.
 Of seeds that were run on several versions the latest rows stay; what a share found, and how it was mended, is in the log
 of commits.  Runs of real processes all stay.
-`make proof SEEDS=2000 FIRST=4000 LIMIT=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
-`make proof RANDOM=2000 LIMIT=0 CYCLES=0` draws the seeds at random from [10^6, 10^9); the row has the number of the drawing,
+`make proof SEEDS=2000 FIRST=4000 LIMIT=0 KILLS=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
+`make proof RANDOM=2000 LIMIT=0 KILLS=0 CYCLES=0` draws the seeds at random from [10^6, 10^9); the row has the number of the drawing,
 with which `DRAWING=` gives the same seeds again, and the digest of their list.
 
 One checker (`checker/`) judges the simulation, the runs of real processes and the demo.
@@ -70,6 +70,15 @@ Bugs put in on purpose, one at a time; the seeds go on until one catches it.
 | date | version | mutants | caught | seeds at most | seconds |
 | --- | --- | --- | --- | --- | --- |
 """
+KILLS = """
+## Kill points
+
+A real broker killed at every point of its work on the disk, each time that it gets there, with both indexes; its index
+work killed likewise; stops at any moment: all of `tests/crash/`.  `make test` has a sample of it, `make kills` runs it alone.
+
+| date | version | tests | failed | seconds |
+| --- | --- | --- | --- | --- |
+"""
 EACH = """
 The latest hunt:
 
@@ -87,6 +96,7 @@ def document(shares: str) -> str:
     for title, name, row in (
         (SIMULATION, "simulation", _simulated),
         (PROCESSES, "processes", _performed),
+        (KILLS, "kills", _killed),
         (MUTANTS, "mutants", _hunted),
     ):
         rows = [(one, one[name]) for one in read if name in one]
@@ -189,6 +199,10 @@ def _performed(part: dict[str, Any]) -> tuple[object, ...]:
         judged,
         *controls,
     )
+
+
+def _killed(part: dict[str, Any]) -> tuple[object, ...]:
+    return part["tests"], part["failed"]
 
 
 def _hunted(part: dict[str, Any]) -> tuple[object, ...]:

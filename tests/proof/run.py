@@ -1,4 +1,4 @@
-"""`make proof`: seeds, mutants and the long story of real processes; adds what was run to docs/PROOF.md.
+"""`make proof`: seeds, mutants, kill points and the long story of real processes; adds what was run to docs/PROOF.md.
 
 Each call is a share: its results are a line of docs/proof.jsonl, out of which the document is written anew.
 """
@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 from proof.controls import run_without_drain_rule, run_without_fence
 from proof.document import DOCUMENT, SHARES, document
@@ -39,6 +40,7 @@ PER_SECOND = 500
 PAUSE_TTLS_MAX = 10.0
 CALENDAR_HOURS_MIN = 0.9
 SEEDS_AT_ONCE = 1_000
+CRASH_TESTS = Path(__file__).parents[1] / "crash"
 
 
 def simulate(seeds: Sequence[int], workers: int, *, seconds: float) -> dict[str, Any]:
@@ -131,6 +133,18 @@ def run_processes(cycles: int, seed: int) -> dict[str, Any]:
     }
 
 
+def kill_everywhere(workers: int) -> dict[str, Any]:
+    """Every test of `tests/crash`, those that `make test` leaves out as well."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "tests.xml"
+        split = ["--numprocesses", str(workers), "--dist", "load", f"--junit-xml={report}"]
+        command = [sys.executable, "-m", "pytest", "--whole", *split, str(CRASH_TESTS)]
+        subprocess.run(command, cwd=CRASH_TESTS.parents[1], check=False)
+        suite = ET.parse(report).getroot()[0]
+    tests, failed = int(suite.get("tests", 0)), [suite.get(name) for name in ("errors", "failures")]
+    return {"tests": tests, "failed": sum(int(count or 0) for count in failed)}
+
+
 def version() -> str:
     """The commit, and whether more than this document was changed since."""
     ask = ["git", "log", "-1", "--format=%h"]
@@ -148,6 +162,7 @@ def main() -> int:
     parser.add_argument("--drawing", type=int, help="the number of an earlier drawing")
     parser.add_argument("--limit", type=int, default=MUTANT_SEEDS_MAX, help="seeds for a mutant")
     parser.add_argument("--cycles", type=int, default=20, help="of resizes of real processes")
+    parser.add_argument("--kills", type=int, default=1, help="0: not the kill points")
     parser.add_argument("--story", type=int, default=1, help="the story's seed")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no seeds after these")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
@@ -161,6 +176,7 @@ def main() -> int:
     parts: dict[str, tuple[bool, Callable[[], dict[str, Any]]]] = {
         "simulation": (bool(args.seeds or args.random), _simulation(args)),
         "mutants": (bool(args.limit), lambda: hunt_mutants(args.limit, args.workers)),
+        "kills": (bool(args.kills), lambda: kill_everywhere(2 * args.workers)),
         "processes": (bool(args.cycles), lambda: run_processes(args.cycles, args.story)),
     }
     for name, (wanted, run) in parts.items():
@@ -191,6 +207,7 @@ def _tell(share: dict[str, Any]) -> int:
     harmless = sum(not process[name] for name in process if name.startswith("control"))
     line = {name: sim.get(name, 0) for name in ("seeds", "faults", "events", "violations")}
     judged = process.get("judge", {}).get("findings", {})
+    line["violations"] += share.get("kills", {}).get("failed", 0)
     line["violations"] += sum(process.get("counts", {}).values()) + harmless + sum(judged.values())
     seconds = sum(share[name]["seconds"] for name in share if isinstance(share[name], dict))
     print(

@@ -11,7 +11,7 @@ import pytest
 from sim.machines.calls import WINDOW_S, CallRates
 from sim.mutants.bank import MUTANTS
 from sim.mutants.catches import CATCHES
-from sim.run import hunts, outcomes, pool, run_one
+from sim.run import hunts, outcomes, outcomes_of, pool, run_one
 
 SEEDS = 300
 FOUND = (
@@ -38,9 +38,7 @@ def test_seeds_end_without_an_anomaly():
 @pytest.mark.timeout(600)
 def test_seeds_that_found_a_fault_stay_clean():
     """What a seed showed and was mended does not come back."""
-    bad = [
-        _told(one) for seed in FOUND for one in outcomes(seed, 1, workers=1) if one["violations"]
-    ]
+    bad = [_told(one) for one in outcomes_of(FOUND, WORKERS) if one["violations"]]
     assert not bad, "\n\n".join(bad)
 
 

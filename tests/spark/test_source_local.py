@@ -65,11 +65,8 @@ async def send(meta: str, subject: str, numbers: range) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
-    try:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +217,7 @@ def test_subjects_without_messages_or_partitions_are_empty_frames(load, cluster,
     ],
     ids=str,
 )
-def test_what_cannot_be_loaded_says_so_readably(load, filled, options, error, details):
+def test_load_error_has_code_details_and_hint(load, filled, options, error, details):
     """load() raises, and Spark's text holds our code, details as JSON, and what to do."""
     with pytest.raises(AnalysisException) as caught:
         load(**options)

@@ -10,10 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import CreateSubject, Retention, Route, SubjectView
@@ -29,6 +28,7 @@ from keylane.protocol.operations import (
 from keylane.protocol.routing import PartitionState
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from support.ports import free_port
 
 
 class Program:
@@ -40,11 +40,12 @@ class Program:
         self.address = ""
         self.environment: dict[str, str] = {}
         """Added to ours at the next start."""
-        self.process = self._start("0")
+        self._port = free_port()
+        self.process = self._start()
 
-    def _start(self, port: str) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", self._module, *self._arguments, "--port", port],
+            [sys.executable, "-m", self._module, *self._arguments, "--port", str(self._port)],
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | self.environment,
@@ -65,7 +66,7 @@ class Program:
 
     def restart(self) -> None:
         """Start again on the same port and folder."""
-        self.process = self._start(self.address.rsplit(":", 1)[1])
+        self.process = self._start()
         self.ready()
 
     def stop(self) -> None:
@@ -82,7 +83,11 @@ class Program:
 
 
 class Cluster:
-    """One metaserver on SQLite, or several on what the settings name, and `brokers` broker groups g1, g2, …"""
+    """
+    One metaserver on SQLite, or several on what the settings name, and `brokers` broker groups g1, g2, …
+
+    Use it in a `with` statement, which stops every program at its end.
+    """
 
     def __init__(
         self,
@@ -124,6 +129,12 @@ class Cluster:
     def addresses(self) -> list[str]:
         """Of all metaservers."""
         return [one.address for one in self.metas]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         for program in (*self.brokers, *self.metas):
@@ -319,12 +330,10 @@ __all__ = [
 ]
 
 
-@contextmanager
-def alert_cluster(folder: Path, brokers: int = 2) -> Iterator[Cluster]:
-    """Brokers and a metaserver that soon notices who is silent, to be killed and restarted; stopped at the end."""
-    settings = "operation_lease_ms = 400\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
-    cluster = Cluster(folder, brokers, meta_settings=settings)
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
+ALERT = "operation_lease_ms = 400\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
+"""Settings of a metaserver that soon notices which broker is silent."""
+
+
+def alert_cluster(folder: Path, brokers: int = 2) -> Cluster:
+    """Brokers and a metaserver that soon notices which of them is silent, to be killed and restarted."""
+    return Cluster(folder, brokers, meta_settings=ALERT)

@@ -77,7 +77,7 @@ class Shelf:
         offset = request.offset
         if not self.first_offset <= offset <= self.next_offset:
             raise OffsetOutOfRangeError(
-                requested=offset, earliest=self.first_offset, latest=self.next_offset
+                offset=offset, first_offset=self.first_offset, next_offset=self.next_offset
             )
         chosen: list[bytes] = []
         upto, size = offset, 0

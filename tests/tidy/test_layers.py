@@ -125,7 +125,7 @@ def test_folders_import_only_the_layers_below():
     assert not broken, "\n" + "\n".join(broken)
 
 
-def test_what_decides_or_stores_knows_no_network():
+def test_partitions_storage_and_checker_import_no_network():
     """Partitions, the disk and the checker."""
     broken = [
         f"{source.name}:{line} imports {target}"
@@ -141,7 +141,7 @@ def test_the_architecture_names_every_folder():
     assert [folder for folder in LAYERS if f"`{folder}/`" not in text] == []
 
 
-def test_unit_tests_lie_where_what_they_test_lies():
+def test_unit_tests_mirror_the_folders_of_the_package():
     """Each folder of tests/unit/ is a folder of the package."""
     unit = ROOT / "tests" / "unit"
     folders = {path.parent.relative_to(unit).as_posix() for path in unit.rglob("*.py")}

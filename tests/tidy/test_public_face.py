@@ -31,6 +31,7 @@ from keylane import FencedError, Produser
 from keylane.errors import TokenUnknownError
 reveal_type(FencedError)
 reveal_type(TokenUnknownError)
+reveal_type(TokenUnknownError().current_token)
 reveal_type(keylane.Consumer)
 keylane.Nonsense
 """
@@ -73,6 +74,7 @@ def test_type_checkers_know_the_face(tmp_path):
     for error in (errors.FencedError, errors.TokenUnknownError):
         assert f"-> {error.__module__}.{error.__name__}" in found.stdout
     assert "-> keylane.consumer.client.Consumer" in found.stdout
+    assert 'Revealed type is "int | None"' in found.stdout
     assert found.stdout.count("error:") == 2
     assert 'Module "keylane" has no attribute "Produser"' in found.stdout
     assert 'Module has no attribute "Nonsense"' in found.stdout

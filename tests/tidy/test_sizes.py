@@ -17,8 +17,6 @@ LONGER: dict[str, int] = {
     "metaserver/resets/rows.py:begin_reset": 61,
     "metaserver/running.py:running_metaserver": 76,
     "producer/client.py:send": 76,
-    "producer/executor.py:__init__": 62,
-    "producer/executor.py:_after_failure": 68,
 }
 """Functions that were longer before there was this limit: what each may have.  No new ones; each comes down."""
 

@@ -139,13 +139,13 @@ async def refused_and_replaced(cluster: Cluster, meta: MetaClient, folder: Path)
         fresh.end()
 
 
-async def test_a_loss_is_not_accepted_while_the_broker_answers(own_cluster: Cluster) -> None:
+async def test_a_loss_is_not_accepted_while_the_broker_answers(cluster: Cluster) -> None:
     """Nothing is given up of a broker that lives."""
-    await own_cluster.create("s", partitions=2)
+    await cluster.create("s", partitions=2)
     network = HttpNetwork()
     try:
         with pytest.raises(InvalidRequestError, match="answers"):
-            await MetaClient(network, [own_cluster.meta]).reshape(LOSE)
+            await MetaClient(network, [cluster.meta]).reshape(LOSE)
     finally:
         await network.close()
 

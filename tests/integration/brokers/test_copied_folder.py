@@ -65,9 +65,9 @@ class Copied:
 
 
 @pytest.fixture
-def copied(own_cluster: Cluster, tmp_path: Path) -> Iterator[Copied]:
-    asyncio.run(own_cluster.create(SUBJECT, partitions=2))
-    found = Copied(own_cluster, tmp_path)
+def copied(cluster: Cluster, tmp_path: Path) -> Iterator[Copied]:
+    asyncio.run(cluster.create(SUBJECT, partitions=2))
+    found = Copied(cluster, tmp_path)
     try:
         yield found
     finally:
@@ -200,18 +200,18 @@ async def test_a_late_report_is_no_second_broker_when_another_program_listens_wh
     assert await address_of_first(meta) == second
 
 
-async def test_a_second_folder_under_one_name_is_seen(own_cluster: Cluster) -> None:
+async def test_a_second_folder_under_one_name_is_seen(cluster: Cluster) -> None:
     """Another identity under the name of a live group is refused by name, and verify shows it."""
-    await own_cluster.create(SUBJECT, partitions=2)
+    await cluster.create(SUBJECT, partitions=2)
     network = HttpNetwork()
     try:
-        meta = MetaClient(network, [own_cluster.meta])
+        meta = MetaClient(network, [cluster.meta])
         stranger = BrokerHeartbeat(broker_group="g1", broker_id="other", address="127.0.0.1:9")
         with pytest.raises(DataFolderError, match="another data folder"):
             await meta.broker_heartbeat(stranger)
     finally:
         await network.close()
-    assert list(await verified(own_cluster.meta)) == ["one-broker-a-group"]
+    assert list(await verified(cluster.meta)) == ["one-broker-a-group"]
 
 
 class Told:

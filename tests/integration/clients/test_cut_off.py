@@ -45,7 +45,9 @@ async def fill(cluster: Cluster, subject: str, count: int) -> list[bytes]:
     return values
 
 
-async def test_cut_off_from_the_metaserver_alone_holds_no_partition(shared_cluster: Cluster):
+async def test_a_consumer_loses_its_partitions_when_it_is_cut_off_from_the_metaserver(
+    shared_cluster: Cluster,
+):
     """It still reaches the broker, and yet the next owner has the partition within a ttl and detection."""
     values = await fill(shared_cluster, "cut-from-meta", 400)
     network = CutNetwork()

@@ -100,7 +100,7 @@ async def test_producers_with_equal_generators_store_everything(shared_cluster: 
     await assert_stored(shared_cluster, "seeded", ["one", "two"])
 
 
-async def test_a_producer_opened_again_stores_everything(shared_cluster: Cluster):
+async def test_a_producer_stores_everything_when_it_is_opened_again(shared_cluster: Cluster):
     """Each opening is a producer of its own to the brokers."""
     await shared_cluster.create("reopened", partitions=1)
     producer = Producer(shared_cluster.meta)
@@ -111,7 +111,7 @@ async def test_a_producer_opened_again_stores_everything(shared_cluster: Cluster
     await assert_stored(shared_cluster, "reopened", names)
 
 
-def test_a_fork_of_an_open_producer_sends_nothing_and_harms_nobody(shared_cluster: Cluster):
+def test_a_forked_producer_sends_nothing_when_it_was_open(shared_cluster: Cluster):
     """The child's calls are refused, and the parent's connections are as they were."""
     created(shared_cluster, "open-fork", partitions=1)
     loop = asyncio.new_event_loop()
@@ -235,7 +235,7 @@ def test_a_consumer_made_before_a_fork_has_a_session_in_each_process(
     assert two
 
 
-def test_a_fork_of_an_open_consumer_handles_nothing_and_harms_nobody(shared_cluster: Cluster):
+def test_a_forked_consumer_handles_nothing_when_it_was_open(shared_cluster: Cluster):
     """The child's calls are refused, it has no partition, and the parent handles on under its lease."""
     loop = asyncio.new_event_loop()
     seen: list[bytes] = []
@@ -274,7 +274,7 @@ def test_a_fork_of_an_open_consumer_handles_nothing_and_harms_nobody(shared_clus
     assert sorted(seen) == sorted([*sent, b"later"])
 
 
-async def test_a_consumer_opened_again_goes_on(shared_cluster: Cluster):
+async def test_a_consumer_continues_when_it_is_opened_again(shared_cluster: Cluster):
     """With a handler and without: the second opening gets what came since, under a session of its own."""
     await shared_cluster.create("again", partitions=2)
     seen: list[bytes] = []

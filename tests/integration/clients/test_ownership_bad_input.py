@@ -44,7 +44,9 @@ DEAD, LIVE = "d" * 16, "e" * 16
 HOUR_MS = 3_600_000
 
 
-async def test_tokens_of_the_future(shared_cluster: Cluster) -> None:
+async def test_requests_are_refused_when_their_token_is_above_the_fence(
+    shared_cluster: Cluster,
+) -> None:
     """Requests under a token above the fence, and one far above it as a new fence, are refused; nothing changes."""
     route = await shared_cluster.create("future", partitions=1)
     async with Producer(shared_cluster.meta) as producer:
@@ -79,7 +81,9 @@ async def test_tokens_of_the_future(shared_cluster: Cluster) -> None:
     await network.close()
 
 
-async def test_a_metaserver_that_is_behind_catches_up(shared_cluster: Cluster) -> None:
+async def test_a_metaserver_catches_up_when_a_fence_is_above_its_tokens(
+    shared_cluster: Cluster,
+) -> None:
     """A fence above every token granted, as after a database was restored from a copy, stops a group for a moment."""
     route = await shared_cluster.create("behind", partitions=1)
     (partition,) = route.partitions
@@ -102,7 +106,7 @@ async def test_a_metaserver_that_is_behind_catches_up(shared_cluster: Cluster) -
     await network.close()
 
 
-async def test_heartbeats_of_the_dead(shared_cluster: Cluster) -> None:
+async def test_a_heartbeat_is_refused_when_the_session_has_ended(shared_cluster: Cluster) -> None:
     """A session whose ttl has passed cannot renew, report or release anything, and is not brought back by trying."""
     await shared_cluster.create("dead", partitions=2)
     network = HttpNetwork()
@@ -159,7 +163,9 @@ async def held_by(database: SqlDatabase) -> dict[int, tuple[str | None, int]]:
     return await database.read(read)
 
 
-async def test_a_database_clock_that_runs_backwards(tmp_path: Path) -> None:
+async def test_leases_do_not_end_early_when_the_database_clock_runs_backwards(
+    tmp_path: Path,
+) -> None:
     """An hour back: nobody's lease ends early, no token is given twice, and who was swept stays dead."""
     clock = Clock()
     async with open_database(
@@ -197,7 +203,7 @@ async def test_a_database_clock_that_runs_backwards(tmp_path: Path) -> None:
         assert min(token for _, token in last.values()) > max(token for _, token in first.values())
 
 
-def test_a_broker_clock_that_runs_backwards() -> None:
+def test_a_fence_stays_when_the_broker_clock_runs_backwards() -> None:
     """The lock may seem to live longer, the fence does not move: the older owner stays out, a newer gets in."""
     lock = PullLock()
     raise_fence(lock, token=4, session=A)
@@ -211,7 +217,9 @@ def test_a_broker_clock_that_runs_backwards() -> None:
     assert decide_acquire(lock, token=6, session=A, ttl_ms=1_000)
 
 
-async def test_two_operators_at_once(shared_cluster: Cluster) -> None:
+async def test_one_creation_is_refused_when_two_operators_create_a_subject_at_once(
+    shared_cluster: Cluster,
+) -> None:
     """Two creations of one name with different settings: one stands, the other is refused, nothing is mixed."""
     network = HttpNetwork()
     meta = MetaClient(network, [shared_cluster.meta])

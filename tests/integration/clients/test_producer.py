@@ -110,14 +110,14 @@ async def test_another_strategy_than_the_stored_is_refused(shared_cluster: Clust
     assert not any((await shared_cluster.log(route)).values())
 
 
-async def test_what_is_not_bytes_is_refused(shared_cluster: Cluster):
+async def test_a_value_is_refused_when_it_is_not_bytes(shared_cluster: Cluster):
     """Text is not encoded behind the user's back."""
     async with Producer(shared_cluster.meta) as producer:
         with pytest.raises(InvalidRequestError):
             producer.send("known", "text")
 
 
-async def test_a_full_queue_says_so(shared_cluster: Cluster):
+async def test_a_send_raises_when_the_queue_is_full(shared_cluster: Cluster):
     """The queue has a limit; room() waits for place, and nothing is lost."""
     route = await shared_cluster.create("narrow", partitions=1)
     settings = ProducerSettings(queue_bytes=1 << 20)
@@ -157,13 +157,11 @@ async def test_a_closed_producer_takes_nothing(shared_cluster: Cluster):
 
 
 @pytest.mark.crash
-async def test_strict_rides_out_a_killed_broker(own_cluster: Cluster):
+async def test_strict_rides_out_a_killed_broker(cluster: Cluster):
     """Through two kills in mid-stream every message is stored once and in order, without a word from the user."""
-    route = await own_cluster.create("steady", strategy="strict")
+    route = await cluster.create("steady", strategy="strict")
     sent: dict[bytes, list[bytes]] = {}
-    async with Producer(
-        own_cluster.meta, settings=ProducerSettings(backoff=QUICK.backoff)
-    ) as producer:
+    async with Producer(cluster.meta, settings=ProducerSettings(backoff=QUICK.backoff)) as producer:
         for number in range(30_000):
             key, value = b"k%d" % (number % 101), b"%d" % number
             sent.setdefault(key, []).append(value)
@@ -173,29 +171,29 @@ async def test_strict_rides_out_a_killed_broker(own_cluster: Cluster):
             if number % 100 == 0:
                 await asyncio.sleep(0.001)
             if number in (8_000, 20_000):
-                own_cluster.brokers[0].kill()
+                cluster.brokers[0].kill()
             if number in (12_000, 24_000):
-                own_cluster.brokers[0].restart()
+                cluster.brokers[0].restart()
         await producer.flush()
         assert producer.stats.retries
-    log = await own_cluster.log(route)
+    log = await cluster.log(route)
 
     assert_order_per_key([message for part in log.values() for message in part], sent)
 
 
 @pytest.mark.crash
-async def test_best_tried_goes_elsewhere_and_says_so(own_cluster: Cluster):
+async def test_best_tried_declares_messages_reordered_when_they_go_elsewhere(cluster: Cluster):
     """While a broker is down its messages are stored elsewhere, each receipt declaring it; later they are home again."""
-    route = await own_cluster.create("anywhere", strategy="best_tried")
+    route = await cluster.create("anywhere", strategy="best_tried")
     home = {one.partition_id: one.broker_group for one in route.partitions}
     settings = replace(QUICK, leave_after_ms=300)
-    async with Producer(own_cluster.meta, settings=settings) as producer:
+    async with Producer(cluster.meta, settings=settings) as producer:
         keys = [b"k%d" % number for number in range(40)]
         before = {key: await producer.send("anywhere", b"1", key=key) for key in keys}
-        own_cluster.brokers[0].kill()
+        cluster.brokers[0].kill()
         futures = {key: producer.send("anywhere", b"2", key=key) for key in keys}
         during = {key: await future for key, future in futures.items()}
-        own_cluster.brokers[0].restart()
+        cluster.brokers[0].restart()
         for _ in range(200):
             after = {key: await producer.send("anywhere", b"3", key=key) for key in keys}
             if not any(one.reordered for one in after.values()):
@@ -210,11 +208,11 @@ async def test_best_tried_goes_elsewhere_and_says_so(own_cluster: Cluster):
 
 
 @pytest.mark.crash
-async def test_best_tried_reorders_nothing_when_a_broker_is_restarted(own_cluster: Cluster):
+async def test_best_tried_reorders_nothing_when_a_broker_is_restarted(cluster: Cluster):
     """With the settings as they are, messages wait for a broker that comes back within seconds."""
-    route = await own_cluster.create("restarted", strategy="best_tried")
+    route = await cluster.create("restarted", strategy="best_tried")
     sent: dict[bytes, list[bytes]] = {}
-    async with Producer(own_cluster.meta) as producer:
+    async with Producer(cluster.meta) as producer:
         futures = []
         for number in range(400):
             key, value = b"k%d" % (number % 20), b"%d" % number
@@ -222,49 +220,49 @@ async def test_best_tried_reorders_nothing_when_a_broker_is_restarted(own_cluste
             futures.append(producer.send("restarted", value, key=key))
             if number == 100:
                 await futures[0]
-                own_cluster.brokers[0].kill()
+                cluster.brokers[0].kill()
             elif number == 300:
-                own_cluster.brokers[0].restart()
+                cluster.brokers[0].restart()
             await asyncio.sleep(0.002)
         receipts = [await future for future in futures]
         assert producer.stats.retries
-    log = await own_cluster.log(route)
+    log = await cluster.log(route)
 
     assert not any(one.reordered for one in receipts)
     assert_order_per_key([message for part in log.values() for message in part], sent)
 
 
 @pytest.mark.crash
-async def test_best_tried_gives_up_after_its_time(own_cluster: Cluster):
+async def test_best_tried_gives_up_after_its_time(cluster: Cluster):
     """With no broker left a message is out of the queue after its time and its tries, and its future says why."""
-    await own_cluster.create("nowhere", strategy="best_tried")
+    await cluster.create("nowhere", strategy="best_tried")
     settings = replace(QUICK, leave_after_ms=50, give_up_after_ms=500)
-    async with Producer(own_cluster.meta, settings=settings) as producer:
+    async with Producer(cluster.meta, settings=settings) as producer:
         await producer.send("nowhere", b"1", key=b"k")
-        for broker in own_cluster.brokers:
+        for broker in cluster.brokers:
             broker.kill()
         with pytest.raises(KeylaneError) as caught:
             await producer.send("nowhere", b"2", key=b"k")
         assert caught.value.code // 100 == 12
-    for broker in own_cluster.brokers:
+    for broker in cluster.brokers:
         broker.restart()
 
 
 @pytest.mark.crash
 async def test_a_producer_waits_and_says_so_when_it_started_beside_a_silent_broker(
-    own_cluster: Cluster,
+    cluster: Cluster,
 ):
     """STRICT: keyed messages for the silent broker wait in sight, all others are acked; nothing waits once it is back."""
-    route = await own_cluster.create("half", strategy="strict")
+    route = await cluster.create("half", strategy="strict")
     home = {one.partition_id: one for one in route.partitions}
-    own_cluster.brokers[0].kill()
+    cluster.brokers[0].kill()
     network = HttpNetwork()
-    meta = MetaClient(network, [own_cluster.meta])
+    meta = MetaClient(network, [cluster.meta])
     while all(one.address for one in (await meta.route("half")).partitions):
         await asyncio.sleep(0.1)
     await network.close()
     keys = [b"k%d" % number for number in range(40)]
-    async with Producer(own_cluster.meta, settings=QUICK) as producer:
+    async with Producer(cluster.meta, settings=QUICK) as producer:
         futures = {key: producer.send("half", b"1", key=key) for key in keys}
         keyless = [producer.send("half", b"1") for _ in range(40)]
         groups = {home[(await future).partition_id].broker_group for future in keyless}
@@ -276,7 +274,7 @@ async def test_a_producer_waits_and_says_so_when_it_started_beside_a_silent_brok
         assert not any(futures[key].done() for key in lost)
         names = {one.name for one in route.partitions if one.broker_group == "g1"}
         assert set(producer.stats.waiting) == names
-        own_cluster.brokers[0].restart()
+        cluster.brokers[0].restart()
         for key in lost:
             assert home[(await futures[key]).partition_id].broker_group == "g1"
         assert producer.stats.waiting == {}

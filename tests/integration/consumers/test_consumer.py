@@ -255,17 +255,17 @@ def events(path: Path) -> list[dict]:
 
 
 @pytest.mark.crash
-async def test_killed_consumer_is_replaced_within_its_ttl(own_cluster: Cluster, tmp_path: Path):
+async def test_killed_consumer_is_replaced_within_its_ttl(cluster: Cluster, tmp_path: Path):
     """After SIGKILL the other consumer handles the rest, in order, within ttl + 1 s."""
-    sent = await fill(own_cluster, "killed", 200, keys=10)
+    sent = await fill(cluster, "killed", 200, keys=10)
     survivor: list[Message] = []
     path = tmp_path / "events"
-    with consumer_process(own_cluster, "killed", path, sleep_s=0.02) as victim:
+    with consumer_process(cluster, "killed", path, sleep_s=0.02) as victim:
         await eventually(lambda: len(events(path)) > 20)
         victim.kill()
         killed = time.monotonic()
         async with Consumer(
-            own_cluster.meta, subject="killed", group="g", handler=survivor.append, settings=QUICK
+            cluster.meta, subject="killed", group="g", handler=survivor.append, settings=QUICK
         ) as consumer:
             await eventually(lambda: len(consumer.assignment) == 4)
             took = time.monotonic() - killed
@@ -285,17 +285,17 @@ async def test_killed_consumer_is_replaced_within_its_ttl(own_cluster: Cluster, 
 @pytest.mark.crash
 @pytest.mark.parametrize("ttls", [1.5, 4])
 async def test_stopped_consumer_moves_no_cursor_when_it_wakes(
-    own_cluster: Cluster, tmp_path: Path, ttls: float
+    cluster: Cluster, tmp_path: Path, ttls: float
 ):
     """SIGSTOP inside handlers: a new owner continues; awake again, the old one starts no handler and acks nothing."""
-    sent = await fill(own_cluster, "stopped", 200, keys=10)
+    sent = await fill(cluster, "stopped", 200, keys=10)
     survivor: list[Message] = []
     path = tmp_path / "events"
-    with consumer_process(own_cluster, "stopped", path, sleep_s=0.05) as zombie:
+    with consumer_process(cluster, "stopped", path, sleep_s=0.05) as zombie:
         await eventually(lambda: len(events(path)) > 20)
         pause(zombie.pid)
         async with Consumer(
-            own_cluster.meta, subject="stopped", group="g", handler=survivor.append, settings=QUICK
+            cluster.meta, subject="stopped", group="g", handler=survivor.append, settings=QUICK
         ) as consumer:
             await asyncio.sleep(ttls * TTL_MS / 1000)
             await eventually(lambda: len(consumer.assignment) == 4)
@@ -318,31 +318,29 @@ async def test_stopped_consumer_moves_no_cursor_when_it_wakes(
 
 
 @pytest.mark.crash
-async def test_consumer_continues_after_a_broker_was_killed(own_cluster: Cluster):
+async def test_consumer_continues_after_a_broker_was_killed(cluster: Cluster):
     """After the broker is back, consuming continues with the same token, in order, without a loss."""
-    sent = await fill(own_cluster, "bumpy", 2_000, keys=20)
+    sent = await fill(cluster, "bumpy", 2_000, keys=20)
     handled: list[Message] = []
 
     async def handle(message: Message) -> None:
         await asyncio.sleep(0.005)
         handled.append(message)
 
-    async with Consumer(
-        own_cluster.meta, subject="bumpy", group="g", handler=handle, settings=QUICK
-    ):
+    async with Consumer(cluster.meta, subject="bumpy", group="g", handler=handle, settings=QUICK):
         await eventually(lambda: len(handled) > 300)
-        own_cluster.brokers[0].kill()
+        cluster.brokers[0].kill()
         await asyncio.sleep(0.3)
-        own_cluster.brokers[0].restart()
+        cluster.brokers[0].restart()
         await eventually(lambda: len(handled) >= 2_000)
         await asyncio.sleep(0.2)
     assert by_key(handled) == sent
 
 
 @pytest.mark.crash
-async def test_handlers_stop_in_time_without_a_metaserver(own_cluster: Cluster):
+async def test_handlers_stop_in_time_without_a_metaserver(cluster: Cluster):
     """While no heartbeat is answered, no handler starts after the deadline; consuming continues once one is."""
-    await fill(own_cluster, "cut", 3_000, keys=20)
+    await fill(cluster, "cut", 3_000, keys=20)
     starts: list[float] = []
 
     async def handle(_message: Message) -> None:
@@ -350,14 +348,14 @@ async def test_handlers_stop_in_time_without_a_metaserver(own_cluster: Cluster):
         await asyncio.sleep(0.02)
 
     async with Consumer(
-        own_cluster.meta, subject="cut", group="g", handler=handle, settings=QUICK
+        cluster.meta, subject="cut", group="g", handler=handle, settings=QUICK
     ) as consumer:
         await eventually(lambda: len(starts) > 50)
         killed = time.monotonic()
-        own_cluster.meta_program.kill()
+        cluster.meta_program.kill()
         await asyncio.sleep(TTL_MS / 1000 * 1.5)
         assert max(starts) - killed < TTL_MS / 1000
         count = len(starts)
-        own_cluster.meta_program.restart()
+        cluster.meta_program.restart()
         await eventually(lambda: len(starts) > count + 50)
         assert all(assigned.fencing_token > 1 for assigned in consumer.assignment)

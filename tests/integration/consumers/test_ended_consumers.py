@@ -64,22 +64,22 @@ async def test_crashed_consumer_releases_its_partitions(shared_cluster: Cluster)
 
 @pytest.mark.parametrize("count", [1, 200], ids=["fewer", "more"])
 async def test_partition_is_pulled_anew_when_its_broker_lost_messages(
-    own_cluster: Cluster, tmp_path: Path, count: int
+    cluster: Cluster, tmp_path: Path, count: int
 ):
     """An operator accepts an older copy of the broker's folder: the next token begins at the broker's cursor, also if
     the partition has grown beyond the offsets that were pulled before."""
-    route = await own_cluster.create("older", partitions=1)
-    program = own_cluster.brokers[int(route.partitions[0].broker_group[1:]) - 1]
+    route = await cluster.create("older", partitions=1)
+    program = cluster.brokers[int(route.partitions[0].broker_group[1:]) - 1]
     folder = tmp_path / f"broker-{route.partitions[0].broker_group[1:]}"
     seen: list[Message] = []
     new = [b"new %d" % number for number in range(count)]
 
     async def send(values: list[bytes]) -> None:
-        async with Producer(own_cluster.meta) as producer:
+        async with Producer(cluster.meta) as producer:
             for value in values:
                 await producer.send("older", value, key=b"k")
 
-    async with Consumer(own_cluster.meta, subject="older", group="g", handler=seen.append):
+    async with Consumer(cluster.meta, subject="older", group="g", handler=seen.append):
         await send([b"kept"])
         await eventually(lambda: len(seen) == 1)
         await asyncio.sleep(0.2)
@@ -92,7 +92,7 @@ async def test_partition_is_pulled_anew_when_its_broker_lost_messages(
         shutil.rmtree(folder)
         shutil.move(tmp_path / "copy", folder)
         program.restart()
-        await accept(own_cluster.meta, route.partitions[0].broker_group)
+        await accept(cluster.meta, route.partitions[0].broker_group)
         await send(new)
         await eventually(lambda: seen[-1].value == new[-1], seconds=60)
     assert seen[-1].fencing_token > seen[0].fencing_token

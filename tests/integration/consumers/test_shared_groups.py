@@ -236,16 +236,14 @@ def _oldest(handled: list[Message]) -> set[int]:
 
 # ── real processes ────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.crash
-async def test_killed_session_repeats_only_its_messages_in_flight(
-    own_cluster: Cluster, tmp_path: Path
-):
+async def test_killed_session_repeats_only_its_messages_in_flight(cluster: Cluster, tmp_path: Path):
     """Three consumers, one killed with SIGKILL: every message is handled, and only those of the dead one twice."""
-    await fill(own_cluster, "killed-shared", 600)
+    await fill(cluster, "killed-shared", 600)
     paths = [tmp_path / f"events-{number}" for number in range(3)]
 
     def consumer(number: int):
         path = paths[number]
-        return consumer_process(own_cluster, "killed-shared", path, sleep_s=0.05, shared=True)
+        return consumer_process(cluster, "killed-shared", path, sleep_s=0.05, shared=True)
 
     with consumer(0) as victim, consumer(1), consumer(2):
         await eventually(lambda: all(len(places(path, "end")) > 10 for path in paths))
@@ -263,15 +261,15 @@ async def test_killed_session_repeats_only_its_messages_in_flight(
 
 @pytest.mark.crash
 async def test_messages_of_a_killed_session_are_free_after_its_ttl(
-    own_cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ):
     """However long `in_flight_ms` is: ten minutes here.  Messages of the other consumer are not handled twice."""
-    await fill(own_cluster, "dead-shared", 300)
+    await fill(cluster, "dead-shared", 300)
     paths = [tmp_path / f"events-{number}" for number in range(2)]
 
     def consumer(number: int):
         return consumer_process(
-            own_cluster, "dead-shared", paths[number], sleep_s=0.03, shared=True, in_flight_ms=600_000
+            cluster, "dead-shared", paths[number], sleep_s=0.03, shared=True, in_flight_ms=600_000
         )  # fmt: skip
 
     with consumer(0) as victim, consumer(1):
@@ -311,9 +309,9 @@ async def test_handlers_that_take_longer_than_the_ttl_keep_their_messages(
 
 
 @pytest.mark.crash
-async def test_broker_restart_hands_out_unacked_messages_again(own_cluster: Cluster):
+async def test_broker_restart_hands_out_unacked_messages_again(cluster: Cluster):
     """Acks survive the restart; messages in flight are handled, once or again; none is left over."""
-    values = await fill(own_cluster, "restarted-shared", 600)
+    values = await fill(cluster, "restarted-shared", 600)
     handled: Counter[bytes] = Counter()
 
     async def handle(message: Message) -> None:
@@ -322,7 +320,7 @@ async def test_broker_restart_hands_out_unacked_messages_again(own_cluster: Clus
 
     def consumer() -> Consumer:
         return Consumer(
-            own_cluster.meta,
+            cluster.meta,
             subject="restarted-shared",
             group="g",
             handler=handle,
@@ -331,9 +329,9 @@ async def test_broker_restart_hands_out_unacked_messages_again(own_cluster: Clus
 
     async with consumer(), consumer():
         await eventually(lambda: len(handled) > 100)
-        own_cluster.brokers[0].kill()
+        cluster.brokers[0].kill()
         await asyncio.sleep(0.3)
-        own_cluster.brokers[0].restart()
+        cluster.brokers[0].restart()
         await eventually(lambda: len(handled) >= 600, seconds=40)
     assert set(handled) == values
     assert sum(count > 1 for count in handled.values()) <= 2 * 2 * 20 + 40
@@ -343,23 +341,21 @@ async def test_broker_restart_hands_out_unacked_messages_again(own_cluster: Clus
 @pytest.mark.parametrize(
     "shared", [False, True], ids=["exclusive-to-shared", "shared-to-exclusive"]
 )
-async def test_zombie_is_fenced_across_a_switch(
-    own_cluster: Cluster, tmp_path: Path, *, shared: bool
-):
+async def test_zombie_is_fenced_across_a_switch(cluster: Cluster, tmp_path: Path, *, shared: bool):
     """A consumer frozen before a switch moves no cursor after it, in either direction, and ends by itself."""
-    await fill(own_cluster, "switched", 300)
+    await fill(cluster, "switched", 300)
     path = tmp_path / "events"
     handled: list[Message] = []
-    with consumer_process(own_cluster, "switched", path, sleep_s=0.02, shared=shared) as zombie:
+    with consumer_process(cluster, "switched", path, sleep_s=0.02, shared=shared) as zombie:
         await eventually(lambda: len(places(path, "end")) > 20)
         pause(zombie.pid)
         await switch(
-            own_cluster,
+            cluster,
             "switched",
             ConsumeStrategy.EXCLUSIVE if shared else ConsumeStrategy.SHARED,
         )
         async with Consumer(
-            own_cluster.meta,
+            cluster.meta,
             subject="switched",
             group="g",
             handler=handled.append,

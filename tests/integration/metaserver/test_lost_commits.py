@@ -26,17 +26,15 @@ def copy_database(source: Path, target: Path) -> None:
 
 
 @pytest.mark.crash
-async def test_a_consumer_works_on_with_a_database_that_went_back(
-    own_cluster: Cluster, tmp_path: Path
-):
+async def test_a_consumer_works_on_with_a_database_that_went_back(cluster: Cluster, tmp_path: Path):
     """Its session lives and knows newer grants than the database: it takes the older ones, asks seldom, and handles."""
-    await own_cluster.create("back", partitions=2)
+    await cluster.create("back", partitions=2)
     database = tmp_path / "meta-0" / "meta.db"
     handled: list[Message] = []
     beats = 0
 
     def consumer() -> Consumer:
-        return Consumer(own_cluster.meta, subject="back", group="g", handler=handled.append)
+        return Consumer(cluster.meta, subject="back", group="g", handler=handled.append)
 
     async with asyncio.timeout(120), consumer() as one:
         await eventually(lambda: len(one.assignment) == 2)
@@ -44,7 +42,7 @@ async def test_a_consumer_works_on_with_a_database_that_went_back(
         async with consumer() as two:
             await eventually(lambda: len(one.assignment) == 1 == len(two.assignment))
         await eventually(lambda: len(one.assignment) == 2)
-        own_cluster.meta_program.kill()
+        cluster.meta_program.kill()
         for file in database.parent.glob("meta.db*"):
             file.unlink()
         copy_database(tmp_path / "older.db", database)
@@ -58,9 +56,9 @@ async def test_a_consumer_works_on_with_a_database_that_went_back(
             return await ask(*args, **kwargs)
 
         one._membership._meta.heartbeat = counted  # type: ignore[method-assign]
-        own_cluster.meta_program.restart()
+        cluster.meta_program.restart()
         await asyncio.sleep(LOOK_S)
-        async with Producer(own_cluster.meta) as producer:
+        async with Producer(cluster.meta) as producer:
             for number in range(SENT):
                 producer.send("back", b"%d" % number, key=b"k%d" % number)
         await eventually(lambda: len(handled) == SENT, seconds=60)

@@ -83,6 +83,76 @@ def test_down_to_nothing(engine: sa.Engine) -> None:
     engine.dispose()
 
 
+def _go(connection: sa.Connection, revision: str) -> None:
+    """Bring the database to a revision, from an older or a newer one."""
+    config = Config()
+    config.set_main_option("script_location", str(FOLDER))
+    config.attributes["connection"] = connection
+    at = MigrationContext.configure(connection).get_current_revision() or ""
+    (command.upgrade if at < revision else command.downgrade)(config, revision)
+
+
+def _insert(connection: sa.Connection, table_name: str, /, **values: object) -> None:
+    """A row; columns that are not named and may not be empty get 0."""
+    table = sa.Table(table_name, sa.MetaData(), autoload_with=connection)
+    zeros = {
+        column.name: "0" if isinstance(column.type, sa.String) else 0
+        for column in table.columns
+        if not column.nullable and column.server_default is None
+    }
+    connection.execute(sa.insert(table), zeros | values)
+
+
+def _column(connection: sa.Connection, name: str, key: str, value: str) -> dict[object, object]:
+    """One column of a table by another."""
+    found = connection.exec_driver_sql(f"SELECT {key}, {value} FROM {name}")
+    return {row[0]: row[1] for row in found}
+
+
+def test_accepted_losses_are_carried_over_in_both_directions(engine: sa.Engine) -> None:
+    """0008: an operation that accepted a loss marks its steps that seal, and only those; back again it is marked."""
+    with engine.begin() as connection:
+        _go(connection, "0007")
+        for operation_id, accept_loss in ((1, True), (2, False)):
+            _insert(connection, "operations", operation_id=operation_id, accept_loss=accept_loss)
+            for action, partition_id in (("host", 10), ("seal", 11), ("seal", 12)):
+                _insert(
+                    connection,
+                    "steps",
+                    operation_id=operation_id,
+                    action=action,
+                    partition_id=100 * operation_id + partition_id,
+                )
+        _go(connection, "0008")
+        given_up = _column(connection, "steps", "partition_id", "given_up")
+        assert {step for step, flag in given_up.items() if flag} == {111, 112}
+        assert len(given_up) == 6
+        _go(connection, "0007")
+        assert _column(connection, "operations", "operation_id", "accept_loss") == {1: 1, 2: 0}
+        assert len(_column(connection, "steps", "partition_id", "action")) == 6
+    engine.dispose()
+
+
+def test_abandoned_partitions_keep_their_mark_under_its_new_name(engine: sa.Engine) -> None:
+    """0010 renames the column, there and back; no row changes."""
+    marks = {1: 0, 2: 1}
+    with engine.begin() as connection:
+        _go(connection, "0009")
+        for partition_id, forsaken in marks.items():
+            _insert(
+                connection,
+                "partitions",
+                partition_id=partition_id,
+                name=f"p{partition_id}",
+                forsaken=forsaken,
+            )
+        _go(connection, "0010")
+        assert _column(connection, "partitions", "partition_id", "abandoned") == marks
+        _go(connection, "0009")
+        assert _column(connection, "partitions", "partition_id", "forsaken") == marks
+    engine.dispose()
+
+
 def test_again_is_harmless(engine: sa.Engine) -> None:
     """A database that is up to date is left alone."""
     for _ in range(2):

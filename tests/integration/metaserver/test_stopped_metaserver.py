@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,10 @@ TTL_MS = 6_000
 SHORT_TTL_MS = 4_000
 
 
-@contextmanager
-def sharing_cluster(folder: Path, postgres: Postgres, metas: int) -> Iterator[Cluster]:
+def sharing_cluster(folder: Path, postgres: Postgres, metas: int) -> Cluster:
     """A broker and several metaservers on one PostgreSQL."""
     settings = f"database_url = {json.dumps(postgres.url())}\n"
-    cluster = Cluster(folder, 1, meta_settings=settings, metas=metas)
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
+    return Cluster(folder, 1, meta_settings=settings, metas=metas)
 
 
 @pytest.fixture

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.cluster import Cluster, alert_cluster, begun, done_operation, eventually, silent
+from support.cluster import ALERT, Cluster, begun, done_operation, eventually, silent
 from support.load import Load
 
 PLACES = {"parent": "g1", "child": "g2"}
 NEEDED = {("planned", "parent"), ("planned", "child"), ("hosted", "parent"), ("sealing", "parent")}
 """Where a move cannot come to its end before the broker is back."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two brokers and a metaserver that soon notices who is silent; each test kills and restarts them."""
-    with alert_cluster(tmp_path_factory.mktemp("moves")) as cluster:
-        yield cluster
+pytestmark = pytest.mark.cluster(meta_settings=ALERT)
 
 
 @pytest.mark.crash

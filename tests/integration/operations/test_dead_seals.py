@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,17 +11,12 @@ from keylane.consumer import ConsumerSettings
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.cluster import Cluster, alert_cluster, done_operation, eventually, silent
+from support.cluster import ALERT, Cluster, done_operation, eventually, silent
 
 OLD = [b"%d" % number for number in range(20)]
 NEW = [b"%d" % number for number in range(20, 40)]
 
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Two brokers and a metaserver that soon notices who is silent."""
-    with alert_cluster(tmp_path) as cluster:
-        yield cluster
+pytestmark = pytest.mark.cluster(meta_settings=ALERT)
 
 
 async def send(cluster: Cluster, values: list[bytes]) -> None:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ from keylane.protocol.operations import OperationKind, OperationState, Operation
 from keylane.protocol.queues import QueueView
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.cluster import Cluster, alert_cluster, done_operation, eventually
+from support.cluster import ALERT, Cluster, done_operation, eventually
 from support.load import Load
 
 TTL_MS = 20_000
@@ -41,10 +41,7 @@ async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
         await network.close()
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with alert_cluster(tmp_path) as cluster:
-        yield cluster
+pytestmark = pytest.mark.cluster(meta_settings=ALERT)
 
 
 async def begin(meta: MetaClient, ask: Reshape) -> OperationView:

@@ -5,7 +5,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from keylane.protocol.operations import Cordon, OperationKind, OperationState, R
 from keylane.protocol.routing import PartitionState
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.cluster import Cluster, alert_cluster, begun, done_operation, eventually, pause, silent
+from support.cluster import ALERT, Cluster, begun, done_operation, eventually, pause, silent
 from support.load import Load
 from support.postgres import Postgres
 
@@ -37,11 +37,7 @@ async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
         await network.close()
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Three brokers and a metaserver that soon notices who is silent, to be killed and restarted."""
-    with alert_cluster(tmp_path, 3) as cluster:
-        yield cluster
+pytestmark = pytest.mark.cluster(brokers=3, meta_settings=ALERT)
 
 
 def resize(subject: str, count: int) -> Reshape:

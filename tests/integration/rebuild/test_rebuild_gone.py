@@ -7,10 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
@@ -20,15 +17,6 @@ from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
 
 SETTINGS = ConsumerSettings(ttl_ms=1_500)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    found = Cluster(tmp_path, 2)
-    try:
-        yield found
-    finally:
-        found.stop()
 
 
 async def keylane(*arguments: str) -> subprocess.CompletedProcess[str]:

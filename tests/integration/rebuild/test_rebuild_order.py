@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,7 @@ from support.lost_database import rebuild_lost_database
 SLOW = ConsumerSettings(ttl_ms=1_500, concurrency=1, buffer_messages=1, pull_bytes=1)
 BACKLOG, LATER = 100, 10
 
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    found = Cluster(tmp_path, 2, meta_settings="expire_ms = 200\n")
-    try:
-        yield found
-    finally:
-        found.stop()
+pytestmark = pytest.mark.cluster(meta_settings="expire_ms = 200\n")
 
 
 async def moved(cluster: Cluster, network: HttpNetwork, one: Partition) -> Partition:

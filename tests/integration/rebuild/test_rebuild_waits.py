@@ -24,10 +24,9 @@ OLD = "0" * 31 + "1"
 
 
 async def test_a_rebuilt_group_is_granted_nothing_before_an_old_session_has_ended(
-    own_cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     """A consumer of before holds its partition for its ttl; one that joins at once waits that long, and then goes on."""
-    cluster = own_cluster
     await cluster.create("s", partitions=1)
     async with Producer(cluster.meta) as producer:
         await producer.send("s", b"value", key=b"key")
@@ -57,21 +56,21 @@ async def test_a_rebuilt_group_is_granted_nothing_before_an_old_session_has_ende
 
 
 async def test_a_rebuilt_group_is_not_reset_while_an_old_session_may_be_at_work(
-    own_cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     """An operator is told to wait as well."""
-    await own_cluster.create("s", partitions=1)
+    await cluster.create("s", partitions=1)
     handled: list[Message] = []
     async with (
-        Producer(own_cluster.meta) as producer,
-        Consumer(own_cluster.meta, subject="s", group="g", handler=handled.append),
+        Producer(cluster.meta) as producer,
+        Consumer(cluster.meta, subject="s", group="g", handler=handled.append),
     ):
         await producer.send("s", b"value", key=b"key")
         await eventually(lambda: handled)
-    await rebuild_lost_database(own_cluster, tmp_path)
+    await rebuild_lost_database(cluster, tmp_path)
     network = HttpNetwork()
     try:
-        meta = MetaClient(network, [own_cluster.meta])
+        meta = MetaClient(network, [cluster.meta])
         with pytest.raises(GroupBusyError, match="the database was rebuilt"):
             await reset(meta)
     finally:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +34,7 @@ from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo, SetCursor
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from support.cluster import Cluster, Program, alert_cluster, eventually
+from support.cluster import ALERT, Cluster, Program, eventually
 
 SETTINGS = ConsumerSettings(ttl_ms=1_500)
 VALUES = [b"%d" % number for number in range(40)]
@@ -50,11 +49,7 @@ async def meta_of(cluster: Cluster) -> AsyncIterator[MetaClient]:
         await network.close()
 
 
-@pytest.fixture
-def cluster(tmp_path: Path):
-    """Two brokers and a metaserver that soon notices who is silent, to be killed and restarted."""
-    with alert_cluster(tmp_path) as cluster:
-        yield cluster
+pytestmark = pytest.mark.cluster(meta_settings=ALERT)
 
 
 async def fill(cluster: Cluster, subject: str) -> list[int]:

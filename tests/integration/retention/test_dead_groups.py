@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,18 +18,11 @@ from support.cluster import Cluster, eventually
 SEGMENT = 16_384
 COUNT = 300
 SETTINGS = ConsumerSettings(ttl_ms=1_500)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Brokers that keep little, and look when they start; nothing that the metaserver does every `expire_ms` is done."""
-    settings = "expire_ms = 600000\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
-    broker = f"segment_bytes = {SEGMENT}\nretention_bytes = {2 * SEGMENT}\n"
-    cluster = Cluster(tmp_path, 2, meta_settings=settings, broker_settings=broker)
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
+KEEP_LITTLE = f"segment_bytes = {SEGMENT}\nretention_bytes = {2 * SEGMENT}\n"
+"""A broker looks for segments to remove when it starts."""
+SETTINGS_OF_META = "expire_ms = 600000\nbroker_heartbeat_ms = 200\nbroker_ttl_ms = 1500\n"
+"""Nothing that the metaserver does every `expire_ms` is done."""
+pytestmark = pytest.mark.cluster(meta_settings=SETTINGS_OF_META, broker_settings=KEEP_LITTLE)
 
 
 async def send(cluster: Cluster, start: int) -> list[bytes]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,17 +18,9 @@ from support.cluster import Cluster, eventually
 
 SEGMENT = 16_384
 COUNT = 100
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A broker that keeps little, and looks when it starts."""
-    settings = f"segment_bytes = {SEGMENT}\nretention_bytes = {2 * SEGMENT}\n"
-    cluster = Cluster(tmp_path, 1, broker_settings=settings)
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
+KEEP_LITTLE = f"segment_bytes = {SEGMENT}\nretention_bytes = {2 * SEGMENT}\n"
+"""A broker looks for segments to remove when it starts."""
+pytestmark = pytest.mark.cluster(brokers=1, broker_settings=KEEP_LITTLE)
 
 
 async def removed(partition: Partition) -> None:

@@ -108,7 +108,7 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
             assert header.producer_epoch < epoch
             return
         except SequenceGapError as error:
-            told = error.details["expected"]
+            told = error.expected
             assert header.sequence > expected == told
             return
         except SequenceReusedError:

@@ -132,7 +132,7 @@ def test_an_offset_outside_is_refused(sizes, logic):
         return
     with pytest.raises(OffsetOutOfRangeError) as refused:
         check_logic_offset(chain, logic)
-    assert (refused.value.details["first_offset"], refused.value.details["next_offset"]) == (
+    assert (refused.value.first_offset, refused.value.next_offset) == (
         low,
         high,
     )

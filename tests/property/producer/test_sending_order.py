@@ -141,7 +141,7 @@ def test_an_inversion_is_due_and_declared_under_best_tried(plan, seed):
 @pytest.mark.parametrize("strategy", OrderStrategy)
 @settings(max_examples=60, deadline=None)
 @given(plan=steps, seed=st.integers(0, 1_000))
-def test_short_failures_reorder_nothing(strategy, plan, seed):
+def test_best_tried_keeps_the_order_when_failures_are_short(strategy, plan, seed):
     """Where each partition is mended before `leave_after_ms`, both strategies keep every key at home, in order."""
     short = []
     for what, whom in plan:
@@ -167,7 +167,7 @@ def test_short_failures_reorder_nothing(strategy, plan, seed):
 
 @settings(max_examples=60, deadline=None)
 @given(plan=steps, seed=st.integers(0, 1_000))
-def test_nothing_is_reordered_or_stored_twice_under_strict(plan, seed):
+def test_strict_stores_each_message_once_and_in_order(plan, seed):
     """Whatever fails and for however long."""
     sent, network = outcome(plan, OrderStrategy.STRICT, seed)
     stored = [value for values in network.stored.values() for value in values]

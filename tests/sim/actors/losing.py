@@ -120,7 +120,7 @@ class Loser:
     # ── what producers are told ───────────────────────────────────────────────────────────────────────
     def check_told(self, error: AcceptedAsLostError, sender: Process, sent_at_s: float) -> None:
         """A producer was told that a message may have been on the lost disk: if so, it was sent there."""
-        partition_id = error.details.get("partition_id", 0)
+        partition_id = error.partition_id or 0
         if partition_id not in self._world.shelf.lost:
             self._world.loop.faults.append(
                 f"told as lost with partition {partition_id}, which is not"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from typing import Any
 
 from keylane.producer import client as client_module
 from keylane.producer import executor as executor_module
 from keylane.producer.executor import Executor
-from keylane.producer.failure import Step
+from keylane.producer.failure import Step, WaitStage
 from keylane.producer.given_up import GivenUp
 from keylane.producer.outgoing_batch import REORDERED, OutgoingBatch
 from keylane.producer.sender import SubjectSender
@@ -38,16 +37,16 @@ def repeats_in_another_order(patches: Patches) -> None:
 
 
 def strict_gives_up(patches: Patches) -> None:
-    def decide(error: Any, situation: Any, **kwargs: Any) -> Step:
-        step = real(error, situation, **kwargs)
-        return Step.GIVE_UP if step is Step.AGAIN and situation.tries > 2 else step
+    def next_step(self: Any, error: Any, **known: Any) -> Step:
+        step = real(self, error, **known)
+        return Step.GIVE_UP if step is Step.AGAIN and self._in_flight[0].tries > 2 else step
 
-    real = patches.set(executor_module, "decide_after_failure", decide)
+    real = patches.set(Executor, "_next_step", next_step)
 
 
 def strict_gives_up_at_a_broken_disk(patches: Patches) -> None:
-    def decide(error: Any, situation: Any, **kwargs: Any) -> Step:
-        step = real(error, situation, **kwargs)
+    def decide(error: Any, stage: Any, **kwargs: Any) -> Step:
+        step = real(error, stage, **kwargs)
         return Step.GIVE_UP if isinstance(error, StorageError) else step
 
     real = patches.set(executor_module, "decide_after_failure", decide)
@@ -119,11 +118,10 @@ def second_copy_not_declared(patches: Patches) -> None:
 def home_is_left_early(patches: Patches) -> None:
     """BEST_TRIED goes elsewhere at the first failure."""
 
-    def decide(error: Any, situation: Any, **kwargs: Any) -> Step:
-        late = dataclasses.replace(situation, failing_ms=1 << 40)
-        return real(error, late, **kwargs)
+    def stage(settings: Any, **known: Any) -> WaitStage:
+        return real(settings, **known | {"failing_ms": 1 << 40})
 
-    real = patches.set(executor_module, "decide_after_failure", decide)
+    real = patches.set(executor_module, "wait_stage", stage)
 
 
 def newer_do_not_wait(patches: Patches) -> None:
@@ -133,7 +131,9 @@ def newer_do_not_wait(patches: Patches) -> None:
         real(self)
         spare = self._spare()
         if self._route is not None and self._route.may_leave and spare:
-            self.table = [one if one is None or one.available else spare[0] for one in self.table]
+            self.table = [
+                one if one is None or one.state.available else spare[0] for one in self.table
+            ]
             self.careful = True
 
     real = patches.set(SubjectSender, "_fill_table", fill)
@@ -172,7 +172,7 @@ def lost_is_not_asked(patches: Patches) -> None:
         history = await self._meta.history(self.subject)
         self._follow_brokers(one.partition for one in history.partitions)
 
-    patches.set(SubjectSender, "_ask_history", ask)
+    patches.set(SubjectSender, "ask_history", ask)
 
 
 def refused_batch_stays_out(patches: Patches) -> None:

@@ -188,8 +188,8 @@ async def test_impossible_offsets_are_refused(desk, offset, error):
         with pytest.raises(error) as caught:
             await ask
         if error is OffsetOutOfRangeError:
-            assert caught.value.details["first_offset"] == 0
-            assert caught.value.details["next_offset"] == 2
+            assert caught.value.first_offset == 0
+            assert caught.value.next_offset == 2
 
 
 @pytest.mark.parametrize(("bytes_max", "wait_ms"), [(0, 0), (-5, 0), (100, -1), (100, 30_001)])

@@ -22,7 +22,7 @@ def test_all_problems_come_together():
     text = caught.value.message
     for part in ("group:", "port:", "colour: no such", "host: text", "nowhere", "data: missing"):
         assert part in text
-    assert caught.value.details["problems"] == 6
+    assert caught.value.problems == 6
 
 
 def test_flags_win_over_the_file(tmp_path):

@@ -286,6 +286,7 @@ def test_a_message_of_a_lost_partition_is_not_begun_behind_a_newer_message():
     assert not _kinds(history)
 
 
+@pytest.mark.slow
 def test_a_million_events_are_one_pass():
     """A long history is judged whole, within seconds: the one fault at its end is found."""
     count = 200_000

@@ -32,7 +32,7 @@ def test_all_problems_at_once() -> None:
         read_settings(bad)
     for name in bad.keys() - {"data"}:
         assert name in raised.value.message
-    assert raised.value.details["problems"] == 5
+    assert raised.value.problems == 5
 
 
 def test_unknown_and_missing_settings() -> None:

@@ -27,7 +27,7 @@ class SilentNetwork:
 
 
 @pytest.mark.parametrize("meta", [5, None, [], [5], "", [""], b"127.0.0.1:7000"])
-def test_no_address(meta):
+def test_an_address_is_refused_when_it_is_malformed(meta):
     """What is no address is refused at once, by both clients."""
     with pytest.raises(ConfigError, match="host:port"):
         Producer(meta)
@@ -35,7 +35,7 @@ def test_no_address(meta):
         Consumer(meta, subject="s", group="g")
 
 
-def test_no_strategy():
+def test_a_strategy_is_refused_when_it_does_not_exist():
     """A strategy that there is not is refused, with those there are."""
     with pytest.raises(ConfigError, match="strict or best_tried, not 'bogus'"):
         Producer("127.0.0.1:7000", strategy="bogus")
@@ -43,13 +43,13 @@ def test_no_strategy():
         Consumer("127.0.0.1:7000", subject="s", group="g", strategy="bogus")
 
 
-def test_no_handler():
+def test_a_handler_is_refused_when_it_cannot_be_called():
     """A handler that cannot be called is refused."""
     with pytest.raises(ConfigError, match="handler"):
         Consumer("127.0.0.1:7000", subject="s", group="g", handler=5)
 
 
-def test_no_numbers():
+def test_settings_are_refused_when_they_are_not_numbers():
     """Settings that are no numbers are refused as those out of range are."""
     with pytest.raises(ConfigError, match="batch_bytes must be in"):
         ProducerSettings(batch_bytes="many")
@@ -77,7 +77,7 @@ def test_no_numbers():
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-async def test_no_message(arguments, kind, words):
+async def test_a_send_is_refused_when_its_arguments_are_malformed(arguments, kind, words):
     """What is no message is refused by `send` itself."""
     producer = Producer("meta", _environment=Environment(network=SilentNetwork()))
     await producer.__aenter__()

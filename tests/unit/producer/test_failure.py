@@ -2,7 +2,7 @@
 
 import pytest
 
-from keylane.producer.failure import Situation, Step, decide_after_failure
+from keylane.producer.failure import Step, decide_after_failure, wait_stage
 from keylane.producer.settings import ProducerSettings
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -42,23 +42,22 @@ def decide(
     failing_ms=0,
     waited_ms=0,
     doubtful=False,
-    leaving=False,
-    gone=False,
+    left=False,
+    hopeless=False,
 ):
-    situation = Situation(
+    stage = wait_stage(
+        SETTINGS,
+        may_leave=may_leave,
         tries=tries,
-        failing_ms=failing_ms,
         waited_ms=max(waited_ms, failing_ms),
-        doubtful=doubtful,
-        leaving=leaving,
-        gone=gone,
+        failing_ms=failing_ms,
     )
-    return decide_after_failure(error(), situation, may_leave=may_leave, settings=SETTINGS)
+    return decide_after_failure(error(), stage, doubtful=doubtful, left=left, hopeless=hopeless)
 
 
 @pytest.mark.parametrize("error", PASSING)
 @pytest.mark.parametrize("tries", [1, 3, 10, 1_000_000])
-def test_strict_stays_for_ever(error, tries):
+def test_strict_stays_at_its_partition_when_errors_may_pass(error, tries):
     """STRICT sends what may pass later to the same partition again, however often and however long."""
     assert decide(error, STRICT, tries=tries, failing_ms=tries * 1_000) is Step.AGAIN
 
@@ -88,24 +87,24 @@ def test_a_sealed_partition_asks_for_a_new_route(error, strategy):
 
 
 @pytest.mark.parametrize("error", PASSING)
-def test_what_cannot_be_stored_leaves_a_sealed_partition_whatever_its_broker_says(error):
+def test_a_batch_that_is_not_stored_leaves_when_the_route_has_left_its_partition(error):
     """Only what may be stored waits for the broker of a partition that the route has left."""
     for strategy in (STRICT, BEST_TRIED):
-        assert decide(error, strategy, leaving=True) is Step.NEW_ROUTE
-        assert decide(error, strategy, leaving=True, doubtful=True) is Step.AGAIN
-    exhausted = {"tries": 10, "failing_ms": 60_000, "leaving": True}
+        assert decide(error, strategy, left=True) is Step.NEW_ROUTE
+        assert decide(error, strategy, left=True, doubtful=True) is Step.AGAIN
+    exhausted = {"tries": 10, "failing_ms": 60_000, "left": True}
     assert decide(error, BEST_TRIED, **exhausted) is Step.GIVE_UP
-    due = {"failing_ms": 5_000, "leaving": True, "doubtful": True}
+    due = {"failing_ms": 5_000, "left": True, "doubtful": True}
     assert decide(error, STRICT, **due) is Step.AGAIN
     assert decide(error, BEST_TRIED, **due) is Step.NEW_ROUTE
 
 
 @pytest.mark.parametrize("error", [PartitionUnknownError, WrongBrokerError])
-def test_a_wrong_broker_does_not_number_anew_what_may_be_stored(error):
+def test_a_doubtful_batch_stays_when_a_wrong_broker_refuses_it(error):
     """Only the right broker knows a batch sent again; where the partition is gone for good, nobody does."""
     assert decide(error, STRICT, tries=1_000, doubtful=True) is Step.AGAIN
-    assert decide(error, STRICT, doubtful=True, gone=True) is Step.GIVE_UP
-    assert decide(error, STRICT, gone=True) is Step.NEW_ROUTE
+    assert decide(error, STRICT, doubtful=True, hopeless=True) is Step.GIVE_UP
+    assert decide(error, STRICT, hopeless=True) is Step.NEW_ROUTE
     steps = [
         decide(error, BEST_TRIED, tries=10, failing_ms=ms, doubtful=True)
         for ms in (0, 5_000, 60_000)
@@ -121,7 +120,7 @@ def test_batch_is_given_up_when_no_retry_mends_it(strategy):
 
 
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
-def test_a_shared_id_is_given_up_and_not_the_batch(strategy):
+def test_a_batch_is_sent_again_when_its_producer_id_is_shared(strategy):
     """A batch that is surely not stored is sent again, under another id; nobody would know again one that may be."""
     for error in (SequenceReusedError, ProducerFencedError):
         assert decide(error, strategy) is Step.AGAIN

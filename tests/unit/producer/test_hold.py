@@ -19,7 +19,7 @@ def _key_in(start: int, end: int) -> bytes:
     return next(key for key in keys if start <= logical_partition(key) < end)
 
 
-async def test_what_was_held_and_goes_elsewhere_is_declared():
+async def test_held_messages_are_declared_reordered_when_they_go_elsewhere():
     """BEST_TRIED: a message that waited in the hold and goes to another partition than its own is reordered."""
     left, right, other = _key_in(0, 341), _key_in(341, 682), _key_in(682, 1024)
     network = ScriptedNetwork()
@@ -50,7 +50,7 @@ async def test_what_was_held_and_goes_elsewhere_is_declared():
         assert (receipt.partition_id, receipt.reordered) == (4, False)
 
 
-async def test_nothing_newer_passes_what_an_unknown_partition_refused():
+async def test_newer_messages_wait_when_an_unknown_partition_refused_older_ones():
     """STRICT: while the metaserver is silent and a broker for a moment does not know its partition, order is kept."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=Backoff(first_ms=20, max_ms=600_000, factor=50.0))
@@ -64,7 +64,7 @@ async def test_nothing_newer_passes_what_an_unknown_partition_refused():
         await eventually(lambda: network.route_asks >= asks + 2)
         network.unknown.add(1)
         older = producer.send("s", b"1", key=b"k")
-        await eventually(lambda: executor.refused)
+        await eventually(lambda: executor.state.refuses)
         held = producer.send("s", b"2", key=b"k")
         network.unknown.clear()
         await eventually(lambda: sender.table[0] is executor)
@@ -75,7 +75,7 @@ async def test_nothing_newer_passes_what_an_unknown_partition_refused():
     assert network.stored == {1: [b"0", b"1", b"2", b"3"]}
 
 
-async def test_one_refusal_opens_no_way_past_another():
+async def test_newer_messages_wait_when_two_partitions_refused_older_ones():
     """STRICT: what one partition refused is not passed because a second one refuses something as well."""
     left, right = _key_in(0, 512), _key_in(512, 1024)
     network = ScriptedNetwork()
@@ -91,9 +91,9 @@ async def test_one_refusal_opens_no_way_past_another():
         producer._senders["s"]._refresh.set()
         network.unknown |= {1, 2}
         futures = [producer.send("s", b"1", key=left)]
-        await eventually(lambda: one.refused)
+        await eventually(lambda: one.state.refuses)
         futures.append(producer.send("s", b"1", key=right))
-        await eventually(lambda: two.refused)
+        await eventually(lambda: two.state.refuses)
         futures += [producer.send("s", b"2", key=key) for key in (left, right)]
         network.unknown.clear()
         for future in futures:

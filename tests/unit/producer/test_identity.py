@@ -30,7 +30,7 @@ async def send_some(producer: Producer, *values: bytes) -> None:
         assert not (await future).duplicate
 
 
-async def test_an_id_comes_of_no_generator_of_the_user():
+async def test_a_producer_id_does_not_repeat_when_the_users_random_generator_does():
     """Two producers with equal generators store what each of them sends."""
     network = ScriptedNetwork()
     for value in (b"0", b"1"):
@@ -201,7 +201,7 @@ async def test_producers_of_one_id_store_everything_in_order(caplog):
     assert any("used by another producer" in one.getMessage() for one in caplog.records)
 
 
-async def test_nothing_behind_a_refused_batch_is_stored_under_a_shared_id():
+async def test_batches_behind_a_refused_batch_are_not_stored_when_an_id_is_shared():
     """A batch whose sequence happens to be the next is not stored while an older one of its producer was refused."""
     network = ScriptedNetwork()
     one, other = twins(network)

@@ -49,7 +49,7 @@ async def test_properties_that_begin_late_stay_with_their_message():
     assert found == [b"", b"", packed]
 
 
-async def test_receipts_follow_from_the_first():
+async def test_receipts_count_up_from_the_first_offset():
     """One answer of the broker gives each message its own offset."""
     batch = filled(3)
     futures = [SendFuture(batch, index) for index in range(3)]
@@ -66,7 +66,7 @@ async def test_an_unknown_offset_stays_unknown():
     assert (await SendFuture(batch, 1)).offset == -1
 
 
-async def test_messages_that_moved_tell_their_first_futures():
+async def test_a_future_gives_its_own_receipt_when_its_batch_was_split_twice():
     """After a route change split a batch, twice, each future learns where its own message went."""
     batch = filled(4)
     futures = [SendFuture(batch, index) for index in range(4)]
@@ -86,7 +86,7 @@ async def test_messages_that_moved_tell_their_first_futures():
         await futures[1]
 
 
-async def test_a_cancelled_waiter_leaves_the_others():
+async def test_other_waiters_continue_when_one_is_cancelled():
     """One task that stops waiting does not cancel the batch of the others."""
     batch = filled(2)
 
@@ -125,7 +125,7 @@ async def test_a_future_wakes_when_its_own_message_is_settled():
         assert [one.done() for one in waiters].count(True) == (1, 2, 0).index(index) + 1
 
 
-async def test_a_message_that_left_in_doubt_is_given_up_as_unknown():
+async def test_a_doubtful_message_fails_as_unknown_when_it_left_its_partition():
     """After a try without an answer no later refusal elsewhere proves that nothing was stored."""
     origin, other = filled(2), filled(1)
     origin.doubtful = True

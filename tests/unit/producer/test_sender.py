@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 from keylane.producer import ProducerSettings
+from keylane.producer.executor_state import ExecutorEvent
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import Fate, GivenUpError, NoPartitionError, PartitionUnknownError
 from support.cluster import eventually
 from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 
-async def test_older_messages_go_first_after_a_route_change():
+async def test_older_messages_are_sent_first_when_the_route_changes():
     """What a sealed partition refused is sent to its child before anything newer, however often things flip meanwhile."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -26,8 +27,8 @@ async def test_older_messages_go_first_after_a_route_change():
         sender = producer._senders["s"]
         await eventually(lambda: sender.table[0] is None)
         (executor,) = sender.executors
-        executor._set_available(False)
-        executor._set_available(True)
+        executor._tried(ExecutorEvent.FAILED)
+        executor._tried(ExecutorEvent.ANSWERED)
         producer.send("s", b"2", key=b"k")
         network.route = network.route_to(2, version=2)
         producer.send("s", b"3", key=b"k")
@@ -37,7 +38,7 @@ async def test_older_messages_go_first_after_a_route_change():
     assert (receipt.partition_id, receipt.offset, receipt.reordered) == (2, 3, False)
 
 
-async def test_a_new_route_that_comes_before_the_refusal_lets_nothing_newer_by():
+async def test_newer_messages_wait_for_the_refusal_when_a_new_route_comes_first():
     """While a sealed partition has not answered what it was sent, newer messages of its range wait."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -91,7 +92,7 @@ async def test_a_sealed_partition_is_asked_once():
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
 
 
-async def test_a_left_partition_is_asked_where_its_broker_is_now():
+async def test_a_left_partition_is_asked_at_the_new_address_of_its_broker():
     """A partition sealed while its broker took another address still answers what was meant for it; newer ones follow."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -110,7 +111,7 @@ async def test_a_left_partition_is_asked_where_its_broker_is_now():
     assert (receipt.partition_id, receipt.offset) == (2, 1)
 
 
-async def test_what_was_never_sent_does_not_wait_for_a_broker_that_is_gone():
+async def test_unsent_messages_follow_the_new_route_when_their_broker_is_gone():
     """A sealed partition's broker was taken away: what it was not sent goes by the newer route, the older first."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -118,11 +119,11 @@ async def test_what_was_never_sent_does_not_wait_for_a_broker_that_is_gone():
         (executor,) = producer._senders["s"].executors
         network.unreachable.add("broker-1")
         older = producer.send("s", b"1", key=b"k")
-        await eventually(lambda: not executor.available)
+        await eventually(lambda: not executor.state.available)
         network.route = network.route_to(2, version=2, group="another")
         newer = producer.send("s", b"2", key=b"k")
         receipts = [await asyncio.wait_for(one, 30) for one in (older, newer)]
-        await eventually(lambda: executor.closed)
+        await eventually(executor._task.done)
 
     assert [one.partition_id for one in receipts] == [2, 2]
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
@@ -143,7 +144,7 @@ async def test_pauses_do_not_grow_while_batches_are_stored():
     assert network.stored == {1: [b"%d" % number for number in range(20)]}
 
 
-async def test_an_older_route_is_not_taken():
+async def test_a_route_is_ignored_when_it_is_older():
     """A lower version, from a metaserver that lags, changes nothing."""
     network = ScriptedNetwork()
     network.route = network.route_to(2, version=2)
@@ -203,7 +204,7 @@ async def test_a_partition_that_was_left_knows_new_messages_from_old():
     assert (receipt.partition_id, receipt.offset, receipt.duplicate) == (2, 0, False)
 
 
-async def test_what_may_be_stored_keeps_its_number_where_another_broker_answers():
+async def test_a_doubtful_batch_keeps_its_sequence_when_another_broker_answers():
     """A broker that took another's address does not know the partition; what is sent again is stored once, in order."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, batch_count=1)
@@ -228,7 +229,7 @@ async def test_what_may_be_stored_keeps_its_number_where_another_broker_answers(
     assert not any(one.reordered for one in receipts)
 
 
-async def test_what_may_be_stored_in_a_partition_that_is_gone_is_told_as_unknown():
+async def test_a_doubtful_message_fails_as_unknown_when_its_partition_is_gone():
     """Nobody knows any more whether it was stored: its sender is told so, and newer messages go on."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -249,22 +250,22 @@ async def test_what_may_be_stored_in_a_partition_that_is_gone_is_told_as_unknown
     assert network.stored == {1: [b"0", b"1"], 2: [b"2"]}
 
 
-async def test_the_metaserver_is_not_asked_at_each_refusal():
+async def test_the_metaserver_is_asked_rarely_when_a_partition_fails_often():
     """However often partitions refuse and take messages again, one who asks for the route waits for the answer."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         (executor,) = producer._senders["s"].executors
         for _ in range(100):
-            executor._set_available(False)
+            executor._tried(ExecutorEvent.FAILED)
             await asyncio.sleep(0.001)
-            executor._set_available(True)
+            executor._tried(ExecutorEvent.ANSWERED)
             await asyncio.sleep(0.001)
 
     assert network.route_asks < 10
 
 
-async def test_a_broker_that_moved_is_found_though_the_route_has_nothing_of_it():
+async def test_a_moved_broker_is_found_when_the_route_does_not_list_it():
     """It alone knows whether what it was sent is stored: what is not goes on, and what is newer behind it."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, call_timeout_ms=50)
@@ -286,7 +287,7 @@ async def test_a_broker_that_moved_is_found_though_the_route_has_nothing_of_it()
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
 
 
-async def test_a_message_sent_before_the_route_is_known_keeps_its_place():
+async def test_messages_keep_their_order_when_they_are_sent_before_the_first_route():
     """Messages that came before the first route go out first, in their order."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -297,7 +298,7 @@ async def test_a_message_sent_before_the_route_is_known_keeps_its_place():
     assert network.stored == {1: [b"%d" % number for number in range(10)]}
 
 
-async def test_closing_gives_up_what_cannot_be_sent():
+async def test_close_gives_up_messages_when_their_broker_is_away():
     """A producer that is closed while its broker is away says which messages were not acked."""
     network = ScriptedNetwork()
     network.unreachable.add("broker-1")

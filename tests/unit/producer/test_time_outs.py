@@ -14,7 +14,7 @@ from support.cluster import eventually
 from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 
-async def test_a_message_is_told_with_its_error_when_its_time_is_over():
+async def test_an_error_has_the_message_when_it_times_out():
     """The error has the message and says that it is not stored; nothing newer of its key was sent, others go on."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -46,7 +46,7 @@ async def test_a_message_is_told_with_its_error_when_its_time_is_over():
     assert network.stored == {1: [b"0", b"1", b"1", b"2", b"3"]}
 
 
-async def test_a_message_on_its_way_is_told_as_unknown_when_its_time_is_over():
+async def test_a_message_in_flight_fails_as_unknown_when_it_times_out():
     """It cannot be taken out of its batch: its fate is open, the others of the batch are acked, and order holds."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -74,7 +74,7 @@ async def test_a_message_on_its_way_is_told_as_unknown_when_its_time_is_over():
     assert network.stored == {1: [b"0", b"1", b"1", b"2"]}
 
 
-async def test_a_message_in_the_hold_is_told_when_its_time_is_over():
+async def test_a_held_message_fails_when_it_times_out():
     """Also while there is no route at all; the same without a key, which halts nothing."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
@@ -93,7 +93,7 @@ async def test_a_message_in_the_hold_is_told_when_its_time_is_over():
     assert network.stored == {1: [b"2"]}
 
 
-async def test_the_setting_limits_every_message_and_flush_tells_the_rest():
+async def test_flush_counts_unawaited_messages_when_they_time_out():
     """`delivery_timeout_ms` goes for whatever names no time-out of its own; what nobody awaits is counted."""
     network = ScriptedNetwork()
     settings = ProducerSettings(backoff=QUICK.backoff, delivery_timeout_ms=50)
@@ -113,7 +113,7 @@ async def test_the_setting_limits_every_message_and_flush_tells_the_rest():
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "5", float("nan"), float("inf")])
-async def test_a_time_out_is_refused_when_it_is_no_time(timeout):
+async def test_a_time_out_is_refused_when_it_is_not_a_duration(timeout):
     """Nothing is queued."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:

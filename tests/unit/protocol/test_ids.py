@@ -26,7 +26,7 @@ def test_an_illegal_name_is_refused(name):
     """Paths, NUL, blanks, signs, other scripts, 300 characters and other types are no names."""
     with pytest.raises(InvalidNameError) as caught:
         check_name("subject", name)
-    assert caught.value.details["kind"] == "subject"
+    assert caught.value.kind == "subject"
     assert len(str(caught.value)) < 400
 
 

@@ -12,6 +12,7 @@ from keylane.protocol.errors import FencedError
 from keylane.protocol.frames import Answer, Append, Appended, Batches, Read, Released, Request
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
+from support import ports
 
 FENCED = 13
 """Appends to this partition are refused."""
@@ -126,10 +127,5 @@ async def wire(server: Server) -> AsyncIterator[Wire]:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port nobody listened on a moment ago."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port on which nothing listens."""
+    return ports.free_port()

@@ -36,7 +36,7 @@ def test_foreign_origins(origin: str):
     """Another host, port or scheme, a page without a place, and what is no address: all are refused by type."""
     with pytest.raises(OriginError) as caught:
         check_origins([origin], "127.0.0.1", 7000)
-    assert caught.value.details["origin"] == origin
+    assert caught.value.origin == origin
     with pytest.raises(OriginError):
         check_origins(["http://127.0.0.1:7000", origin], "127.0.0.1", 7000)
 

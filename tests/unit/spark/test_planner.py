@@ -77,12 +77,18 @@ def test_each_partition_has_one_pinned_range(chosen, ranges):
 @pytest.mark.parametrize(
     ("chosen", "details"),
     [
-        ({"start": {3: 4}}, {"partition": 3, "requested": 4, "earliest": 5, "latest": 20}),
-        ({"start": {3: 21}}, {"partition": 3, "requested": 21, "earliest": 5, "latest": 20}),
-        ({"end": {3: 21}}, {"partition": 3, "requested": 21, "earliest": 5, "latest": 20}),
-        ({"end": {4: 1}}, {"partition": 4, "requested": 1, "earliest": 0, "latest": 0}),
-        ({"start": {3: 9}, "end": {3: 8}}, {"partition": 3, "start": 9, "end": 8}),
-        ({"start": "latest", "end": "earliest"}, {"partition": 3, "start": 20, "end": 5}),
+        ({"start": {3: 4}}, {"partition_id": 3, "offset": 4, "first_offset": 5, "next_offset": 20}),
+        (
+            {"start": {3: 21}},
+            {"partition_id": 3, "offset": 21, "first_offset": 5, "next_offset": 20},
+        ),
+        ({"end": {3: 21}}, {"partition_id": 3, "offset": 21, "first_offset": 5, "next_offset": 20}),
+        ({"end": {4: 1}}, {"partition_id": 4, "offset": 1, "first_offset": 0, "next_offset": 0}),
+        ({"start": {3: 9}, "end": {3: 8}}, {"partition_id": 3, "offset": 9, "next_offset": 8}),
+        (
+            {"start": "latest", "end": "earliest"},
+            {"partition_id": 3, "offset": 20, "next_offset": 5},
+        ),
     ],
     ids=str,
 )
@@ -100,7 +106,7 @@ def test_an_unknown_partition_is_refused(chosen):
     """A partition that the subject has not is a typed error that names it."""
     with pytest.raises(PartitionUnknownError) as caught:
         planned(options(**chosen))
-    assert caught.value.details == {"partition": 9, "subject": "flights"}
+    assert caught.value.details == {"partition_id": 9, "subject": "flights"}
 
 
 def test_partitions_without_data_are_left_out():

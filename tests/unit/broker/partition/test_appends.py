@@ -114,7 +114,7 @@ def test_a_gap_is_refused(sequence):
     with pytest.raises(SequenceGapError) as caught:
         decide_append(state, header(sequence))
 
-    assert caught.value.details["expected"] == (0 if state is None else 2)
+    assert caught.value.expected == (0 if state is None else 2)
 
 
 def test_a_batch_across_the_end_is_refused():
@@ -122,7 +122,7 @@ def test_a_batch_across_the_end_is_refused():
     with pytest.raises(SequenceReusedError) as caught:
         decide_append(stored((0, 2)), header(1, 2))
 
-    assert caught.value.details["expected"] == 2
+    assert caught.value.expected == 2
 
 
 def test_a_producer_may_begin_with_any_epoch():

@@ -99,7 +99,7 @@ def test_a_record_that_does_not_fit_stops_its_partition(record):
     told.replay.finish()
     with pytest.raises(CorruptLogError) as caught:
         told.state.partition(1).check_whole()
-    assert caught.value.details["position"] == told.position - len(record)
+    assert caught.value.position == told.position - len(record)
     told.state.partition(2).check_whole()
     assert told.state.problems
 

@@ -195,7 +195,7 @@ async def test_input_that_breaks_off_is_an_error_and_no_end():
     assert await anext(lines) == (2, b"b")
     with pytest.raises(InputError, match="in line 3") as raised:
         await anext(lines)
-    assert raised.value.details["line"] == 3
+    assert raised.value.line == 3
 
 
 async def test_input_that_does_not_block_is_waited_for():

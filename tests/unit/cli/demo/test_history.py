@@ -254,6 +254,7 @@ def test_examples_are_few():
     assert len(found.findings.examples) == 5
 
 
+@pytest.mark.slow
 def test_speed():
     """A third of a million rows handled by two owners each are judged in one pass."""
     total, partitions = 336_776, 4

@@ -172,7 +172,7 @@ def test_a_group_is_not_left_while_a_partition_is_on_its_way_there(rows: Rows):
     for _ in range(2):
         with pytest.raises(OperationRunningError) as refused:
             rows.run(begin_operations, evacuate, driver="first", lease_ms=500)
-        assert refused.value.details["operation_id"] == operation_id
+        assert refused.value.operation_id == operation_id
     assert "g3" in rows.run(writable_groups)
     for one in (operation_id, None):
         rows.drive(one or begin(rows, evacuate), driver="first")

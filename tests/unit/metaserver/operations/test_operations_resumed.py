@@ -176,7 +176,7 @@ def test_a_second_operation_is_refused_until_the_first_has_its_route(rows: Rows)
     for ask in (resize(8), Reshape(kind=OperationKind.EVACUATE, broker_group="g1")):
         with pytest.raises(OperationRunningError) as refused:
             rows.begin(ask)
-        assert refused.value.details["operation_id"] == operation_id
+        assert refused.value.operation_id == operation_id
     elsewhere = Reshape(kind=OperationKind.RESIZE, subject="other", partitions=2)
     (other,) = rows.begin(elsewhere)
     assert rows.drive(other, driver="first") is OperationState.DONE

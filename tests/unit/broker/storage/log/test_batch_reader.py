@@ -43,7 +43,7 @@ async def test_a_damaged_batch_is_never_served(desk):
     assert (await desk.read(bad - 4))[0].upto == bad
     with pytest.raises(CorruptLogError) as caught:
         await desk.read(bad)
-    assert caught.value.details["partition_id"] == 1
+    assert caught.value.partition_id == 1
     assert (await desk.read(bad + 2))[0].upto == 2 * COUNT
 
 

@@ -1,0 +1,45 @@
+"""How the workers of a parallel run share tests: a file at a time, in the order of the collection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    import pytest
+    from xdist.workermanage import WorkerController
+
+
+class FileByFile(LoadScopeScheduling):
+    """
+    As pytest-xdist's own by module, but for a worker that dies, which a test that hangs ends in.
+
+    The test at which it died has failed and is not run again.  A worker that replaces it is given no work before it has
+    collected the tests.
+    """
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.partition("::")[0]
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if node in self.registered_collections:
+            super()._reschedule(node)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Give the rest of its work to others; the test at which it died, None if it had nothing to do."""
+        work = self.assigned_work.pop(node)
+        left = [test for share in work.values() for test, done in share.items() if not done]
+        if not left:
+            return None
+        for scope, share in work.items():
+            tests = {test: done for test, done in share.items() if test != left[0]}
+            if not all(tests.values()):
+                self.workqueue[scope] = tests
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return left[0]

@@ -1,0 +1,59 @@
+"""An error's details have the names that its class declares, wherever it is raised."""
+
+import ast
+
+import pytest
+
+from keylane.protocol import errors
+from keylane.protocol.errors.base import Detail
+from tidy.tree import FILES
+
+KINDS = {kind.__name__: kind for kind in map(errors.kind_of, errors.codes()) if kind is not None}
+FREE = {"InvalidRequestError", "CorruptBatchError"}
+"""Their details are whatever contradicts something else: no program asks for them by name."""
+
+
+def declared(kind: type[errors.KeylaneError]) -> set[str]:
+    return {
+        name for base in kind.__mro__ for name, one in vars(base).items() if isinstance(one, Detail)
+    }
+
+
+def raised() -> list[tuple[str, str, str]]:
+    """Place, class and detail of every error made in the product."""
+    found = []
+    for source in FILES:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                found += [
+                    (f"{source.name}:{node.lineno}", node.func.id, keyword.arg)
+                    for keyword in node.keywords
+                    if node.func.id in KINDS and keyword.arg is not None
+                ]
+    return found
+
+
+def test_errors_are_raised_with_declared_details():
+    strange = [
+        f"{place}: {kind} has no {name}"
+        for place, kind, name in raised()
+        if kind not in FREE and name not in declared(KINDS[kind])
+    ]
+    assert not strange, "\n".join(strange)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_attribute_is_none_without_its_detail(kind):
+    assert [getattr(kind(), name) for name in declared(kind)] == [None] * len(declared(kind))
+
+
+def test_attribute_is_the_detail_of_its_name():
+    error = errors.FencedError("late", token=5, current_token=7)
+    assert (error.token, error.current_token) == (5, 7)
+    assert errors.SubjectUnknownError(subject="flights").subject == "flights"
+
+
+def test_attribute_is_none_where_a_peer_sent_another_type():
+    """Text is read of anything; a number is not read out of text."""
+    error = errors.CorruptLogError(position="far", path=7)
+    assert (error.position, error.path) == (None, "7")

@@ -1,0 +1,130 @@
+"""The table of states: complete, the one in the documentation, and what follows from it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from keylane.metaserver.operations.states import (
+    RULES,
+    RUNNING,
+    Ask,
+    Outlook,
+    Pending,
+    next_state,
+    outlook,
+    waiting_reason,
+)
+from keylane.protocol.operations import OperationState
+from keylane.protocol.routing import PartitionState
+
+PLAN, SEAL, OPEN = OperationState.PLAN, OperationState.SEAL, OperationState.OPEN
+FENCE, DONE, CANCELED = OperationState.FENCE, OperationState.DONE, OperationState.CANCELED
+ARCHITECTURE = Path(__file__).parents[4] / "docs" / "ARCHITECTURE.md"
+
+
+def pending(
+    ask: Ask, *, alive: bool = True, given_up: bool = False, may_reorder: bool = False
+) -> Pending:
+    return Pending(
+        ask=ask,
+        partition_id=1,
+        broker_group="g1",
+        alive=alive,
+        given_up=given_up,
+        may_reorder=may_reorder,
+    )
+
+
+def successors(state: OperationState) -> set[OperationState]:
+    rule = RULES[state]
+    after = {rule.after, rule.after_leaving, CANCELED if rule.may_cancel else None}
+    return {one for one in after if one is not None}
+
+
+def test_table_has_a_rule_for_every_state():
+    assert RULES.keys() == set(OperationState)
+
+
+def test_states_are_never_entered_again():
+    """The table has no circle, so an operation that keeps advancing ends."""
+
+    def longest(state: OperationState, seen: tuple[OperationState, ...] = ()) -> int:
+        assert state not in seen
+        return 1 + max((longest(one, (*seen, state)) for one in successors(state)), default=0)
+
+    assert longest(PLAN) == 5
+
+
+def test_children_open_when_the_operation_stops_running():
+    """Parents are SEALED and children OPEN in the route exactly in the states after the new route."""
+    for state, rule in RULES.items():
+        opened = rule.children is PartitionState.OPEN
+        assert opened == (rule.parents is PartitionState.SEALED)
+        assert opened == (state not in RUNNING and state is not CANCELED)
+
+
+def test_documentation_has_the_states_and_their_successors():
+    text = ARCHITECTURE.read_text().split("| state | brokers are asked to |")[1].split("\n\n")[0]
+    shown: dict[str, set[str]] = defaultdict(set)
+    state = ""
+    for line in text.splitlines()[2:]:
+        name, _, after, _ = (cell.strip() for cell in line.strip("|").split("|"))
+        state = name or state
+        shown[state] |= {after} - {""}
+    assert shown == {one.name: {each.name for each in successors(one)} for one in OperationState}
+
+
+SILENT = {"alive": False}
+OUTLOOKS = [
+    (PLAN, [pending(Ask.HOST), pending(Ask.SEAL)], Outlook.ASK),
+    (PLAN, [pending(Ask.HOST, **SILENT), pending(Ask.SEAL)], Outlook.WAIT),
+    (PLAN, [pending(Ask.HOST, **SILENT, given_up=True), pending(Ask.SEAL)], Outlook.WAIT),
+    (PLAN, [pending(Ask.SEAL)], Outlook.PASS),
+    (PLAN, [pending(Ask.SEAL), pending(Ask.SEAL, **SILENT)], Outlook.WAIT),
+    (PLAN, [pending(Ask.SEAL, **SILENT, may_reorder=True)], Outlook.PASS),
+    (SEAL, [pending(Ask.SEAL)], Outlook.ASK),
+    (SEAL, [pending(Ask.SEAL, **SILENT)], Outlook.WAIT),
+    (SEAL, [pending(Ask.SEAL, **SILENT, given_up=True)], Outlook.PASS),
+    (SEAL, [pending(Ask.SEAL, **SILENT, given_up=True), pending(Ask.SEAL, **SILENT)], Outlook.WAIT),
+    (SEAL, [], Outlook.PASS),
+    (OPEN, [], Outlook.PASS),
+    (OPEN, [pending(Ask.SEAL, **SILENT, may_reorder=True)], Outlook.PASS),
+    (OPEN, [pending(Ask.TELL)], Outlook.ASK),
+    (OPEN, [pending(Ask.TELL, **SILENT, may_reorder=True)], Outlook.WAIT),
+    (OPEN, [pending(Ask.TELL, **SILENT, given_up=True)], Outlook.PASS),
+    (FENCE, [pending(Ask.SEAL, **SILENT, given_up=True, may_reorder=True)], Outlook.WAIT),
+    (FENCE, [pending(Ask.SEAL)], Outlook.ASK),
+    (FENCE, [], Outlook.PASS),
+    (CANCELED, [pending(Ask.SEAL, **SILENT)], Outlook.WAIT),
+    (CANCELED, [pending(Ask.SEAL)], Outlook.ASK),
+    (CANCELED, [], Outlook.END),
+    (DONE, [], Outlook.END),
+]
+
+
+@pytest.mark.parametrize(("state", "steps", "expected"), OUTLOOKS)
+def test_outlook_follows_from_the_steps_that_are_not_done(
+    state: OperationState, steps: Sequence[Pending], expected: Outlook
+):
+    """The state is left exactly when the outlook is PASS, and a reason is named exactly when it is WAIT."""
+    assert outlook(state, steps) is expected
+    assert (next_state(state, steps) is not state) == (expected is Outlook.PASS)
+    assert bool(waiting_reason(state, steps)) == (expected is Outlook.WAIT)
+
+
+def test_open_is_left_for_fence_when_a_parent_is_left_behind():
+    left = pending(Ask.SEAL, **SILENT, may_reorder=True)
+    lost = pending(Ask.SEAL, **SILENT, given_up=True)
+    assert next_state(OPEN, [left]) is FENCE
+    assert next_state(OPEN, [lost]) is DONE, "nobody comes back to seal it"
+    assert next_state(OPEN, [left, lost]) is FENCE
+
+
+def test_plan_is_left_when_every_parent_is_said_to_be_sealable():
+    parents = [pending(Ask.SEAL)]
+    assert next_state(PLAN, parents, sealable=[]) is PLAN
+    assert next_state(PLAN, parents, sealable=[1]) is SEAL
