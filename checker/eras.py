@@ -1,4 +1,4 @@
-"""A group's progress on a partition from one reset to the next: what was handled, what its broker told.  Pure."""
+"""Eras: a group's progress on a partition from one reset to the next.  Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Note = Callable[[str, str], None]
 
 class Era:
     """
-    What owners with tokens above `token`, and below that of the next reset, do.
+    What owners do whose tokens are above `token` and below that of the next reset.
 
     Args:
-        token: of the reset that began it; 0 for what was before any.
-        start: where that set the cursor; what is below is owed to nobody.
-        sure: its broker has said so; else it may have been done or not.
+        token: of the reset that began the era; 0 for the era before the first reset.
+        start: the cursor that the reset set; messages below are not owed to the group.
+        sure: the broker has confirmed the reset; until then it may have been done or not.
     """
 
     __slots__ = ("_acked", "_cursors", "_passed", "cursor", "ended", "start", "sure", "token")
@@ -26,18 +26,18 @@ class Era:
         self.start = start
         self.sure = sure
         self.ended: set[int] = set()
-        """Offsets handled, by whomever."""
+        """Offsets handled by any owner."""
         self.cursor = start
-        """The highest told."""
+        """The highest cursor that the broker told."""
         self._cursors: list[tuple[int, int]] = []
         """(instant, cursor), each higher than the one before."""
         self._acked: dict[int, int] = {}
         """Offset → instant at which its ack was answered, while above the cursor."""
         self._passed = start
-        """Offsets below are known to be handled, or owed to nobody."""
+        """Offsets below are known to be handled or not owed."""
 
     def through(self, offset: int) -> bool:
-        """Is a message handled, or owed to nobody."""
+        """Whether a message is handled or not owed."""
         return offset in self.ended or offset < self.start
 
     def told(  # noqa: PLR0917 - the fields of an event
@@ -50,7 +50,7 @@ class Era:
         note: Note,
         floor: int,
     ) -> None:
-        """The broker told its cursor, and what is acked: in the request of an ack, above it in an acquire."""
+        """The broker told its cursor, and acked ranges: those of an ack's request, or those above the cursor."""
         for offset in range(max(self._passed, floor), cursor):
             if offset not in self.ended:
                 note("skip", f"the cursor passed {offset}, not handled")
@@ -82,41 +82,40 @@ class Era:
 
 
 class Eras:
-    """All of a partition's eras, by their tokens."""
+    """The eras of a group on a partition, by token."""
 
     __slots__ = ("_note", "all", "floor")
 
     def __init__(self, note: Note) -> None:
         self.all = [Era()]
         self.floor = 0
-        """What is below has expired."""
+        """Offsets below have expired."""
         self._note = note
 
     def of(self, token: int) -> Era:
-        """The era that an owner works in."""
-        found = self.all
-        index = len(found) - 1
-        while index and found[index].token >= token:
+        """The era of an owner's token."""
+        index = len(self.all) - 1
+        while index and self.all[index].token >= token:
             index -= 1
-        return found[index]
+        return self.all[index]
 
     def possible(self, token: int | None = None) -> list[Era]:
-        """The era of a token (the last of all without one), behind it those that may be it instead."""
-        found: list[Era] = []
+        """The eras that may be that of a token, else the newest, as long as resets are unconfirmed; the newest first."""
+        eras: list[Era] = []
         for era in reversed(self.all):
             if token is None or era.token < token or not era.token:
-                found.append(era)
+                eras.append(era)
                 if era.sure:
                     break
-        return found
+        return eras
 
     def asked(self, token: int, start: int) -> None:
-        """A broker was asked for a reset: from now on it may be done."""
+        """A broker was asked for a reset, which may be done from now on."""
         if token > self.all[-1].token:
             self.all.append(Era(token, start, sure=False))
 
     def done(self, token: int) -> None:
-        """It said that it has done so."""
+        """The broker has confirmed a reset."""
         for era in self.all:
             if era.token == token:
                 era.sure = True
@@ -125,10 +124,10 @@ class Eras:
 
     def settle(self, token: int, cursor: int, ranges: tuple[Range, ...]) -> None:
         """
-        An owner came and was told where to begin: so an unanswered reset before it was done, or never will be.
+        Decide from an owner's first cursor which unconfirmed resets before it were done; the others never will be.
 
-        A reset clears the acks above the cursor, so `ranges` that are still there say that none was done, even where it
-        asked for the cursor that the group had.
+        A reset clears the ranges above the cursor, so `ranges` show that none was done, even one to the very cursor
+        that the group had.
         """
         for era in self.possible(token):
             if era.sure:

@@ -1,6 +1,6 @@
 """What happened in a run, as events in the order of true time; the index of an event is its instant.  Pure.
 
-Values are unique: a message is known by its value, or by what stands for it, wherever it turns up.
+Values are unique: a value, or a digest in its place, identifies a message in every event.
 """
 
 from __future__ import annotations
@@ -23,9 +23,14 @@ class Sent(NamedTuple):
 
 class Settled(NamedTuple):
     """
-    A producer heard what became of it: "stored", "not done", "unknown"; "gone" if it died before, or was closed and
-    could not tell, or was told that it may have been on a lost disk; "withdrawn" if it was closed and said that it is stored nowhere; "flushed" if nobody asked about the
-    message, and a flush or a close after it told no error.
+    A producer knows the outcome of a message:
+
+        stored      it is in the log
+        not done    it is not in the log
+        unknown     it may be in the log
+        gone        as unknown: the producer died, was closed, or was told that the message may be on a lost disk
+        withdrawn   the producer was closed, and said that the message is not in the log
+        flushed     its future was not awaited, and a later flush or close raised no error
     """
 
     value: Value
@@ -34,11 +39,11 @@ class Settled(NamedTuple):
     offset: int = -1
     reordered: bool = False
     twice: bool = False
-    """It was told that the message may be stored elsewhere as well."""
+    """The producer was told that the message may be stored elsewhere as well."""
 
 
 class Stored(NamedTuple):
-    """The log at the end holds this message here; each partition's in order."""
+    """The final log has this message here; events of one partition come in the order of offsets."""
 
     partition_id: int
     offset: int
@@ -55,19 +60,19 @@ class Ranged(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """An operator let what continues a partition go on without it, and was told that this reorders its messages."""
+    """An operator opened the children of a partition whose end is unknown, and was told that this reorders messages."""
 
     partition_id: int
 
 
 class AcceptedLost(NamedTuple):
-    """An operator has accepted that a partition's disk is lost: from now on it is owed to nobody."""
+    """An operator has accepted the loss of a partition's disk: its messages are no longer owed to any group."""
 
     partition_id: int
 
 
 class Batched(NamedTuple):
-    """The log at the end holds this batch here; each partition's in order."""
+    """The final log has this batch here; events of one partition come in the order of offsets."""
 
     partition_id: int
     offset: int
@@ -78,7 +83,7 @@ class Batched(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """A producer follows this route from now on; the ids of its open partitions rise."""
+    """A producer uses this route from now on; `partition_ids` are the open partitions, ascending."""
 
     producer: str
     version: int
@@ -99,9 +104,9 @@ class Started(NamedTuple):
     deadline_ns: int
     """The end of the lease, by the same clock."""
     ours: bool = False
-    """The consumer keeps the partition until it has ended; False if that is nobody's promise."""
+    """The consumer has promised to keep the partition until the handler has ended."""
     session_left_ms: int | None = None
-    """What the metaserver's database still gives the session; None if nobody looked."""
+    """Time left to the session by the metaserver's database; None: not read."""
 
 
 class Ended(NamedTuple):
@@ -123,7 +128,7 @@ class Dropped(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """The metaserver committed a grant; `holder` had it before, with so much of its session left."""
+    """The metaserver committed a grant; `holder` is the session that had the lease before."""
 
     group_id: int
     partition_id: int
@@ -131,10 +136,11 @@ class Granted(NamedTuple):
     session: str
     holder: str
     holder_left_ms: int
+    """Time left to the session of `holder`."""
 
 
 class LetGo(NamedTuple):
-    """A consumer told the metaserver that it is through: with one partition (and token), or all (0, 0)."""
+    """A consumer released a lease at the metaserver; partition and token 0: all of its leases."""
 
     session: str
     partition_id: int
@@ -142,7 +148,7 @@ class LetGo(NamedTuple):
 
 
 class Holds(NamedTuple):
-    """A consumer told the metaserver what it holds: pairs of (partition id, token); told only when it changed."""
+    """A consumer told the metaserver its leases, as pairs of (partition id, token); an event for each change."""
 
     session: str
     holding: tuple[tuple[int, int], ...]
@@ -159,11 +165,11 @@ class Served(NamedTuple):
     """The instant at which the broker was asked."""
     cursor: int = -1
     ranges: tuple[tuple[int, int], ...] = ()
-    """Acked: in the request of an ack, above the cursor in the answer of an acquire."""
+    """Acked offsets `[start, end)`: of an ack those in the request, of an acquire those above the cursor."""
 
 
 class Looked(NamedTuple):
-    """Somebody saw a group's cursor at its broker."""
+    """A broker showed a group's cursor."""
 
     group: str
     partition_id: int
@@ -172,12 +178,12 @@ class Looked(NamedTuple):
     acked_above: int
     """Messages acked above the cursor."""
     run: int = 0
-    """Which run of the broker answered.  What it shows may not be durable yet, so a crash may take a cursor
-    back; nobody was told that those acks are safe."""
+    """Number of the broker's run.  A cursor that is shown may not be durable: a crash may take it back, because its
+    acks were not answered."""
 
 
 class Resetting(NamedTuple):
-    """A broker is asked to set a group's cursor, as an operator wants; `Served` says that it has done so."""
+    """A broker is asked to set a group's cursor for an operator; a `Served` event follows when it has done so."""
 
     group: str
     partition_id: int
@@ -186,7 +192,7 @@ class Resetting(NamedTuple):
 
 
 class Expired(NamedTuple):
-    """Retention removes what a partition has before an offset; `groups` are those that the database promises it to."""
+    """Retention removes the messages below an offset; the database promises them to `groups`."""
 
     partition_id: int
     first_offset: int
@@ -194,7 +200,7 @@ class Expired(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """A broker came up again and found this of a group in its log."""
+    """A restarted broker recovered a group's progress from its log."""
 
     group: str
     partition_id: int

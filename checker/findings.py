@@ -1,4 +1,4 @@
-"""The anomalies a run can show, by name, and how often they were found.  Pure."""
+"""The anomalies that a run can show, and how often each was found.  Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ANOMALIES = (
 )  # fmt: skip
 ORDER_ANOMALIES = ("inversion", "skip", "nonmonotonic", "duplicate token", "two grants")
 EXAMPLES_MAX = 5
-"""Examples kept of each anomaly: enough to start looking, never a flood."""
+"""Examples kept of each anomaly."""
 
 
 @dataclass(slots=True)
@@ -21,17 +21,17 @@ class Findings:
     examples: list[str] = field(default_factory=list)
 
     def note(self, anomaly: str, example: str, *, count: int = 1) -> None:
-        """Count an anomaly and keep its example if there are few of its kind so far."""
+        """Count an anomaly; its first EXAMPLES_MAX examples are kept."""
         if self.counts[anomaly] < EXAMPLES_MAX:
             self.examples.append(f"{anomaly}: {example}")
         self.counts[anomaly] += count
 
     @property
     def total(self) -> int:
-        """All of them together."""
+        """Anomalies of every kind."""
         return sum(self.counts.values())
 
     @property
     def order_violations(self) -> int:
-        """Anomalies of order, all kinds together."""
+        """Anomalies of order."""
         return sum(self.counts[anomaly] for anomaly in ORDER_ANOMALIES)

@@ -20,11 +20,11 @@
     starvation      after everything is healed, something sent is not settled, or something stored not handled
     silent loss     a flush, or a close, told no error, and a message sent before is stored nowhere
 
-Handling a message again under a higher token is no anomaly: delivery is at least once.  What an operator's reset
-sets a cursor back over is owed again, under tokens above the reset's; what it sets it past is owed to nobody.  What
-retention removes must have been handled for every group that the metaserver's database promises it to, whether the
-broker knows the group or not; it is owed to no other.  A partition whose loss an operator has accepted is owed to nobody
-from then on; what came before and behind it keeps its order.
+Handling a message again under a higher token is no anomaly: delivery is at least once.  A message is *owed* to a
+group until the group has handled it.  A reset back over handled messages makes them owed again, under tokens above the
+reset's; messages that a reset passes are no longer owed.  Before retention removes a message, every group to which the
+metaserver's database promises it must have handled it, whether the broker knows the group or not.  The messages of a
+partition are no longer owed once an operator has accepted its loss; partitions before and behind it keep their order.
 
 Source: the names follow Jepsen's Kafka workload and Maelstrom; the rules of stale effects are those of linearizable
 registers: an accepted call counts against the fence only if it was asked after the higher one was served.
@@ -120,7 +120,7 @@ def _feed(events: Sequence[Event], take: dict[Any, Callable[..., None]]) -> None
 
 class Judge:
     """
-    Takes events as they come, without keeping them: the whole log first, then everything else in order of time.
+    Takes events one by one, without keeping them: first the whole log, then the rest in the order of time.
 
     The arguments of its methods are the fields of the events of the same names; `now` is the instant.
     """
@@ -136,9 +136,9 @@ class Judge:
         self._lost: set[int] = set()
         """Partitions whose loss is accepted."""
         self._begun: dict[tuple[str, str, bytes], int] = {}
-        """(group, producer, key) → the newest message begun since a loss was accepted, in partitions that are not lost."""
+        """(group, producer, key) → newest message begun since a loss was accepted, outside of lost partitions."""
         self._firsts: dict[int, int] = {}
-        """Up to where partitions have expired."""
+        """Partition → offset below which it has expired."""
 
     def progress(self, group: str, partition_id: int) -> Progress:
         """A group on a partition."""
@@ -176,7 +176,7 @@ class Judge:
         self.ownership.begun(session, partition_id, offset, token, ours=ours)
         sending = log.sendings.get(value)
         if sending is None:
-            return  # told already, as a phantom in the log
+            return  # the log has it as a phantom already
         self.progress(group, partition_id).begun(offset, sending.key, token, session)
         if self._lost and sending.key and sending.strict:
             self._check_lost(partition_id, (group, sending.producer, sending.key), sending.number)
@@ -189,7 +189,7 @@ class Judge:
                 )
 
     def _check_lost(self, partition_id: int, lane: tuple[str, str, bytes], number: int) -> None:
-        """What a consumer still has of a lost partition is handled before what is newer, or not at all."""
+        """A message of a lost partition is handled before newer messages of its key, or not at all."""
         newest = self._begun.get(lane, -1)
         if partition_id not in self._lost:
             self._begun[lane] = max(newest, number)
@@ -249,12 +249,12 @@ class Judge:
         self.progress(group, partition_id).recovered(token, cursor)
 
     def close(self, *, drained: bool) -> Findings:
-        """Nothing more will come: what every group owes, and all that was found."""
+        """Find what is still owed to each group, after the last event; all findings."""
         for group, partitions in self._groups.items():
             for partition_id, offset in self.log.values:
                 progress = partitions.get(partition_id)
                 if offset < self._firsts.get(partition_id, 0):
-                    continue  # whoever needed it has had it, when it was removed
+                    continue  # it was checked when it was removed
                 eras = [] if progress is None else progress.eras.possible()
                 if any(era.through(offset) for era in eras):
                     continue

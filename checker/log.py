@@ -1,6 +1,6 @@
 """What was sent, what its senders were told, and where it is stored at the end.  Pure.
 
-Everything sent is known before what it settled as, and that before what is stored.
+The events of sending come before those of settling, and those before what is stored.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class _Fate(NamedTuple):
 _UNSETTLED = _Fate("", 0, -1, reordered=False, twice=False)
 
 
-def _promised(one: _Sending, fate: _Fate, place: Place) -> bool:
+def _promised(sending: _Sending, fate: _Fate, place: Place) -> bool:
     """
     True if the order of a message at `place` was promised: by its subject, or by its receipt.
 
-    Of one that may be stored twice, the place that its receipt names is meant.
+    For a message that may be stored twice, only the place in its receipt is promised.
     """
     if fate.twice:
         return not fate.reordered and (fate.partition_id, fate.offset) == place
-    return one.strict or (fate.outcome == "stored" and not fate.reordered)
+    return sending.strict or (fate.outcome == "stored" and not fate.reordered)
 
 
 class Log:
@@ -56,7 +56,7 @@ class Log:
 
     def __init__(self, found: Findings, *, partitions_fixed: bool = False) -> None:
         self.values: dict[Place, Value] = {}
-        """What is stored at each place."""
+        """Place → the value stored there."""
         self.sendings: dict[Value, _Sending] = {}
         self._found = found
         self._partitions_fixed = partitions_fixed
@@ -74,7 +74,7 @@ class Log:
         self._abandoned: set[int] = set()
         self._lost: set[int] = set()
         self._around: dict[Place, Place] = {}
-        """Place → the one before it that is in no lost partition, if one that is lies between."""
+        """Place → the place before it outside of lost partitions, where a lost one lies between."""
 
     def ranged(self, partition_id: int, range_start: int, range_end: int) -> None:
         """See `events.Ranged`."""
@@ -103,23 +103,23 @@ class Log:
     ) -> None:
         """See `events.Settled`."""
         self._fates[value] = _Fate(outcome, partition_id, offset, reordered, twice)
-        one = self.sendings.get(value)
-        if reordered and one is not None and (one.strict or not one.key):
-            why = "its subject is strict" if one.strict else "it has no key"
+        sending = self.sendings.get(value)
+        if reordered and sending is not None and (sending.strict or not sending.key):
+            why = "its subject is strict" if sending.strict else "it has no key"
             self._found.note("inversion", f"{value!r} was told as reordered, although {why}")
 
     def stored(self, partition_id: int, offset: int, key: bytes, value: Value) -> None:
         """See `events.Stored`."""
         place = (partition_id, offset)
         self.values[place] = value
-        one = self.sendings.get(value)
-        if one is None or one.key != key:
+        sending = self.sendings.get(value)
+        if sending is None or sending.key != key:
             self._found.note(
                 "phantom", f"{value!r} at {partition_id}/{offset}, which was not sent so"
             )
             return
         fate = self._fates.get(value, _UNSETTLED)
-        promised = _promised(one, fate, place)
+        promised = _promised(sending, fate, place)
         first = self._first_place.setdefault(value, place)
         if first != place:
             self._more_places[value].append(place)
@@ -128,9 +128,9 @@ class Log:
         if fate.outcome in {"not done", "withdrawn"}:
             self._found.note("phantom", f"{value!r} at {place}, told as {fate.outcome}")
         if key:
-            self._keyed(place, key, one, promised=promised)
+            self._keyed(place, key, sending, promised=promised)
 
-    def _keyed(self, place: Place, key: bytes, one: _Sending, *, promised: bool) -> None:
+    def _keyed(self, place: Place, key: bytes, sending: _Sending, *, promised: bool) -> None:
         partition_id = place[0]
         if promised:
             taken = self._ranges.get(partition_id)
@@ -138,15 +138,15 @@ class Log:
                 self._found.note(
                     "inversion", f"{key!r} at {place}: its partition is another, undeclared"
                 )
-            lane = (partition_id, one.producer, key)
+            lane = (partition_id, sending.producer, key)
             before = self._newest.get(lane, -1)
-            if one.number < before:
+            if sending.number < before:
                 self._found.note(
                     "inversion",
-                    f"{key!r}: number {one.number} of {one.producer} at {place} after {before}",
+                    f"{key!r}: number {sending.number} of {sending.producer} at {place} after {before}",
                 )
             else:
-                self._newest[lane] = one.number
+                self._newest[lane] = sending.number
         last = self._last.get((partition_id, key))
         if last is not None:
             self._before[place] = last
@@ -159,11 +159,11 @@ class Log:
         self._last[partition_id, key] = place
 
     def close(self, *, drained: bool) -> None:
-        """The log is whole: look for what is not in it."""
+        """Find what the whole log lacks."""
         note = self._found.note
         for value, fate in self._fates.items():
-            one = self.sendings.get(value)
-            if fate.outcome in {"not done", "unknown"} and one is not None and one.strict:
+            sending = self.sendings.get(value)
+            if fate.outcome in {"not done", "unknown"} and sending is not None and sending.strict:
                 note("lost", f"{value!r} was given up, although its order is strict")
             first = self._first_place.get(value)
             if fate.outcome == "flushed" and first is None:
@@ -178,19 +178,19 @@ class Log:
             ):
                 note("lost", f"{value!r} is not at {told}")
         if drained:
-            for value, one in self.sendings.items():
-                if one.strict and value not in self._fates:
+            for value, sending in self.sendings.items():
+                if sending.strict and value not in self._fates:
                     note("starvation", f"{value!r} was never settled")
         self._join_partitions()
 
     def _join_partitions(self) -> None:
-        """The promised order of keys from one partition to the next: that of their producer."""
+        """Find the promised order of each key from one partition to the next: that of its producer."""
         lanes: defaultdict[tuple[str, bytes, bool], list[tuple[int, Place]]] = defaultdict(list)
         for value, place in self._first_place.items():
-            one = self.sendings[value]
+            sending = self.sendings[value]
             fate = self._fates.get(value, _UNSETTLED)
-            if one.key in self._strays and _promised(one, fate, place):
-                lanes[one.producer, one.key, one.strict].append((one.number, place))
+            if sending.key in self._strays and _promised(sending, fate, place):
+                lanes[sending.producer, sending.key, sending.strict].append((sending.number, place))
         for (_, _, strict), lane in lanes.items():
             lane.sort()
             for (_, earlier), (_, later) in pairwise(lane):
@@ -204,10 +204,10 @@ class Log:
                     self._around[later] = earlier
 
     def before(self, place: Place) -> tuple[Place, ...]:
-        """What has to be handled before the message at `place`."""
+        """Places whose messages must be handled before the one at `place`."""
         here, there = self._before.get(place), self._elsewhere.get(place)
         if self._around and place in self._around:
-            near = tuple(one for one in (here, there) if one is not None)
+            near = tuple(place for place in (here, there) if place is not None)
             return (*near, self._around[place])
         if there is None:
             return () if here is None else (here,)

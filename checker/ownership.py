@@ -1,4 +1,4 @@
-"""Who was granted what, and what was let go: the metaserver's part of a history.  Pure."""
+"""Leases granted and released: the metaserver's part of a history.  Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ownership:
         """(group, partition, token) → session."""
         self._let_go: set[tuple[str, int, int]] = set()
         self._running: defaultdict[str, dict[tuple[int, int], int]] = defaultdict(dict)
-        """By session, (partition, offset) of its handlers → the token they began under."""
+        """Session → (partition, offset) of its running handlers → the token under which they began."""
         self._holding: dict[str, tuple[tuple[int, int], ...]] = {}
 
     def granted(
@@ -57,7 +57,7 @@ class Ownership:
         return self._granted.get((self._group_of.get(session, 0), partition_id), 0)
 
     def let_go(self, session: str, partition_id: int, token: int) -> None:
-        """See `events.LetGo`; one of an older token, sent again, lets go of nothing newer."""
+        """See `events.LetGo`; a repeated release of an older token releases nothing newer."""
         self._let_go.add((session, partition_id, token))
         for (running_id, offset), under in sorted(self._running[session].items()):
             if not partition_id or (partition_id == running_id and token >= under):

@@ -1,4 +1,4 @@
-"""One consumer group on one partition: what was handled, which fences stand, how far the cursor came.  Pure."""
+"""A consumer group on a partition: messages handled, fences served, the cursor.  Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Progress:
     def __init__(self, partition_id: int, found: Findings) -> None:
         self.partition_id = partition_id
         self.eras = Eras(self._note)
-        """Between the resets by operators."""
+        """Progress between the resets."""
         self.done: defaultdict[int, set[int]] = defaultdict(set)
         """Token → offsets handled under it."""
         self.reached: dict[tuple[int, bytes], int] = {}
@@ -32,13 +32,13 @@ class Progress:
         self.looks: list[Looked] = []
         self._found = found
         self._late: list[tuple[int, int]] = []
-        """(token, offset) handled when a newer owner had begun, and by nobody before."""
+        """(token, offset) first handled when a newer owner had begun."""
         self._sessions: dict[int, str] = {}
         """Token → session that used it."""
         self._instants: list[int] = []
-        """When each of `_fences` was served."""
+        """Instant of each of `_fences`."""
         self._fences: list[int] = []
-        """Tokens acquired, rising."""
+        """Tokens acquired, ascending."""
 
     # ── owners ───────────────────────────────────────────────────────────────────────────────────────
     def begun(self, offset: int, key: bytes, token: int, session: str) -> None:
@@ -68,7 +68,7 @@ class Progress:
         self.done[token].add(offset)
 
     def through(self, offset: int, token: int) -> bool:
-        """Was a message handled, or is it owed to nobody, as far as an owner with this token can know."""
+        """Whether a message is handled or not owed, as far as an owner with this token can know."""
         eras = self.eras.all
         if offset < self.eras.floor or (len(eras) == 1 and offset in eras[0].ended):
             return True
@@ -76,7 +76,7 @@ class Progress:
 
     # ── the broker ───────────────────────────────────────────────────────────────────────────────────
     def served(self, kind: str, token: int, began: int, instant: int) -> None:
-        """The broker accepted a call, asked at `began`, answered at `instant`."""
+        """The broker accepted a call that was asked at `began` and answered at `instant`."""
         index = bisect_left(self._instants, began) - 1
         if index >= 0 and token < self._fences[index]:
             self._found.note(
@@ -97,7 +97,7 @@ class Progress:
         cursor: int,
         ranges: tuple[Range, ...],
     ) -> None:
-        """The broker told its cursor, and what is acked; or that it has set it."""
+        """The broker told its cursor and acked ranges; or that a reset has set the cursor."""
         if kind == "reset":
             self.eras.done(token)
             return
@@ -111,14 +111,14 @@ class Progress:
             self.eras.asked(token, cursor)
 
     def check_expired(self, first_offset: int) -> None:
-        """What is before goes now; the group was promised it, so it needs none of it any more."""
+        """Messages below `first_offset` are removed: the group must have handled them."""
         eras = self.eras.possible()
         for offset in range(self.eras.floor, first_offset):
             if not any(era.through(offset) for era in eras):
                 self._note("lost", f"{offset} was removed before it was handled")
 
     def recovered(self, token: int, cursor: int) -> None:
-        """The broker came up again: no fence and no cursor that was told may have fallen."""
+        """The broker was restarted: neither the fence nor a cursor that was told may have fallen."""
         if self._fences and token < self._fences[-1]:
             self._note(
                 "nonmonotonic", f"the fence is {token} after a restart, {self._fences[-1]} before"
@@ -132,13 +132,13 @@ class Progress:
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     def close(self, *, drained: bool) -> None:
-        """Nothing more will come: find the acks of owners that had been fenced."""
+        """Find the acks of fenced owners, after the last event."""
         self._check_looks()
         if not drained:
             return
         for token, offset in self._late:
             if any(offset < era.start for era in self.eras.all if era.token > token):
-                continue  # an operator has had it left out
+                continue  # a reset passed it
             if not any(offset in done for later, done in self.done.items() if later > token):
                 self._note(
                     "stale effect",
@@ -147,7 +147,7 @@ class Progress:
                 )
 
     def _check_looks(self) -> None:
-        """Neither token nor cursor falls, and what a cursor passes was handled under its token."""
+        """Token and cursor never fall, and messages that a cursor passes were handled under its token."""
         for before, look in pairwise(self.looks):
             fell = look.cursor < before.cursor and look.run == before.run
             if look.token < before.token or fell:

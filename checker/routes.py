@@ -1,4 +1,4 @@
-"""What the log's headers and the producers' routes say: sequences without gaps, versions that only rise.  Pure."""
+"""Sequences in the log have no gaps, versions of routes only rise.  Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Sequences:
         self._next: dict[tuple[int, int], tuple[int, int]] = {}
         """(partition, producer) → epoch, next sequence."""
         self._first: dict[int, int] = {}
-        """Where the log of each partition begins: retention may have removed what was before."""
+        """Partition → first offset in its log: retention may have removed the messages below."""
 
     def batched(
         self,

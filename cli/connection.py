@@ -1,57 +1,29 @@
-"""
-A command's own connection to the metaserver, and to the brokers it is told of.
-
-The network library is loaded when a connection is made: the help needs none.
-"""
+"""A command's admin client.  The network library is loaded when one is made: the help needs none."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
 from typing import TYPE_CHECKING
 
-from ..protocol.errors import KeylaneError
 from .options import parse_addresses
 
 if TYPE_CHECKING:
-    from ..protocol.control import PartitionStatus
-    from ..protocol.routing import Partition
-    from ..rpc.client import MetaClient
-    from ..rpc.network import Network
+    from ..admin import Admin
+
+POLL_SECONDS = 0.02
 
 
-@asynccontextmanager
-async def connect(meta: str) -> AsyncIterator[tuple[MetaClient, Network]]:
-    """A client of the metaserver at `meta`, and its network.  Raises ConfigError."""
-    from ..rpc.client import MetaClient
-    from ..rpc.http_network import HttpNetwork
+def open_admin(meta: str) -> Admin:
+    """An admin client of the metaservers at `meta`, to be entered.  Raises ConfigError."""
+    from ..admin import Admin
 
-    addresses = parse_addresses(meta)
-    network = HttpNetwork()
-    try:
-        yield MetaClient(network, addresses), network
-    finally:
-        await network.close()
+    return Admin(parse_addresses(meta))
 
 
-async def partition_status(network: Network, partition: Partition) -> PartitionStatus | str:
-    """The partition as its broker has it, or why the broker cannot be asked now."""
-    from ..rpc.client import BrokerClient
-
-    if partition.address is None:
-        return "its broker group is not available"
-    try:
-        return await BrokerClient(network, partition.address).partition(partition.partition_id)
-    except KeylaneError as error:
-        return error.message
-
-
-async def available_brokers(client: MetaClient, count: int) -> None:
-    """Return when the metaserver knows of `count` available broker groups."""
-    import asyncio
-
+async def available_brokers(admin: Admin, count: int) -> None:
+    """Wait until `count` broker groups are available."""
     while True:
-        brokers = (await client.health()).details.get("brokers", [])
-        if sum(bool(broker["available"]) for broker in brokers) >= count:
+        listed = await admin.list_brokers()
+        if sum(broker.available for broker in listed.brokers) >= count:
             return
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(POLL_SECONDS)

@@ -12,10 +12,10 @@ import typer
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .commands.broker.app import broker_app
-from .commands.group_app import group_app
-from .commands.meta import meta_app
-from .commands.queue import queue_app
-from .commands.subject_app import subject_app
+from .commands.group.app import group_app
+from .commands.meta.app import meta_app
+from .commands.queue.app import queue_app
+from .commands.subject.app import subject_app
 from .options import (
     BROKERS_MAX,
     META_DEFAULT,
@@ -171,10 +171,10 @@ def consume(
     subject: SubjectArgument,
     group: Annotated[str, typer.Option("--group", "-g", help="Consumer group to join.")],
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="Stop after so many messages.")
+        int | None, typer.Option("--count", "-n", min=1, help="Stop after this many messages.")
     ] = None,
     idle: Annotated[
-        float | None, typer.Option(min=0.1, help="Stop after so many seconds without a message.")
+        float | None, typer.Option(min=0.1, help="Stop after this many seconds without a message.")
     ] = None,
     format: Annotated[  # noqa: A002 - the option's name
         str, typer.Option(help="How a line looks.")
@@ -190,7 +190,8 @@ def consume(
     shared: Annotated[
         bool,
         typer.Option(
-            "--shared", help="Share every partition with the others of the group; no order."
+            "--shared",
+            help="Share every partition with the other consumers of the group; no order.",
         ),
     ] = False,
     meta: MetaOption = META_DEFAULT,

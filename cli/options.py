@@ -14,11 +14,11 @@ BROKERS_MAX = 32
 ROWS_TOTAL = 336_776
 """Rows of the demo's file."""
 ROWS_MIN = 1_000
-"""With fewer, some partition might have nothing left to hand over when a consumer of the demo dies."""
+"""With fewer rows, a dying consumer of the demo may have no message left to hand over."""
 
 
 class OutputFormat(enum.StrEnum):
-    """How a command answers: for eyes, or for programs."""
+    """How a command answers: as tables for people, or as JSON for programs."""
 
     TABLE = "table"
     JSON = "json"
@@ -34,7 +34,12 @@ MetaOption = Annotated[
     ),
 ]
 OutputOption = Annotated[
-    OutputFormat, typer.Option("--output", "-o", help="table for eyes, json for programs.")
+    OutputFormat, typer.Option("--output", "-o", help="table for people, json for programs.")
+]
+
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan, change nothing.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Show the progress until it is done.")
 ]
 
 SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
@@ -48,7 +53,7 @@ def parse_addresses(text: str) -> list[str]:
     The addresses in `text`, separated by commas.
 
     Raises:
-        ConfigError: none, or one that is not host:port.
+        ConfigError: no address, or text that is not host:port.
     """
     addresses = [part.strip() for part in text.split(",") if part.strip()]
     for address in addresses:
@@ -66,16 +71,16 @@ def parse_time(text: str) -> int:
     Milliseconds since 1970 of a date and time in ISO 8601; UTC if it names no zone.
 
     Raises:
-        ConfigError: not one, or before 1970.
+        ConfigError: not a time, or a time before 1970.
     """
     from datetime import UTC, datetime
 
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
-        found = None
-    if found is not None:
-        at_ms = int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+        time = None
+    if time is not None:
+        at_ms = int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
         if at_ms >= 0:
             return at_ms
     raise ConfigError(f"not a time such as 2024-05-31T12:00:00: {text[:80]!r}")

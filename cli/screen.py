@@ -34,12 +34,12 @@ def show_json(value: object) -> None:
 
 
 def show_line(text: str, *, errors: bool = False) -> None:
-    """A line for eyes, at once; what servers and users put into it cannot end it, nor command the terminal."""
+    """Print a line at once; control characters are escaped, so that text of servers and users cannot command the terminal."""
     print(printable(text), file=sys.stderr if errors else sys.stdout, flush=True)
 
 
 def show_error(error: KeylaneError, form: OutputFormat) -> None:
-    """What went wrong, its code and what to do: readable, or as one JSON object."""
+    """Print an error with its code and advice, as text or as one JSON object."""
     if form is OutputFormat.JSON:
         from ..protocol.control import ErrorBody, encode_json
 
@@ -50,7 +50,7 @@ def show_error(error: KeylaneError, form: OutputFormat) -> None:
 
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table; a column whose name ends in # holds numbers and is set to the right."""
+    """A table; a column whose name ends in # holds numbers and is aligned right."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -71,7 +71,7 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 
 def show_table(table: Table) -> None:
-    """Print a table, whole: when the output is no terminal it is as wide as it needs to be."""
+    """Print a table; where the output is no terminal, lines are not folded."""
     from rich.console import Console
 
     console = Console()
@@ -82,8 +82,8 @@ def show_table(table: Table) -> None:
 
 def run(form: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
     """
-    Run a command to its end.  A KeylaneError is shown, with exit status 1; a reader of our output that has
-    left ends the command quietly.
+    Run a command to its end.  A KeylaneError is shown, with exit status 1; a closed standard output ends the command
+    quietly, with status 0.
     """
     import asyncio
 
@@ -96,7 +96,7 @@ def run(form: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
         show_error(error, form)
         raise typer.Exit(1) from None
     except BrokenPipeError:
-        # Python would complain once more when it flushes standard output at its end.
+        # Python would raise again when it flushes standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What is answered to a command line that makes no sense: a usage, or for programs one JSON object; status 2."""
+"""The answer to a wrong command line: the usage, or one JSON object for programs; exit status 2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..protocol.errors import ConfigError
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
-    """True if the options ask for JSON, however they are written and whatever else is wrong with them."""
+    """True if the options ask for JSON, in any spelling, even if other options are wrong."""
     for at, word in enumerate(arguments):
         if word == "--":
             return False

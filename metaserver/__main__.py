@@ -15,7 +15,7 @@ from .settings import MetaserverSettings, read_settings
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run; the exit status."""
+    """Run; returns the exit status."""
     if not __debug__:
         print("keylane: do not run with -O: its assertions guard the data", file=sys.stderr)
         return 1
@@ -41,7 +41,7 @@ async def _serve(settings: MetaserverSettings, stop: asyncio.Event) -> None:
 
 
 def _die_after(step: str) -> None:
-    """End at once, as a crash does, after the step that the environment names: for tests of what comes after."""
+    """Kill this process after the step that KEYLANE_DIE_AFTER names, as a crash would: for tests."""
     if step == os.environ.get("KEYLANE_DIE_AFTER"):
         os.kill(os.getpid(), 9)
 

@@ -1,7 +1,7 @@
-"""What happens in time and not on a call: expired sessions, changes of other metaservers, repairs, data that is gone.
+"""The periodic work of a metaserver: expired sessions, changes by other metaservers, repairs, expired data.
 
-It looks every `poll_ms`, and earlier when a session is about to expire: so a silent consumer is replaced at
-its ttl, whoever else is calling.
+It polls every `poll_ms`, and earlier when a session is about to expire: a silent consumer is replaced at its ttl even if
+no other consumer calls.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ..protocol.errors import KeylaneError, StorageError
 from .catalogue.service import Catalogue
-from .groups.service import Members
+from .groups.service import GroupService
 from .groups.views import due_groups
 from .operations.driver import OperationDriver
 from .settings import MetaserverSettings
@@ -23,15 +23,17 @@ log = logging.getLogger("keylane.metaserver")
 
 class Attendant:
     """
-    The periodic work of one metaserver.  Any number of them may do it at once: each step is a transaction.
+    Runs the periodic work.  Any number of metaservers may run it at once: each step is a transaction.
 
-    `duties` are done every `expire_ms`, and `quick_duties` every `poll_ms`: what hangs on retention.
+    Args:
+        duties: called every `expire_ms`.
+        quick_duties: called every `poll_ms`.
     """
 
     def __init__(
         self,
         database: Database,
-        members: Members,
+        members: GroupService,
         catalogue: Catalogue,
         settings: MetaserverSettings,
         operations: OperationDriver,
@@ -50,26 +52,26 @@ class Attendant:
         ]
 
     async def run(self) -> None:
-        """Until cancelled.  What failed with an error of ours is done again; only a fault of ours ends it."""
+        """Run until cancelled.  A KeylaneError is logged and the work retried; any other error ends the run and is raised."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._look_again_and_again())
-                group.create_task(self._repair_again_and_again())
+                group.create_task(self._poll_loop())
+                group.create_task(self._repair_loop())
                 for duty, pause_ms in self._duties:
-                    group.create_task(self._do_again_and_again(duty, pause_ms))
+                    group.create_task(self._run_duty_loop(duty, pause_ms))
         except Exception:
-            log.exception("the periodic work met a fault of ours and has ended")
+            log.exception("the periodic work has ended by a bug")
             raise
 
-    async def look(self) -> int:
-        """One round; milliseconds until the next one is due."""
+    async def poll(self) -> int:
+        """Do one round; returns the milliseconds until the next one is due."""
         poll_ms = self._settings.poll_ms
         try:
             due = await self._database.read(due_groups)
             for group_id in due.groups:
                 await self._members.settle(group_id)
-            await self._members.look_around()
-            await self._catalogue.look_around()
+            await self._members.check_for_changes()
+            await self._catalogue.check_for_changes()
             await self._operations.resume()
         except KeylaneError as error:
             _warn(error)
@@ -77,12 +79,12 @@ class Attendant:
         next_ms = poll_ms if due.next_expiry_ms is None else due.next_expiry_ms + 1
         return max(1, min(poll_ms, next_ms))
 
-    async def _look_again_and_again(self) -> None:
+    async def _poll_loop(self) -> None:
         while True:
-            pause_ms = await self.look()
+            pause_ms = await self.poll()
             await asyncio.sleep(pause_ms / 1000)
 
-    async def _repair_again_and_again(self) -> None:
+    async def _repair_loop(self) -> None:
         while True:
             await asyncio.sleep(self._settings.repair_ms / 1000)
             try:
@@ -90,9 +92,7 @@ class Attendant:
             except KeylaneError as error:
                 _warn(error)
 
-    async def _do_again_and_again(
-        self, duty: Callable[[], Awaitable[object]], pause_ms: int
-    ) -> None:
+    async def _run_duty_loop(self, duty: Callable[[], Awaitable[object]], pause_ms: int) -> None:
         while True:
             await asyncio.sleep(pause_ms / 1000)
             try:
@@ -102,5 +102,5 @@ class Attendant:
 
 
 def _warn(error: KeylaneError) -> None:
-    what = "the database does not answer" if isinstance(error, StorageError) else "will try again"
-    log.warning("%s: %s", what, error.message)
+    prefix = "the database does not answer" if isinstance(error, StorageError) else "will try again"
+    log.warning("%s: %s", prefix, error.message)

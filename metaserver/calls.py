@@ -12,30 +12,30 @@ from ..protocol.limits import PULL_WAIT_MS_MAX
 from ..protocol.routing import OrderStrategy, Route
 from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
-from .groups.service import Members
+from .groups.service import GroupService
 from .operations.driver import OperationDriver
-from .resets.service import Resetter
+from .resets.service import ResetService
 from .verify.service import VerifyService
 
 
 def control_routes(
     catalogue: Catalogue,
-    members: Members,
+    groups: GroupService,
     health: Callable[[], Awaitable[Health]],
     operations: OperationDriver,
     verify_service: VerifyService,
-    resetter: Resetter,
+    resets: ResetService,
 ) -> list[ControlRoute]:
     """One route for each of `endpoints.METASERVER`."""
     return [
         *_subject_routes(catalogue),
-        *_consumer_routes(members, catalogue),
+        *_consumer_routes(groups, catalogue),
         *_operation_routes(operations),
         ControlRoute(endpoints.HEALTH, lambda _body, _: health()),
         ControlRoute(endpoints.VERIFY, lambda _body, _: verify_service.verify()),
         ControlRoute(
             endpoints.RESET_GROUP,
-            lambda body, params: resetter.reset(params["subject"], params["group"], body),
+            lambda body, params: resets.reset(params["subject"], params["group"], body),
         ),
     ]
 
@@ -49,7 +49,7 @@ def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
             wait_ms=whole_number(params, "wait_ms", 0, high=PULL_WAIT_MS_MAX),
             order_strategy=strategy(params),
         )
-        return await catalogue.patiently(ask)
+        return await catalogue.retry_while_empty(ask)
 
     return [
         ControlRoute(endpoints.BROKER_HEARTBEAT, lambda body, _: catalogue.report(body)),
@@ -68,23 +68,23 @@ def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
     ]
 
 
-def _consumer_routes(members: Members, catalogue: Catalogue) -> list[ControlRoute]:
+def _consumer_routes(groups: GroupService, catalogue: Catalogue) -> list[ControlRoute]:
     return [
         ControlRoute(
-            endpoints.JOIN, lambda body, _: catalogue.patiently(partial(members.join, body))
+            endpoints.JOIN, lambda body, _: catalogue.retry_while_empty(partial(groups.join, body))
         ),
-        ControlRoute(endpoints.HEARTBEAT, lambda body, _: members.heartbeat(body)),
-        ControlRoute(endpoints.RELEASE, lambda body, _: members.release(body)),
-        ControlRoute(endpoints.SUSPEND, lambda body, _: members.suspend(body)),
-        ControlRoute(endpoints.LEAVE, lambda body, _: members.leave(body)),
+        ControlRoute(endpoints.HEARTBEAT, lambda body, _: groups.heartbeat(body)),
+        ControlRoute(endpoints.RELEASE, lambda body, _: groups.release(body)),
+        ControlRoute(endpoints.SUSPEND, lambda body, _: groups.suspend(body)),
+        ControlRoute(endpoints.LEAVE, lambda body, _: groups.leave(body)),
         ControlRoute(
             endpoints.GROUP,
-            lambda _body, params: members.group(params["subject"], params["group"]),
+            lambda _body, params: groups.group(params["subject"], params["group"]),
         ),
-        ControlRoute(endpoints.GROUPS, lambda _body, params: members.groups(params["subject"])),
+        ControlRoute(endpoints.GROUPS, lambda _body, params: groups.groups(params["subject"])),
         ControlRoute(
             endpoints.SWITCH_GROUP,
-            lambda body, params: members.switch(params["subject"], params["group"], body),
+            lambda body, params: groups.switch(params["subject"], params["group"], body),
         ),
     ]
 

@@ -1,11 +1,12 @@
-"""A running metaserver: database open, attendant at work, server listening; all of it ends together."""
+"""A running metaserver: its database, its periodic work and its server, started and ended together."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from msgspec import to_builtins
@@ -22,10 +23,10 @@ from ..rpc.server import ControlRoute, Params, Server
 from .attendant import Attendant
 from .calls import control_routes
 from .catalogue.service import Catalogue
-from .groups.service import Members
+from .groups.service import GroupService
 from .openapi import openapi_document
 from .operations.driver import OperationDriver
-from .resets.service import Resetter
+from .resets.service import ResetService
 from .retention.announcer import Announcer
 from .retention.expirer import Expirer
 from .settings import MetaserverSettings, machine_boot, prepare_folder
@@ -37,7 +38,7 @@ API_VERSION = "1"
 
 
 class RunningMetaserver:
-    """What `running_metaserver` hands out."""
+    """A metaserver that listens; made by `running_metaserver`."""
 
     def __init__(self, server: Server, attending: asyncio.Task[None]) -> None:
         self._server = server
@@ -49,7 +50,7 @@ class RunningMetaserver:
         return self._server.address
 
     async def serve_until(self, stop: asyncio.Event) -> None:
-        """Return when `stop` is set; raise if the periodic work met a fault of ours."""
+        """Return when `stop` is set.  Raises what the periodic work failed with, if it met a bug."""
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait([stopped, self._attending], return_when=asyncio.FIRST_COMPLETED)
@@ -71,71 +72,101 @@ async def running_metaserver(
     Run a metaserver in this event loop until the block ends.
 
     Args:
-        network: how brokers are called; none: a real one, closed at the end.
-        clock: its boot time is SQLite's time; none: the machine's.
-        after_step: called with the name of each step of an operation on partitions, and of a reset.
+        network: how brokers are called; default: HTTP, closed at the end.
+        clock: its boot time is SQLite's time; default: the machine's.
+        after_step: called with the name of each step of an operation on partitions and of a reset that was done.
 
     Raises:
         ConfigError, DataFolderError, StorageError, AddressError
     """
     check_free(settings.host, settings.port)
     folder = prepare_folder(settings.data)
-    own: HttpNetwork | None = None
-    if network is None:
-        network = own = HttpNetwork()
-    try:
-        clock = clock or SystemClock()
-        async with open_database(
-            folder=folder,
-            url=settings.database_url,
-            clock=clock,
-            boot=machine_boot(),
-            broker_ttl_ms=settings.broker_ttl_ms,
-        ) as opened:
-            database = WatchedDatabase(opened, clock)
-            catalogue = Catalogue(database, network, settings)
-            rng = random.SystemRandom()
-            driver = f"{rng.getrandbits(128):032x}"
-            announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
-            members = Members(database, settings, announce=announcer.announce)
-            operations = OperationDriver(
-                database,
-                network,
-                settings,
-                catalogue=catalogue,
-                members=members,
-                driver=driver,
-                rng=rng,
-                after_step=after_step,
+    clock = clock or SystemClock()
+    async with AsyncExitStack() as stack:
+        if network is None:
+            network = own = HttpNetwork()
+            stack.push_async_callback(own.close)
+        opened = await stack.enter_async_context(
+            open_database(
+                folder=folder,
+                url=settings.database_url,
+                clock=clock,
+                boot=machine_boot(),
+                broker_ttl_ms=settings.broker_ttl_ms,
             )
-            resetter = Resetter(database, network, settings, holder=driver, after_step=after_step)
-            verify = VerifyService(database, network)
-            health = partial(_health, database, catalogue)
-            routes = control_routes(catalogue, members, health, operations, verify, resetter)
-            routes.append(_document_route())
-            server = Server(
-                routes, limits=HttpLimits(connections_max=settings.http_connections_max)
-            )
-            await server.start(settings.host, settings.port)
-            expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
-            duties, quick = (expirer.look,), (announcer.look,)
-            attendant = Attendant(
-                database, members, catalogue, settings, operations, duties, quick_duties=quick
-            )
-            attending = asyncio.create_task(attendant.run())
-            try:
-                yield RunningMetaserver(server, attending)
-            finally:
-                members.close()
-                catalogue.close()
-                await server.stop()
-                attending.cancel()
-                await asyncio.wait([attending])
-                await operations.stop()
-                await database.close()
-    finally:
-        if own is not None:
-            await own.close()
+        )
+        database = WatchedDatabase(opened, clock)
+        services = _services(database, network, settings, after_step)
+        limits = HttpLimits(connections_max=settings.http_connections_max)
+        server = Server(services.routes, limits=limits)
+        await server.start(settings.host, settings.port)
+        attending = asyncio.create_task(services.attendant.run())
+        try:
+            yield RunningMetaserver(server, attending)
+        finally:
+            services.groups.close()
+            services.catalogue.close()
+            await server.stop()
+            attending.cancel()
+            await asyncio.wait([attending])
+            await services.operations.stop()
+            await database.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Services:
+    """What runs over one database; all but the attendant answer calls."""
+
+    catalogue: Catalogue
+    groups: GroupService
+    operations: OperationDriver
+    attendant: Attendant
+    routes: list[ControlRoute]
+
+
+def _services(
+    database: WatchedDatabase,
+    network: Network,
+    settings: MetaserverSettings,
+    after_step: Callable[[str], None],
+) -> _Services:
+    """The services of one metaserver, under an id that no other metaserver has."""
+    rng = random.SystemRandom()
+    driver = f"{rng.getrandbits(128):032x}"
+    catalogue = Catalogue(database, network, settings)
+    announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
+    expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
+    groups = GroupService(database, settings, announce=announcer.announce)
+    operations = OperationDriver(
+        database,
+        network,
+        settings,
+        catalogue=catalogue,
+        members=groups,
+        driver=driver,
+        rng=rng,
+        after_step=after_step,
+    )
+    resets = ResetService(database, network, settings, holder=driver, after_step=after_step)
+    attendant = Attendant(
+        database,
+        groups,
+        catalogue,
+        settings,
+        operations,
+        duties=(expirer.run_once,),
+        quick_duties=(announcer.run_once,),
+    )
+    health = partial(_health, database, catalogue)
+    verify = VerifyService(database, network)
+    routes = control_routes(catalogue, groups, health, operations, verify, resets)
+    return _Services(
+        catalogue=catalogue,
+        groups=groups,
+        operations=operations,
+        attendant=attendant,
+        routes=[*routes, _document_route()],
+    )
 
 
 def _document_route() -> ControlRoute:

@@ -18,10 +18,10 @@ NO_FILE = ("", "//", "///", "///:memory:")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetaserverSettings:
     """
-    How a metaserver runs.
+    The settings of a metaserver.
 
     Raises:
-        ConfigError: lists everything that cannot work.
+        ConfigError: lists every impossible value.
     """
 
     data: Path = field(metadata={"doc": "folder of the embedded database"})
@@ -36,27 +36,27 @@ class MetaserverSettings:
     )
     broker_ttl_ms: int = field(
         default=10_000,
-        metadata={"doc": "silent for so long, a broker is not available; a restart fits inside"},
+        metadata={
+            "doc": "a broker without a report for this long is not available; a restart fits in"
+        },
     )
     heartbeat_ms_max: int = field(
         default=5_000, metadata={"doc": "longest time between two heartbeats of a consumer"}
     )
     poll_ms: int = field(
         default=500,
-        metadata={"doc": "how often the database is asked what other metaservers changed"},
+        metadata={"doc": "how often the database is polled for changes by other metaservers"},
     )
     repair_ms: int = field(
-        default=2_000, metadata={"doc": "how often a creation that was cut short is tried again"}
+        default=2_000, metadata={"doc": "how often an interrupted creation is retried"}
     )
     operation_lease_ms: int = field(
         default=5_000,
-        metadata={"doc": "after so long another metaserver goes on with what one began and left"},
+        metadata={"doc": "after this long another metaserver continues an operation left behind"},
     )
     expire_ms: int = field(
         default=10_000,
-        metadata={
-            "doc": "how often it is looked at what retention has removed, and has to wait for"
-        },
+        metadata={"doc": "interval between checks for data removed by retention"},
     )
     sessions_max: int = field(default=10_000, metadata={"doc": "consumers of one group"})
     subjects_max: int = field(default=10_000, metadata={"doc": "subjects"})
@@ -105,10 +105,10 @@ def _within(value: object, low: int, high: int) -> bool:
 
 def read_settings(given: Mapping[str, Any], config: Path | None = None) -> MetaserverSettings:
     """
-    Settings from a TOML file and what was given besides; what was given wins, None counts as not given.
+    Read settings from a TOML file and overlay those of `given` that are not None.
 
     Raises:
-        ConfigError: unreadable file, unknown names, impossible values.
+        ConfigError: the file is unreadable, names are unknown, values are impossible.
     """
     merged: dict[str, Any] = {}
     if config is not None:
@@ -117,7 +117,7 @@ def read_settings(given: Mapping[str, Any], config: Path | None = None) -> Metas
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"cannot read {config}: {error}") from error
     merged |= {name: value for name, value in given.items() if value is not None}
-    known = {one.name for one in fields(MetaserverSettings)}
+    known = {setting.name for setting in fields(MetaserverSettings)}
     problems = [f"unknown setting {name!r}" for name in merged if name not in known]
     if "data" not in merged:
         problems.append("data: a folder is needed")
@@ -132,10 +132,10 @@ def read_settings(given: Mapping[str, Any], config: Path | None = None) -> Metas
 
 def prepare_folder(data: Path) -> Path:
     """
-    Make the data folder if it is not there.
+    Create the data folder if it does not exist.
 
     Raises:
-        DataFolderError: it cannot be made.
+        DataFolderError: it cannot be created.
     """
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -145,8 +145,8 @@ def prepare_folder(data: Path) -> Path:
 
 
 def machine_boot() -> str:
-    """The machine's present boot, as an id; the boot-time clock starts again with each."""
+    """Return the id of the machine's present boot; the boot-time clock begins again with each."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return ""  # unknown: every start counts as a new boot, which only lets sessions live a ttl longer
+        return ""  # unknown: every start counts as a new boot, and sessions live a ttl longer

@@ -1,36 +1,38 @@
-"""Waking the calls of this process that wait for a change.  Nothing here is lost that a look at SQL would not find.
+"""Waiting calls of this process, woken by changes; and runs of work that many calls share.
 
-A listener registers before it reads: a change that comes after the reading rings, one before it was read.
+A wake-up may be missed at the end of the process: the truth is in SQL.
+A call listens before it reads: a change after the read wakes it, a change before it is in what was read.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 T = TypeVar("T")
 
 
-class Ring:
-    """What one waiting call holds; it has rung or not."""
+class Waiter:
+    """One waiting call."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     @property
-    def rung(self) -> bool:
-        """True once a change came."""
+    def woken(self) -> bool:
+        """Whether a change has come."""
         return self._event.is_set()
 
-    def ring(self) -> None:
-        """A change came."""
+    def wake(self) -> None:
+        """End the wait, or the next one."""
         self._event.set()
 
     async def wait(self, wait_ms: int) -> None:
-        """Until it rings, or `wait_ms` have passed."""
+        """Return when woken, or after `wait_ms`."""
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 await self._event.wait()
@@ -39,77 +41,82 @@ class Ring:
 
 
 class Wakeups(Generic[K]):
-    """Which calls wait for which key."""
+    """The calls that wait for changes, by key."""
 
     def __init__(self) -> None:
-        self._rings: dict[K, dict[Ring, None]] = {}
-        """In the order of asking: the first to wait is the first to be woken."""
+        self._waiters: dict[K, dict[Waiter, None]] = {}
+        """The first to wait is the first to be woken."""
 
     @contextmanager
-    def listen(self, key: K) -> Iterator[Ring]:
-        """A ring for changes of `key` from now on."""
-        ring = Ring()
-        self._rings.setdefault(key, {})[ring] = None
+    def listen(self, key: K) -> Iterator[Waiter]:
+        """Wait for changes of `key` from now on, until the block ends."""
+        waiter = Waiter()
+        self._waiters.setdefault(key, {})[waiter] = None
         try:
-            yield ring
+            yield waiter
         finally:
-            rings = self._rings[key]
-            del rings[ring]
-            if not rings:
-                del self._rings[key]
+            waiters = self._waiters[key]
+            del waiters[waiter]
+            if not waiters:
+                del self._waiters[key]
 
     def wake(self, keys: Iterable[K]) -> None:
-        """Ring for everybody who listens to these keys."""
+        """Wake every call that waits for one of these keys."""
         for key in keys:
-            for ring in self._rings.get(key, ()):
-                ring.ring()
+            for waiter in self._waiters.get(key, ()):
+                waiter.wake()
 
     def wake_all(self) -> None:
-        """Ring for everybody."""
-        self.wake(self._rings)
+        """Wake every call."""
+        self.wake(self._waiters)
 
     def keys(self) -> list[K]:
-        """What is listened to."""
-        return list(self._rings)
+        """The keys that calls wait for."""
+        return list(self._waiters)
 
 
-class SingleFlight(Generic[K, T]):
+class SingleFlight(Generic[K, V, T]):
     """
-    Runs work for a key, one at a time; calls that come during a run share the next one and its result.
+    Runs work for a key, one run at a time; calls that arrive during a run share the next run and its result.
 
     Args:
-        work: what to run.
-        rest_ms_max: between two runs there is a rest as long as the first of them took, up to this: where
-            runs are long, more calls share one, and they never take more than half of the time.
+        work: gets the key and the items of all calls that share the run.
+        rest_ms_max: the pause between two runs is as long as the first of them took, up to this.  Long runs are
+            shared by more calls, and take at most half of the time.
     """
 
-    def __init__(self, work: Callable[[K], Awaitable[T]], *, rest_ms_max: int = 0) -> None:
+    def __init__(
+        self, work: Callable[[K, Sequence[V]], Awaitable[T]], *, rest_ms_max: int = 0
+    ) -> None:
         self._work = work
         self._rest_ms_max = rest_ms_max
+        self._items: dict[K, list[V]] = {}
+        """Of the run that has not begun."""
         self._next: dict[K, asyncio.Task[T]] = {}
         self._last: dict[K, asyncio.Task[T]] = {}
         self._took: dict[K, float] = {}
 
-    async def run(self, key: K) -> T:
-        """What a run answered that began after this call."""
+    async def run(self, key: K, item: V) -> T:
+        """Return what a run answered that began after this call and got its item."""
+        self._items.setdefault(key, []).append(item)
         task = self._next.get(key)
         if task is None:
-            task = asyncio.create_task(self._turn(key, self._last.get(key)))
+            task = asyncio.create_task(self._run_after(self._last.get(key), key))
             self._next[key] = self._last[key] = task
             task.add_done_callback(lambda done: self._forget(key, done))
         return await asyncio.shield(task)
 
-    async def _turn(self, key: K, before: asyncio.Task[T] | None) -> T:
+    async def _run_after(self, before: asyncio.Task[T] | None, key: K) -> T:
         if before is not None:
             await asyncio.wait([before])
             await asyncio.sleep(min(self._took.get(key, 0), self._rest_ms_max / 1000))
         else:
-            await asyncio.sleep(0)  # let the calls of the same moment join this run
+            await asyncio.sleep(0)  # calls of the same moment share this run
         del self._next[key]
         clock = asyncio.get_running_loop().time
         start = clock()
         try:
-            return await self._work(key)
+            return await self._work(key, self._items.pop(key))
         finally:
             self._took[key] = clock() - start
 
@@ -118,4 +125,4 @@ class SingleFlight(Generic[K, T]):
             del self._last[key]
             self._took.pop(key, None)
         if not task.cancelled():
-            task.exception()  # seen by every caller; not once more by the event loop
+            task.exception()  # every caller raises it; the event loop need not report it

@@ -1,4 +1,4 @@
-"""How long to wait before the next try.  Pure; the random generator is passed in."""
+"""How long to wait before the next try; the random generator is passed in.  Pure."""
 
 from __future__ import annotations
 

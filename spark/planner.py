@@ -41,15 +41,19 @@ def select_partitions(route: Route, options: ReadOptions) -> list[Partition]:
     The partitions to read, by id: those with data, or those named by the options.
 
     Raises:
-        PartitionUnknownError: the options name one that the subject has not, or whose data is gone.
-        NotSentError: the broker group of one is not available.
+        PartitionUnknownError: the options name a partition that the subject does not have, or whose data is gone.
+        NotSentError: the broker group of a partition is not available.
     """
-    found = {one.partition_id: one for one in route.partitions if one.state in _WITH_DATA}
+    stored = {
+        partition.partition_id: partition
+        for partition in route.partitions
+        if partition.state in _WITH_DATA
+    }
     named = set(options.partitions or ())
     for bound in (options.start, options.end):
         if isinstance(bound, dict):
             named |= bound.keys()
-    unknown = sorted(named - found.keys())
+    unknown = sorted(named - stored.keys())
     if unknown:
         raise PartitionUnknownError(
             f"subject {route.subject} has no data in partition {unknown[0]}",
@@ -57,17 +61,17 @@ def select_partitions(route: Route, options: ReadOptions) -> list[Partition]:
             subject=route.subject,
         )
     wanted = [
-        one
-        for number, one in sorted(found.items())
+        partition
+        for number, partition in sorted(stored.items())
         if options.partitions is None or number in options.partitions
     ]
-    for one in wanted:
-        assert one.partition_id <= PARTITION_MAX
-        if one.address is None:
+    for partition in wanted:
+        assert partition.partition_id <= PARTITION_MAX
+        if partition.address is None:
             raise NotSentError(
-                f"broker group {one.broker_group} is not available",
-                partition_id=one.partition_id,
-                broker_group=one.broker_group,
+                f"broker group {partition.broker_group} is not available",
+                partition_id=partition.partition_id,
+                broker_group=partition.broker_group,
             )
     return wanted
 
@@ -83,30 +87,31 @@ def plan_ranges(
         statuses: partition id → status, from the brokers.
 
     Raises:
-        PartitionUnknownError: no broker told the status of a partition.
+        PartitionUnknownError: no broker has the partition.
         OffsetOutOfRangeError: an offset of the options is not in its partition, or start is after end.
     """
     ranges = []
-    for one in partitions:
-        status = statuses.get(one.partition_id)
+    for partition in partitions:
+        status = statuses.get(partition.partition_id)
         if status is None:
             raise PartitionUnknownError(
-                partition_id=one.partition_id, broker_group=one.broker_group
+                partition_id=partition.partition_id, broker_group=partition.broker_group
             )
         start = _offset(options.start, status, status.first_offset)
         end = _offset(options.end, status, status.next_offset)
         if start > end:
             raise OffsetOutOfRangeError(
-                f"the start, {start}, is after the end, {end}, in partition {one.partition_id}",
-                partition_id=one.partition_id,
+                f"the start, {start}, is after the end, {end}, in partition {partition.partition_id}",
+                partition_id=partition.partition_id,
                 offset=start,
+                first_offset=status.first_offset,
                 next_offset=end,
             )
         ranges.append(
             PlannedRange(
-                partition_id=one.partition_id,
-                broker_group=one.broker_group,
-                address=str(one.address),
+                partition_id=partition.partition_id,
+                broker_group=partition.broker_group,
+                address=str(partition.address),
                 start=start,
                 end=end,
             )

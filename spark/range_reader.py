@@ -141,11 +141,14 @@ class Fetcher:
             route = await self._meta.route(self._subject)
         except KeylaneError:
             return
-        for one in route.partitions:
-            if one.partition_id == self._planned.partition_id and one.address is not None:
-                if one.address != self._broker.address:
+        for partition in route.partitions:
+            if (
+                partition.partition_id == self._planned.partition_id
+                and partition.address is not None
+            ):
+                if partition.address != self._broker.address:
                     await self._broker.close()
-                    self._broker = BrokerClient(self._network, one.address)
+                    self._broker = BrokerClient(self._network, partition.address)
                 return
 
     async def close(self) -> None:

@@ -131,15 +131,20 @@ class RowBuilder:
             case "offset":
                 return pa.array(np.arange(self._first, self.next_offset, dtype=np.int64))
             case "key":
-                return _blobs([one.key_lengths for one in pieces], [one.keys for one in pieces])
+                return _blobs(
+                    [piece.key_lengths for piece in pieces], [piece.keys for piece in pieces]
+                )
             case "value":
-                return _blobs([one.value_lengths for one in pieces], [one.values for one in pieces])
+                return _blobs(
+                    [piece.value_lengths for piece in pieces], [piece.values for piece in pieces]
+                )
             case "timestamp":
-                return _timestamps([one.sent_at_ns for one in pieces])
+                return _timestamps([piece.sent_at_ns for piece in pieces])
             case _:
                 assert name == "properties"
                 return _maps(
-                    [one.property_lengths for one in pieces], [one.properties for one in pieces]
+                    [piece.property_lengths for piece in pieces],
+                    [piece.properties for piece in pieces],
                 )
 
 

@@ -16,10 +16,11 @@ from .planner import PlannedRange, plan_ranges, select_partitions
 
 def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
     """
-    The ranges to read, one per physical partition, ends fixed now.  Blocks; needs a thread without event loop.
+    The ranges to read, one for each physical partition, with their ends as of now.  Blocks; needs a thread without
+    event loop.
 
     Raises:
-        RefusedError and its kin: the subject, a partition or an offset is not there.
+        RefusedError and its kin: the subject, a partition or an offset does not exist.
         UnreachableError: the metaserver or a broker does not answer.
     """
     return asyncio.run(_ask(options))
@@ -34,21 +35,21 @@ async def _ask(options: ReadOptions) -> list[PlannedRange]:
 
 
 async def ask_cluster(network: Network, options: ReadOptions) -> list[PlannedRange]:
-    """As `take_snapshot`, over a network given."""
+    """As `take_snapshot`, over a given network."""
     route = await MetaClient(network, options.meta).route(options.subject)
     partitions = select_partitions(route, options)
-    addresses = sorted({str(one.address) for one in partitions})
+    addresses = sorted({str(partition.address) for partition in partitions})
     lists = await asyncio.gather(
         *(BrokerClient(network, address).partitions() for address in addresses)
     )
-    told = {
+    hosted = {
         (address, status.partition_id): status
         for address, listed in zip(addresses, lists, strict=True)
         for status in listed.partitions
     }
     statuses = {
-        int(one.partition_id): told[str(one.address), one.partition_id]
-        for one in partitions
-        if (str(one.address), one.partition_id) in told
+        int(partition.partition_id): hosted[str(partition.address), partition.partition_id]
+        for partition in partitions
+        if (str(partition.address), partition.partition_id) in hosted
     }
     return plan_ranges(partitions, statuses, options)

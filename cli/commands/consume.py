@@ -1,4 +1,4 @@
-"""`keylane consume`: print messages as a member of a consumer group; a message is acked after it was printed."""
+"""`keylane consume`: print messages as a member of a consumer group; a message is acked after it is printed."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def parse_format(text: str) -> Callable[[Message], str]:
     """
     A printer of messages from a template such as "{partition}:{offset} {key} {value}".
 
-    Bytes are shown as UTF-8, with control characters escaped: a message neither ends its line nor commands the terminal.
+    Bytes are shown as UTF-8, with control characters escaped, so that a message cannot command the terminal.
 
     Raises:
-        ConfigError: a field that messages do not have.
+        ConfigError: the template names an unknown field.
     """
     try:
         parsed = list(string.Formatter().parse(text))
@@ -103,10 +103,10 @@ async def consume(
     shared: bool = False,
 ) -> None:
     """
-    Print messages until `count` of them, `idle_s` without one, or an interrupt; then leave the group in peace.
+    Print messages until `count` are printed, none comes for `idle_s` seconds, or an interrupt; then leave the group.
 
     Raises:
-        KeylaneError: an impossible option, or what ends a consumer.
+        KeylaneError: an impossible option, or the error that ended the consumer.
     """
     check_name("subject", subject)
     check_name("consumer group", group)
@@ -120,7 +120,7 @@ async def consume(
         ttl_ms=ttl_ms,
         strategy=ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE,
     )
-    with StopSignals():  # a signal that comes while the consumer opens is told to `run`
+    with StopSignals():  # a signal during the opening reaches `run`
         async with consumer:
             running = asyncio.create_task(consumer.run())  # ends the iteration at a signal
             try:

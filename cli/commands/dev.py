@@ -13,7 +13,6 @@ from ...broker.app import running_broker
 from ...broker.settings import BrokerSettings
 from ...metaserver.running import running_metaserver
 from ...metaserver.settings import MetaserverSettings
-from ...protocol.control import CreateSubject
 from ...protocol.errors import (
     AddressError,
     DataFolderError,
@@ -22,11 +21,10 @@ from ...protocol.errors import (
 )
 from ...protocol.ids import check_name
 from ...protocol.text import counted
-from ...rpc.client import MetaClient
 from ...rpc.http_network import HttpNetwork
 from ...rpc.listening import PORT_MAX, check_free, check_port
 from ...rpc.program import run_program
-from ..connection import available_brokers
+from ..connection import available_brokers, open_admin
 from ..options import META_DEFAULT, OutputFormat
 from ..screen import show_error, show_json
 
@@ -35,7 +33,7 @@ REGISTER_TIMEOUT_S = 20.0
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """What is running."""
+    """A running cluster, as it is shown."""
 
     ready: bool = True
     metaserver: str
@@ -44,12 +42,12 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     subjects: list[str]
     data: str
     seconds: float
-    """What it took to start."""
+    """Time to start, in seconds."""
 
 
 def broker_count(data: Path, asked: int | None) -> int:
     """
-    How many brokers to run: what was asked for, and never fewer than `data` holds partitions of.
+    How many brokers to run: the number asked for, and at least one for each broker folder in `data`.
     """
     count = BROKERS_DEFAULT if asked is None else asked
     while (data / f"broker-{count + 1}").is_dir():
@@ -59,10 +57,10 @@ def broker_count(data: Path, asked: int | None) -> int:
 
 def prepare_data(data: Path) -> None:
     """
-    Make the data folder, and see that files can be made in it.
+    Make the data folder, and check that it is writable.
 
     Raises:
-        DataFolderError: they cannot.
+        DataFolderError: it is not.
     """
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -105,14 +103,14 @@ async def _start(
         )
         broker = await stack.enter_async_context(running_broker(settings, network=network))
         addresses[group] = broker.address
-    client = MetaClient(network, [metaserver.address])
-    try:
-        async with asyncio.timeout(REGISTER_TIMEOUT_S):
-            await available_brokers(client, brokers)
-    except TimeoutError:
-        raise NotEnoughBrokersError("the brokers did not report to the metaserver") from None
-    for subject in subjects:
-        await client.create_subject(CreateSubject(subject=subject))
+    async with open_admin(metaserver.address) as admin:
+        try:
+            async with asyncio.timeout(REGISTER_TIMEOUT_S):
+                await available_brokers(admin, brokers)
+        except TimeoutError:
+            raise NotEnoughBrokersError("the brokers did not report to the metaserver") from None
+        for subject in subjects:
+            await admin.create_subject(subject)
     return Cluster(
         metaserver=metaserver.address,
         brokers=addresses,
@@ -123,7 +121,7 @@ async def _start(
 
 
 def next_steps(cluster: Cluster) -> str:
-    """What runs where, and commands to copy."""
+    """Addresses, and commands to copy."""
     subject = cluster.subjects[0] if cluster.subjects else "flights"
     lines = [
         f"keylane is running, after {cluster.seconds:.1f} s; everything stored is in {cluster.data}",

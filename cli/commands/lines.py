@@ -18,7 +18,7 @@ LINE_BYTES_MAX = 8 * MESSAGE_BYTES_MAX
 CHUNK_BYTES = 1 << 18
 CHUNKS_AHEAD = 8
 RANGES_MAX = 200
-"""Ranges of lines in an answer; the last of them is open where there would be more."""
+"""Ranges of lines in an answer; if there are more, the last one has no end."""
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.?)", re.DOTALL)
 _ESCAPES = {"t": b"\t", "0": b"\0", "\\": b"\\"}
@@ -39,18 +39,18 @@ class LineFormat(NamedTuple):
     separator: bytes | None = None
     as_json: bool = False
     keyless: bool = False
-    """A line without a key is a message without order; else such a line is refused where a separator is given."""
+    """With a separator: a line without a key is a message without order, and not an error."""
 
 
 def parse_line(line: bytes, form: LineFormat) -> Outgoing:
     """
-    The message of one line, whose line end is already off.
+    The message of one line, without its line end.
 
-    With a separator, the key is what stands before its first place.
+    With a separator, the key is the text before its first occurrence.
     In JSON: as `message_json.read_message` has it.
 
     Raises:
-        InvalidRequestError: not such an object, or no key where there should be one.
+        InvalidRequestError: not such an object, or a key is missing.
     """
     if form.as_json:
         return Outgoing(*read_message(line))
@@ -176,7 +176,7 @@ async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
             if not data or isinstance(data, OSError):
                 return
 
-    # A daemon: a command that is interrupted must not wait for a terminal nobody types into.
+    # A daemon: an interrupted command must not wait for input from an idle terminal.
     threading.Thread(target=read, name="standard input", daemon=True).start()
     rest = b""
     while data := await chunks.get():
@@ -195,7 +195,7 @@ async def read_lines(stream: BinaryIO) -> AsyncIterator[bytes]:
 
 
 def _read_some(source: Any) -> bytes | OSError:
-    """Some bytes, none at the end, or why there are no more; waits also where `source` itself does not."""
+    """The next bytes, none at the end, or the error; waits also for a `source` that does not block."""
     try:
         while (data := source.read(CHUNK_BYTES)) is None:  # it does not block, and has nothing now
             # select.select takes no file number above 1,023.

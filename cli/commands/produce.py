@@ -1,6 +1,6 @@
 """`keylane produce`: send one message, or one for each line of standard input, and tell what is stored.
 
-line ─▶ message ─▶ future ─▶ receipt        after a line that fails nothing more is read; all that went is waited for
+line ─▶ message ─▶ future ─▶ receipt        after a failed line no more is read; lines that were sent are waited for
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def produce(
 
     Raises:
         InputUnfinishedError: not all lines are stored; it says which are not.
-        KeylaneError: what became of `value`, or an impossible option.
+        KeylaneError: `value` is not stored, or an option is impossible.
     """
     check_name("subject", subject)
     if value is not None and (separator is not None or as_json or lines is not None):
@@ -111,7 +111,7 @@ async def produce(
 
 
 class _Lines:
-    """Sends the lines of standard input and keeps account of which are stored."""
+    """Sends the lines of standard input and records which are stored."""
 
     def __init__(
         self, producer: Producer, tally: _Tally, subject: str, key: bytes, form: LineFormat
@@ -125,7 +125,7 @@ class _Lines:
         """Lines whose receipts are waited for, in their order; None behind the last."""
         self._ahead = asyncio.Semaphore(FUTURES_AHEAD)
         self._next_line = 1
-        """The first line that nothing was done with."""
+        """The first line that was not sent."""
         self._failed: list[int] = []
         """Lines that were sent and are not known to be stored."""
         self._cause: KeylaneError | None = None
@@ -146,7 +146,7 @@ class _Lines:
         try:
             with _cancelled_by_sigterm():
                 await asyncio.wait([reader, settler], return_when=asyncio.FIRST_COMPLETED)
-                if settler.done():  # it failed, as when nobody reads standard output any more
+                if settler.done():  # it failed, as when standard output is closed
                     reader.cancel()
                 await settler
         except asyncio.CancelledError:
@@ -231,7 +231,7 @@ class _Lines:
 
 
 def _joined(ranges: Sequence[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
-    """Rising ranges, each joined with the one that ends where it starts."""
+    """Ascending ranges, adjacent ones joined."""
     joined: list[tuple[int, int | None]] = []
     for start, end in ranges:
         if joined and joined[-1][1] == start:
@@ -243,7 +243,7 @@ def _joined(ranges: Sequence[tuple[int, int | None]]) -> list[tuple[int, int | N
 
 @contextlib.contextmanager
 def _cancelled_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the input as SIGINT does: what is stored is told."""
+    """SIGTERM ends the input as SIGINT does: the stored lines are reported."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None

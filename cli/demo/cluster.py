@@ -1,4 +1,4 @@
-"""The cast of the demo: one metaserver, two brokers of two groups, three consumers, one Spark, each a process."""
+"""The processes of the demo: a metaserver, two brokers, three consumers and Spark."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from ...protocol.control import CreateSubject, GroupView, PartitionStatusList
+from ...admin import Admin, GroupDescription
+from ...protocol.control import PartitionStatusList
 from ...protocol.errors import InternalError, KeylaneError
 from ...protocol.routing import OrderStrategy, Partition
-from ...rpc.client import BrokerClient, MetaClient
+from ...rpc.client import BrokerClient
 from ...rpc.http_network import HttpNetwork
 from ..connection import available_brokers
-from .processes import Program, free_port
+from .processes import Program
 from .records import RecordTail
 
 SUBJECT = "flights"
@@ -25,15 +26,15 @@ TTL_MS = 2_000
 
 
 class DemoCluster:
-    """Every process of the demo under one folder.  Make it inside a running event loop."""
+    """The processes of the demo, with one folder.  Make it inside a running event loop."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, meta_address: str, admin: Admin) -> None:
         self.folder = folder
         self.logs = folder / "logs"
         self.logs.mkdir()
-        self.meta_address = f"127.0.0.1:{free_port()}"
+        self.meta_address = meta_address
         self.network = HttpNetwork()
-        self.meta = MetaClient(self.network, [self.meta_address])
+        self.admin = admin
         self.partitions: tuple[Partition, ...] = ()
         port = self.meta_address.rpartition(":")[2]
         self.metaserver = self._program(
@@ -41,7 +42,7 @@ class DemoCluster:
         )
         self.brokers = [self._broker(number, port="0") for number in range(1, BROKERS + 1)]
         self.runs = dict.fromkeys(range(1, BROKERS + 1), 0)
-        """How often each broker was started again."""
+        """Broker number → how often it was restarted."""
         self.consumers: dict[str, Program] = {}
         self.tails: dict[str, RecordTail] = {}
         for number in range(1, CONSUMERS + 1):
@@ -67,7 +68,7 @@ class DemoCluster:
         )  # fmt: skip
 
     async def start_servers(self, on_ready: Callable[[Program], None]) -> None:
-        """Metaserver and brokers, all at once; each is told of when it is ready.  Raises as `Program.ready`."""
+        """Start metaserver and brokers; `on_ready` is called for each that is ready.  Raises as `Program.ready`."""
         servers = [self.metaserver, *self.brokers]
         for server in servers:
             server.start()
@@ -80,16 +81,16 @@ class DemoCluster:
 
     async def create_subject(self) -> None:
         """
-        Create the subject over both broker groups, as soon as both have reported themselves.
+        Create the subject on both broker groups, when both have reported themselves.
 
         Raises:
             InternalError: its partitions are not spread evenly.
         """
-        body = CreateSubject(
-            subject=SUBJECT, partitions=PARTITIONS, order_strategy=OrderStrategy.STRICT
+        await available_brokers(self.admin, BROKERS)
+        created = await self.admin.create_subject(
+            SUBJECT, partitions=PARTITIONS, order_strategy=OrderStrategy.STRICT
         )
-        await available_brokers(self.meta, BROKERS)
-        self.partitions = (await self.meta.create_subject(body)).route.open_partitions()
+        self.partitions = created.route.open_partitions()
         spread = Counter(one.broker_group for one in self.partitions)
         if sorted(spread.values()) != [PARTITIONS // BROKERS] * BROKERS:
             raise InternalError(f"the partitions are spread as {dict(spread)}")
@@ -101,37 +102,36 @@ class DemoCluster:
         await asyncio.gather(*(consumer.ready() for consumer in self.consumers.values()))
         while True:
             self.check()
-            held = Counter(owner.client for owner in (await self.owners()).owners if owner.session)
+            held = _partitions_held(await self.group())
             if len(held) == CONSUMERS and sum(held.values()) == PARTITIONS:
                 return
             await asyncio.sleep(0.05)
 
-    async def owners(self) -> GroupView:
-        """Who holds which partition now."""
-        return await self.meta.group(SUBJECT, GROUP)
+    async def group(self) -> GroupDescription:
+        """The group with its owners."""
+        return await self.admin.describe_group(SUBJECT, GROUP)
 
-    def busiest_consumer(self, view: GroupView) -> tuple[str, dict[int, int]]:
+    def busiest_consumer(self, group: GroupDescription) -> tuple[str, dict[int, int]]:
         """The consumer with the most partitions, and for each of these its fencing token."""
-        held = Counter(owner.client for owner in view.owners if owner.session)
-        name = str(held.most_common(1)[0][0])
+        name, _count = _partitions_held(group).most_common(1)[0]
         return name, {
-            owner.partition.partition_id: owner.token
-            for owner in view.owners
-            if owner.client == name
+            partition.partition_id: partition.token
+            for partition in group.partitions
+            if partition.owner == name
         }
 
     async def statuses(self) -> list[tuple[int, PartitionStatusList]]:
-        """What each broker that answers has, with the number of its run."""
-        found = []
+        """(run, partitions) of each broker that answers."""
+        statuses = []
         for number, broker in enumerate(self.brokers, start=1):
-            # Before asking: an answer that a killed run still gave is never taken for one of the next.
+            # Read before asking: a late answer of a killed run is not counted as one of the next.
             run = self.runs[number]
             try:
                 status = await BrokerClient(self.network, broker.address).partitions()
-                found.append((run, status))
+                statuses.append((run, status))
             except KeylaneError:
-                continue  # killed, or not back yet: the next look will see it
-        return found
+                continue  # killed, or not restarted yet
+        return statuses
 
     async def restart_broker(self, number: int) -> None:
         """SIGKILL the broker, start it again on the same port and folder, wait until it is ready."""
@@ -158,3 +158,8 @@ class DemoCluster:
             await asyncio.gather(*(broker.stop() for broker in self.brokers))
             await self.metaserver.stop()
         await self.network.close()
+
+
+def _partitions_held(group: GroupDescription) -> Counter[str]:
+    """Consumer → how many partitions it holds."""
+    return Counter(partition.owner for partition in group.partitions if partition.owner is not None)

@@ -1,4 +1,4 @@
-"""One consumer of the demo, a process of its own: writes down each message before it is acked.
+"""One consumer of the demo, a process of its own: records each message before it is acked.
 
 A record is handed to the kernel before the handler returns, and an ack goes out only after that: so a SIGKILL
 may cost an ack, and never a record of a message that was acked.
@@ -47,7 +47,7 @@ async def consume(options: argparse.Namespace) -> None:
             ttl_ms=options.ttl_ms,
             name=options.name,
         )
-        with StopSignals():  # a signal that comes while the consumer opens is told to `run`
+        with StopSignals():  # a signal during the opening reaches `run`
             async with consumer:
                 say_ready("demo consumer", options.name)
                 await consumer.run()

@@ -2,9 +2,9 @@
 
     source rows ──▶ log of each partition ──▶ records of each consumer by time, cursors seen at the brokers
 
-A message goes by the number of its row; one stored or handled with another key or value goes by a number of its own.
-Records are put in order by the boot-time clock of the one machine that everything runs on: a consumer writes each
-before its ack, so the next owner's come after it.
+The value of a message is the number of its row; with another key or value it is a value of its own.
+Records are ordered by the boot-time clock, which all processes share: a consumer writes a record before its ack, so
+those of the next owner come later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...checker.findings import Findings
 from ...checker.judge import Judge
 
 JUDGED_GROUP = "demo"
-"""A history of the demo has one group, whatever its name."""
+"""The group in a history of the demo."""
 _PRODUCER = "demo"
 
 
@@ -42,7 +42,7 @@ class PartitionLog:
 
 
 class Record(NamedTuple):
-    """One message handled, as its consumer wrote it down."""
+    """One handled message, as its consumer recorded it."""
 
     order_key: bytes
     row: int
@@ -55,7 +55,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a run came to."""
+    """The outcome of a run."""
 
     findings: Findings
     stored: int
@@ -67,7 +67,7 @@ class Judged:
 
     @property
     def lost(self) -> int:
-        """Rows that are nowhere, and messages stored that no consumer handled."""
+        """Rows that are not stored, and stored messages that no consumer handled."""
         return self.findings.counts["lost"] + self.findings.counts["starvation"]
 
 
@@ -83,8 +83,8 @@ def judge_run(
     Args:
         source: what was sent, in order of sending.
         log: each partition by its id, read back whole.
-        records: each consumer's records by its name, in the order it wrote them.
-        cursors: looks at the cursors while it ran; those of one partition in the order of looking.
+        records: consumer → its records, in the order of writing.
+        cursors: cursors seen during the run; those of one partition in order of time.
     """
     judge = Judge(partitions_fixed=True)
     for row, key in enumerate(source.keys):
@@ -124,7 +124,7 @@ def _when(line: tuple[Record, str]) -> tuple[int, int]:
 
 
 def _read_log(judge: Judge, source: Source, log: Mapping[int, PartitionLog]) -> int:
-    """The logs into the history; how many rows of the source they hold."""
+    """Add the logs to the history; returns how many rows of the source they hold."""
     stored = bytearray(len(source.keys))
     for partition_id, part in log.items():
         for offset, (row, key, digest) in enumerate(
@@ -141,5 +141,5 @@ def _read_log(judge: Judge, source: Source, log: Mapping[int, PartitionLog]) -> 
 
 
 def _value(source: Source, row: int, key: bytes) -> Value:
-    """What stands for a message: its row, if it is one of the source and has its key."""
+    """The value that identifies a message: its row, if the source has that row with this key."""
     return row if 0 <= row < len(source.keys) and source.keys[row] == key else (row, key)

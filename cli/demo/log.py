@@ -47,10 +47,10 @@ async def read_log(network: Network, partition: Partition) -> PartitionLog:
                         f"partition {partition.partition_id}: offset {header.base_offset} follows {offset}"
                     )
                 offset = header.next_offset
-                found = columns(payload, header, start)
-                blob = found.blob
-                key_edges, value_edges = found.key_edges, found.value_edges
-                edges = found.property_edges
+                batch = columns(payload, header, start)
+                blob = batch.blob
+                key_edges, value_edges = batch.key_edges, batch.value_edges
+                edges = batch.property_edges
                 for n in range(header.count):
                     keys.append(blob[key_edges[n] : key_edges[n + 1]])
                     digests.append(digest(blob[value_edges[n] : value_edges[n + 1]]))

@@ -1,4 +1,4 @@
-"""The processes of the demo: started, watched, killed and started again, and none left behind."""
+"""The processes of the demo: started, watched, killed, restarted and stopped."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Program:
     """
     One of our own programs as a process: its first line on standard output says that it is ready.
 
-    A plain child, not one of the event loop's: the loop would kill those that have to outlive it.
+    A plain child process: the event loop would kill its own ones when it ends, and some have to outlive it.
     """
 
     def __init__(self, name: str, module: str, arguments: list[str], log: Path) -> None:
         self.name = name
         self.address = ""
-        """What the ready line gave as its address."""
+        """The address in the ready line."""
         self._command = [sys.executable, "-m", f"keylane.{module}", *arguments]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process; its log_throttle go to its log."""
+        """Start the process; its standard error goes to its log."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -106,12 +106,12 @@ class Program:
         return self._process is not None and self._process.poll() is None
 
     async def kill(self) -> None:
-        """SIGKILL, and gone when this returns."""
+        """SIGKILL; the process has ended when this returns."""
         self._started.kill()
         await self._gone()
 
     async def stop(self) -> None:
-        """SIGTERM; SIGKILL for one that does not listen."""
+        """SIGTERM; SIGKILL after STOP_TIMEOUT_S."""
         if not self.running:
             return
         self._started.terminate()

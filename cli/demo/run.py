@@ -1,4 +1,4 @@
-"""`keylane demo`: the folder, the run, and what is left behind."""
+"""`keylane demo`: its folder, its run, and what stays after it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import uvloop
 
 from ...protocol.errors import DataFolderError, KeylaneError
 from ...spark.java import find_java
+from ..connection import open_admin
 from ..options import OutputFormat
 from ..screen import show_error
 from .cluster import GROUP, SUBJECT, DemoCluster
+from .processes import free_port
 from .report import Verdict, open_screen, show_verdict
 from .story import Story
 
@@ -44,7 +46,7 @@ def open_folder(data: Path | None) -> Path:
 
 
 def look_around(cluster: DemoCluster) -> str:
-    """How to look at what was left running, and how to stop it."""
+    """Commands to look at the cluster that was left running, and to stop it."""
     meta = cluster.meta_address
     pids = " ".join(str(one.pid) for one in (*cluster.brokers, cluster.metaserver))
     return "\n".join(
@@ -64,14 +66,16 @@ async def _run(form: OutputFormat, rows: int, folder: Path, *, keep: bool) -> Ve
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     screen = open_screen(form, rows)
-    cluster = DemoCluster(folder)
-    kept = False
-    try:
-        verdict = await Story(rows, cluster, screen).run()
-        kept = keep
-    finally:
-        screen.close()
-        await cluster.stop(keep_servers=kept)
+    meta = f"127.0.0.1:{free_port()}"
+    async with open_admin(meta) as admin:
+        cluster = DemoCluster(folder, meta, admin)
+        kept = False
+        try:
+            verdict = await Story(rows, cluster, screen).run()
+            kept = keep
+        finally:
+            screen.close()
+            await cluster.stop(keep_servers=kept)
     if kept and form is OutputFormat.TABLE:
         print(look_around(cluster))
     return verdict
@@ -87,7 +91,7 @@ def run_demo(form: OutputFormat, *, rows: int, keep: bool, data: Path | None) ->
     folder: Path | None = None
     told = False
     try:
-        find_java()  # before anything starts: Spark, at the end, would be too late to hear of it
+        find_java()  # before anything starts: Spark comes last
         folder = open_folder(data)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             verdict = runner.run(_run(form, rows, folder, keep=keep))

@@ -1,4 +1,4 @@
-"""The Spark part of the demo, a process of its own: the JVM starts early, the job runs when it is told to.
+"""The Spark part of the demo, a process of its own: the JVM starts early, the job runs at "go".
 
 standard input: one line "go"        standard output: the ready line, then the result as one JSON object
 """
@@ -40,7 +40,7 @@ class SparkResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _ask(spark: Any, options: argparse.Namespace, *, end: str) -> list[Any]:
-    """Rows of _QUESTION's columns; pyspark itself is known in its own room only."""
+    """Rows of _QUESTION's columns; pyspark is imported in `spark/` only."""
     reader = spark.read.format("keylane").option("meta", options.meta).option("end", end)
     reader = reader.option("subject", options.subject).option("columns", "partition,value")
     reader.load().createOrReplaceTempView("messages")
@@ -48,7 +48,7 @@ def _ask(spark: Any, options: argparse.Namespace, *, end: str) -> list[Any]:
 
 
 def main() -> int:
-    """Start Spark, wait for the word, read the subject, print the result."""
+    """Start Spark, wait for "go", read the subject, print the result."""
     parser = argparse.ArgumentParser(prog="python -m keylane.cli.demo.spark_job")
     parser.add_argument("--meta", required=True)
     parser.add_argument("--subject", required=True)
@@ -64,17 +64,17 @@ def main() -> int:
         print(f"keylane: {error}", file=sys.stderr)
         return 1
     register(spark)
-    # The question once over nothing: what Spark starts and compiles for it, it does while nobody waits.
+    # The query once over no rows, so that Spark starts and compiles before the demo waits for it.
     _ask(spark, options, end="earliest")
     say_ready("demo spark", spark.version)
     if sys.stdin.readline().strip() != "go":
         return 0
-    found = _ask(spark, options, end="latest")
+    answer = _ask(spark, options, end="latest")
     result = SparkResult(
-        rows=sum(row.flights for row in found if row.carrier is None),
-        partitions={row.partition_id: row.flights for row in found if row.carrier is None},
+        rows=sum(row.flights for row in answer if row.carrier is None),
+        partitions={row.partition_id: row.flights for row in answer if row.carrier is None},
         carriers={
-            row.carrier: (row.flights, row.mean_delay) for row in found if row.carrier is not None
+            row.carrier: (row.flights, row.mean_delay) for row in answer if row.carrier is not None
         },
     )
     sys.stdout.write(msgspec.json.encode(result).decode() + "\n")

@@ -133,7 +133,7 @@ class Story:
     async def _kill(self) -> None:
         cluster, say = self.cluster, self.screen.say
         await self._until("a third handled", lambda: self._handled() >= self.rows // 3)
-        name, held = cluster.busiest_consumer(await cluster.owners())
+        name, held = cluster.busiest_consumer(await cluster.group())
         killed_at_ms = SystemClock.boot_ms()
         await cluster.consumers.pop(name).kill()
         self._consumer_killed.set()

@@ -1,11 +1,11 @@
 """A data folder that an operator accepts although it is an older copy.  SQL, synchronous.
 
-Invariant
-    The copy may lack consumer groups that its original was told of: from the transaction on it counts as told of none,
-    so that it is told again before retention removes anything there.
-    No token outlives the acceptance: the copy gives offsets away again that its consumers have handled, and what they
-    still have to ack would then be acks of other messages.  Leases end here; the broker refuses their tokens, which it
-    is told with the answer to its report, before it serves.
+Invariants
+    The copy may lack consumer groups.  It counts as told of none from this transaction on, and is told all of them before
+    retention removes anything there.
+    No token stays valid: the copy assigns offsets again that consumers have handled, and a late ack would be one of another
+    message.  The leases end here.  The answer to the broker's report has the highest of their tokens, which the broker
+    refuses before it serves.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from ..cluster.brokers import known_broker, refused_now, refused_view, unknown_g
 from ..cluster.heard import forget_heard
 from ..groups.locked_group import (
     lock_group,
-    raise_versions,
-    read_members,
+    raise_group_versions,
+    read_leases_of,
     set_group,
-    some_leases,
     store_leases,
 )
 from ..sql.schema import (
@@ -45,10 +44,9 @@ from ..sql.schema import (
 
 def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) -> RefusedBroker:
     """
-    Go on with a copy of a broker group's data folder that is refused because it is behind, and journal that.
+    Accept a refused older copy of a broker group's data folder, and journal that.
 
-    The copy may lack consumer groups that its original was told: it counts as told of none.  Leases of its partitions
-    end, and shared ones get another token.
+    The broker group counts as told of no consumer group.  Leases of its partitions end; shared ones get another token.
 
     Raises:
         InvalidNameError
@@ -68,15 +66,15 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
         refused_brokers.c.broker_group == broker_group,
         refused_brokers.c.broker_id == brokers.c.broker_id,
     )
-    found = [one for one in connection.execute(of_group) if ask.address in {"", one.address}]
-    if len(found) != 1:
-        places = ", ".join(one.address for one in found) or "none"
+    copies = [copy for copy in connection.execute(of_group) if ask.address in {"", copy.address}]
+    if len(copies) != 1:
+        addresses = ", ".join(copy.address for copy in copies) or "none"
         raise InvalidRequestError(
             f"of the refused copies of {broker_group!r}'s data folder exactly one can be accepted; "
-            f"these report themselves: {places}",
-            copies=len(found),
+            f"these report themselves: {addresses}",
+            copies=len(copies),
         )
-    (copy,) = found
+    (copy,) = copies
     if not ask.dry_run:
         group = brokers.c.broker_group == broker_group
         now = {"opening": copy.opening, "log_end": copy.log_end}
@@ -93,14 +91,14 @@ def check_complete(
     connection: Connection, broker_group: str, hosted: Iterable[PartitionStatus]
 ) -> None:
     """
-    Let a copy through that has every partition of the group, each sealed one with its end.
+    Raise unless a copy has every partition of the group, and the end of each sealed one.
 
-    What is open in it and sealed in the database, or not in it at all, neither it nor anybody else could serve.
+    A partition that is not in the copy, or open in it and sealed in SQL, could be served by no broker.
 
     Raises:
-        InvalidRequestError: names what it lacks, and what can be done.
+        InvalidRequestError: names the partitions that it lacks, and a way out.
     """
-    in_copy = {one.partition_id: one for one in hosted}
+    in_copy = {status.partition_id: status for status in hosted}
     hosts = sa.select(steps.c.partition_id).where(steps.c.action == StepAction.HOST, steps.c.done)
     wanted = (
         sa.select(partitions.c.partition_id, partitions.c.end_offset)
@@ -108,7 +106,7 @@ def check_complete(
             partitions.c.broker_group == broker_group,
             sa.or_(
                 partitions.c.state.in_((PartitionState.OPEN, PartitionState.SEALED)),
-                # Its broker has said that it hosts it, and is not asked again.
+                # Its broker has answered that it hosts it, and is not asked again.
                 sa.and_(
                     partitions.c.state == PartitionState.PLANNED,
                     partitions.c.partition_id.in_(hosts),
@@ -124,7 +122,7 @@ def check_complete(
             lacking.append(f"{partition_id} (not in the copy)")
         elif (
             end_offset is not None
-        ):  # known before the state is SEALED, while others are being sealed
+        ):  # the end is known before the state is SEALED, while other parents are being sealed
             ends = status.state is PartitionState.SEALED and status.next_offset == end_offset
             lacking += [] if ends else [f"{partition_id} (sealed since, at {end_offset})"]
     if lacking:
@@ -136,7 +134,7 @@ def check_complete(
 
 
 def accepted_fence(connection: Connection, broker_group: str) -> int:
-    """The highest token from before the group's data folder was accepted; 0 if none ever was."""
+    """Return the highest token from before the group's data folder was accepted; 0 if none was accepted."""
     highest = sa.select(sa.func.max(accepted_folders.c.fence)).where(
         accepted_folders.c.broker_group == broker_group
     )
@@ -145,11 +143,11 @@ def accepted_fence(connection: Connection, broker_group: str) -> int:
 
 def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
     """
-    End what consumer groups hold of a broker group's partitions; they are settled anew.  The groups are locked.
+    End the leases of a broker group's partitions, lock their consumer groups and mark these unsettled.
 
     Returns:
-        A token above all that were granted, of any consumer group that has partitions there; whatever is granted from
-        now on, to any group, is above it.
+        A token above all that were granted to a consumer group with partitions there; all later grants of all groups are
+        above it.
     """
     there = sa.select(partitions.c.partition_id).where(partitions.c.broker_group == broker_group)
     subject_ids = sa.select(partitions.c.subject_id).where(
@@ -160,14 +158,15 @@ def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
         .where(groups.c.subject_id.in_(subject_ids))
         .order_by(groups.c.group_id)
     )
-    locked = [lock_group(connection, one) for one in connection.execute(concerned).scalars().all()]
-    fence = FencingToken(max((one.last_token for one in locked), default=0) + 1)
+    group_ids = connection.execute(concerned).scalars().all()
+    locked = [lock_group(connection, group_id) for group_id in group_ids]
+    fence = FencingToken(max((group.last_token for group in locked), default=0) + 1)
     for group in locked:
         mine = sa.and_(leases.c.group_id == group.group_id, leases.c.partition_id.in_(there))
         ids = connection.execute(sa.select(leases.c.partition_id).where(mine)).scalars().all()
         last_token = fence
         ended = []
-        for lease in some_leases(connection, group.group_id, ids).values():
+        for lease in read_leases_of(connection, group.group_id, ids).values():
             if group.shared:
                 last_token = FencingToken(last_token + 1)
                 ended.append(replace(lease, token=last_token))
@@ -178,8 +177,8 @@ def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
         version = group.version + 1
         columns = {"version": version, "last_token": last_token, "settled": False}
         set_group(connection, group.group_id, **columns)
-        raise_versions(connection, read_members(connection, group.group_id), version)
-    # The broker refuses tokens up to it of every group, also of those that come to it later.
+    raise_group_versions(connection, [group.group_id for group in locked])
+    # The broker refuses tokens up to the fence of every group, also of groups that join later.
     below = sa.update(groups).where(groups.c.last_token < fence)
     connection.execute(below.values(last_token=fence))
     return fence

@@ -1,13 +1,12 @@
-"""Creations whose brokers have gone: what is not open yet is planned anew, on brokers that are there.  SQL, synchronous.
+"""Creations of subjects that cannot go on: planned anew on other brokers, or failed.  SQL, synchronous.
 
-    PLANNED on a silent broker ─▶ EXPIRED, to be sealed there by a canceled operation
+    PLANNED on a silent broker ─▶ EXPIRED, sealed there by a canceled operation
                                └▶ PLANNED elsewhere, under a new id and a new name
 
 Invariants
-    An id that a broker was told, or may have been, is never used for another partition.
-    Nothing of an open subject changes here.
-    A creation that a broker refuses for good fails: its name is free for another one then, and what it had hosted is
-    sealed.
+    An id that may have been sent to a broker is never used for another partition.
+    An open subject is not changed.
+    A creation that a broker refuses for good fails: its name may be used again, and its hosted partitions are sealed.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ _planned = (
 
 def plan_creation_anew(connection: Connection, subject_id: int) -> bool:
     """
-    Plan the partitions of a creation elsewhere whose brokers are silent or take no writes.
+    Plan those partitions of a creation on other brokers whose brokers are silent or take no writes.
 
     Returns:
-        Whether the plan has changed.  It has not if all brokers are there, or no other is, or the subject is open.
+        Whether the plan has changed.  It has not if all brokers are available, if no other is, or if the subject is open.
     """
     lock_brokers(connection)
     subject = connection.execute(_creation, {"of_subject": subject_id}).one_or_none()
@@ -88,10 +87,10 @@ def fail_creation(
     connection: Connection, subject_id: int, problem: str, *, in_use: Collection[int]
 ) -> bool:
     """
-    Give a creation up; False if the subject is open meanwhile.
+    Mark a creation as failed; False if the subject is open by now.
 
     Args:
-        in_use: the partitions of these numbers at the brokers are others, and stay as they are.
+        in_use: ids that brokers have given to other partitions, which are left alone.
     """
     if connection.execute(_creation, {"of_subject": subject_id}).one_or_none() is None:
         return False
@@ -114,7 +113,7 @@ def fail_creation(
 
 
 def _abandon(connection: Connection, subject_id: int, ids: list[int]) -> None:
-    """Never open these; have their brokers seal what they may host of them, as after a canceled operation."""
+    """Mark planned partitions EXPIRED, and have their brokers seal what they may host of them."""
     here = partitions.c.partition_id.in_(ids)
     connection.execute(sa.update(partitions).where(here).values(state=PartitionState.EXPIRED))
     operation_id = connection.execute(
@@ -130,4 +129,5 @@ def _abandon(connection: Connection, subject_id: int, ids: list[int]) -> None:
         .returning(operations.c.operation_id)
     ).scalar_one()
     action = {"operation_id": operation_id, "action": StepAction.SEAL, "done": False}
-    connection.execute(sa.insert(steps), [{"partition_id": one, **action} for one in ids])
+    rows = [{"partition_id": partition_id, **action} for partition_id in ids]
+    connection.execute(sa.insert(steps), rows)

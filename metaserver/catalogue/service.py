@@ -1,11 +1,11 @@
-"""Brokers and subjects: reports, creation in two steps, routes as a long poll.  Shell around the store.
+"""Brokers and subjects: reports, creation in two steps, routes as a long poll.  Shell around SQL.
 
     create ─▶ PLANNED rows in SQL ─▶ every broker hosts its part ─▶ OPEN rows, route version 1
                      │                          │ a broker fails, or this process ends
-                     └◀── the same call again, or the attendant, goes on from here
+                     └◀── the same call again, or the attendant, continues here
 
-Every step may be done twice: hosting is idempotent at the broker, planning and opening are in SQL.
-What was planned on a broker that has gone silent is planned on another one, as long as the subject is not open.
+Every step is idempotent: hosting at the broker, planning and opening in SQL.
+Until the subject is open, partitions planned on a silent broker are planned on another one.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from ...protocol.text import counted
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..cluster.brokers import (
-    broker_place,
     broker_views,
     cordon_broker,
+    find_broker,
     note_refused,
     refused_views,
     renew_broker,
@@ -84,15 +84,15 @@ T = TypeVar("T")
 
 PROBE_TIMEOUT_MS = 1_000
 REPORTS_MS_MIN = 2_000
-"""Every broker that lives has reported itself by then: it tries again each second while a metaserver is away."""
+"""Every live broker has reported itself by then: it retries each second while no metaserver answers."""
 PLANS_MAX = 4
-"""How often one call plans a creation anew."""
+"""The largest number of plans that one call makes of a creation."""
 HOSTED_AT_ONCE_MAX = 64
-"""Calls to brokers at the same time; each waits for a disk, and the broker gathers them into one flush."""
+"""Concurrent calls to brokers; each waits for a disk, and a broker flushes many at once."""
 
 
 class Catalogue:
-    """What there is: broker groups, subjects, routes."""
+    """Broker groups, subjects and routes, over one database."""
 
     def __init__(self, database: Database, network: Network, settings: MetaserverSettings) -> None:
         self._database = database
@@ -101,19 +101,19 @@ class Catalogue:
         self._wakeups: Wakeups[Subject] = Wakeups()
         self._versions: dict[str, int] = {}
         self._patient_until: float | None = None
-        """By the event loop's time; None: no subject was unknown yet."""
+        """By the event loop's clock; None before the first unknown subject."""
         self._untold: dict[str, tuple[int, ...]] = {}
-        """Broker group → partitions of which it was never told the consumer groups."""
+        """Broker group → ids of its partitions whose consumer groups it was never told."""
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────────
     async def report(self, report: BrokerHeartbeat) -> BrokerWelcome:
         """
-        A broker reports itself.
+        Take a broker's report of itself; the first one registers it.
 
         Raises:
             InvalidNameError, InvalidRequestError
-            BrokerAddressError: it is not on loopback.
-            BrokerGroupTakenError: its group is another data folder's, or its folder is a copy of one in use.
+            BrokerAddressError: its address is not on loopback.
+            BrokerGroupTakenError: its group belongs to another data folder, or its folder is a copy of one in use.
             FolderBehindError: its folder is an older copy of one that was in use.
             LossAcceptedError: the loss of its folder was accepted.
         """
@@ -136,7 +136,7 @@ class Catalogue:
         if report.untold:
             self._untold[report.broker_group] = report.untold
         missed, fence = False, 0
-        if not renewed or report.opened_after:  # the broker may not have read an answer yet
+        if not renewed or report.opened_after:  # the broker may have read no answer yet
             missed = await self._database.read(groups_missed, report.broker_group)
             fence = await self._database.read(accepted_fence, report.broker_group)
         return BrokerWelcome(
@@ -147,24 +147,24 @@ class Catalogue:
         )
 
     def take_untold(self) -> list[tuple[int, ...]]:
-        """Partitions whose brokers asked for their consumer groups since the last call, for each broker."""
+        """Return, and forget, the partitions whose brokers asked for their consumer groups; one tuple a broker."""
         untold, self._untold = self._untold, {}
         return list(untold.values())
 
     async def _check_no_copy(self, report: BrokerHeartbeat) -> None:
         """
-        A broker may move to another address; but a folder that is in use at the old one too has been copied.
+        Raise if a broker with a new address is a copy: its data folder is in use at the old address too.
 
         Raises:
             BrokerGroupTakenError: another opening of the same data folder answers at the old address.
         """
-        known = await self._database.read(broker_place, report.broker_group)
+        known = await self._database.read(find_broker, report.broker_group)
         if known is None or known.broker_id != report.broker_id or known.address == report.address:
             return
         try:
             there, opening = await self._identity(known.address)
         except KeylaneError:
-            return  # nobody there: the broker has moved
+            return  # no answer: the broker has moved
         if opening and opening == report.opening:
             return  # the same broker under another name of its host
         if there == report.broker_id:
@@ -177,27 +177,27 @@ class Catalogue:
 
     async def _is_past(self, report: BrokerHeartbeat) -> bool:
         """
-        A refused report that is no second broker's: it came late, from where the broker was before it moved.
+        Return whether a refused report came late, from before the broker moved, and not from a second broker.
 
-        So it is if the data folder is the known one, and nobody listens at the address, or another than who reported:
-        another program, a broker of another data folder, or another opening of the same.
+        It did if the data folder is the known one and its opening does not answer at the address: no program listens there,
+        or another program, a broker of another data folder, or another opening of the same one.
         """
-        known = await self._database.read(broker_place, report.broker_group)
+        known = await self._database.read(find_broker, report.broker_group)
         if known is None or known.broker_id != report.broker_id:
             return False
         if known.alive and known.address == report.address:
-            return True  # two brokers do not listen there: it is of an opening before
+            return True  # only one broker can listen there: the report is of an earlier opening
         try:
             broker_id, opening = await self._identity(report.address)
-        except (NotSentError, InvalidRequestError):  # nobody, or no broker
+        except (NotSentError, InvalidRequestError):  # no program, or no broker
             return True
         except KeylaneError:
-            return False  # who does not answer may be there
+            return False  # it does not answer, and may be there
         return (broker_id, opening or report.opening) != (report.broker_id, report.opening)
 
     async def _identity(self, address: str) -> tuple[str, str]:
         """
-        Which data folder is in use at an address, and its opening.
+        Return the broker id of the data folder in use at an address, and its opening.
 
         Raises:
             NotSentError, OutcomeUnknownError
@@ -209,11 +209,11 @@ class Catalogue:
 
     async def accept_folder(self, broker_group: str, ask: AcceptFolder) -> RefusedBroker:
         """
-        Go on with a data folder that is refused because it is behind.
+        Accept a data folder that is refused because it is an older copy.
 
         Raises:
             InvalidNameError, BrokerGroupUnknownError, InvalidRequestError
-            NotSentError, OutcomeUnknownError: what is in the folder could not be asked.
+            NotSentError, OutcomeUnknownError: its broker did not answer which partitions it has.
         """
         would = replace(ask, dry_run=True)
         copy = await self._database.write(accept_folder, broker_group, would)
@@ -229,33 +229,34 @@ class Catalogue:
         return accepted
 
     async def lost(self) -> DatabaseEmptyError | None:
-        """Why this database cannot be the one that the brokers' partitions come from; None if it may be."""
+        """Return the error if brokers have partitions and the database has no subject, else None."""
         return await self._database.read(database_lost)
 
     async def refused(self) -> list[RefusedBroker]:
-        """The brokers that report themselves and are refused, by broker group."""
+        """Return the refused brokers that report themselves, by broker group."""
         return await self._database.read(refused_views)
 
     async def cordon(self, broker_group: str, ask: Cordon) -> BrokerView:
-        """Keep a broker group from new partitions, or no longer.  Raises InvalidNameError, BrokerGroupUnknownError."""
+        """Keep a broker group from getting new partitions, or allow it.  Raises InvalidNameError, BrokerGroupUnknownError."""
         await self._database.write(cordon_broker, broker_group, ask.cordoned)
         views = await self._database.read(broker_views)
-        return next(one for one in views if one.broker_group == broker_group)
+        return next(view for view in views if view.broker_group == broker_group)
 
     async def brokers(self) -> list[BrokerView]:
-        """Every broker group known, by name."""
+        """Return every known broker group, by name."""
         return await self._database.read(broker_views)
 
     # ── subjects ──────────────────────────────────────────────────────────────────────────────────────
     async def create(self, ask: CreateSubject) -> SubjectView:
         """
-        Create a subject and have its partitions hosted; again with the same settings changes nothing.
+        Create a subject and have its partitions hosted; does nothing if it exists with the same settings.
 
         Raises:
-            InvalidNameError, SubjectExistsError
-            NotEnoughBrokersError: none is there, or one did not take its part; the same call again goes on.
-            CreationFailedError: a broker refused its part for good; nothing is open, and the name is free.
-            DatabaseEmptyError: this database is not the one that the brokers' partitions come from.
+            InvalidNameError
+            SubjectExistsError: it exists with other settings.
+            NotEnoughBrokersError: no broker is available, or one did not host its partitions; a retry continues.
+            CreationFailedError: a broker refused its partitions for good; the name may be used again.
+            DatabaseEmptyError: the database was lost.
         """
         row = await self._database.write(
             plan_subject, ask, subjects_max=self._settings.subjects_max
@@ -266,10 +267,10 @@ class Catalogue:
 
     async def repair(self) -> None:
         """
-        Go on with creations that were cut short; one that cannot go on holds up no other.
+        Continue creations that were interrupted; one that has to wait does not block the others.
 
         Raises:
-            StorageError: which they are is not known.
+            StorageError: they could not be read.
         """
         for row in await self._database.read(planned_subjects):
             try:
@@ -281,11 +282,11 @@ class Catalogue:
 
     async def _complete(self, row: SubjectRow) -> None:
         """
-        Have every planned partition hosted, elsewhere if its broker has gone, and open the subject.
+        Have every planned partition hosted, on another broker if its own is silent, and open the subject.
 
         Raises:
-            NotEnoughBrokersError: a broker did not take its part, and there is no other.
-            CreationFailedError: a broker refused its part for good.
+            NotEnoughBrokersError: a broker did not host its partitions, and no other is available.
+            CreationFailedError: a broker refused its partitions for good.
         """
         problem = ""
         for _ in range(PLANS_MAX):
@@ -294,29 +295,29 @@ class Catalogue:
                 return  # another metaserver has opened it
             problem = await self._host_all(row, planned)
             if not problem:
-                hosted = [one.partition_id for one in planned]
+                hosted = [partition.partition_id for partition in planned]
                 if await self._database.write(open_subject, row.name, hosted):
                     self._wakeups.wake([row.name])
                     return
             elif not await self._database.write(plan_creation_anew, row.subject_id):
                 break
         raise NotEnoughBrokersError(
-            f"{problem or 'its plan has changed meanwhile'}; the creation goes on by itself when its "
-            "broker takes it, or on another one once that is silent",
+            f"{problem or 'its plan has changed meanwhile'}; the creation continues by itself when its "
+            "broker takes it, or on another broker once that one is silent",
             subject=row.name,
         )
 
     async def _host_all(self, row: SubjectRow, planned: Sequence[Partition]) -> str:
         """
-        Have brokers host partitions; why some are not hosted, "" if all are.
+        Have brokers host partitions; returns why some are not hosted, "" if all are.
 
         Raises:
-            CreationFailedError: a broker refused its part for good.
+            CreationFailedError: a broker refused its partitions for good.
         """
         in_use: dict[int, str] = {}
-        room = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
+        slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._host(row, one, room, in_use)) for one in planned]
+            tasks = [group.create_task(self._host(row, part, slots, in_use)) for part in planned]
         if in_use:
             await self._fail(row, in_use)
         refused = [task.result() for task in tasks if task.result()]
@@ -326,10 +327,10 @@ class Catalogue:
         return f"{count} have no broker yet: {refused[0]}"
 
     async def _fail(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:
-        """Give a creation up whose numbers of partitions are in use; nothing if another metaserver has opened it."""
+        """Mark a creation as failed whose partition ids are in use; does nothing if the subject is open by now."""
         problem = (
             f"the creation of {row.name!r} failed: {next(iter(in_use.values()))}; the number was given away "
-            "before, by a database that was newer or another one"
+            "before, by a newer database or another one"
         )
         if await self._database.write(fail_creation, row.subject_id, problem, in_use=set(in_use)):
             raise CreationFailedError(problem, subject=row.name)
@@ -338,18 +339,18 @@ class Catalogue:
         self,
         row: SubjectRow,
         partition: Partition,
-        room: asyncio.Semaphore,
+        slots: asyncio.Semaphore,
         in_use: dict[int, str],
     ) -> str | None:
         """
-        Have a broker host a partition; the reason if it did not: it is asked again.
+        Have a broker host a partition; returns the reason if it has to be asked again.
 
         Args:
-            in_use: gets the reason for a partition that is refused for good, because it is in use there.
+            in_use: gets the reason, by partition id, if the broker refuses for good because the id is in use there.
         """
         if partition.address is None:
             return f"broker group {partition.broker_group!r} is silent"
-        # PLANNED is a word of the metaserver; the broker learns of a partition that takes messages.
+        # PLANNED is a state of the metaserver only: for the broker the partition is OPEN.
         body = HostPartition(
             subject=row.name,
             partition=replace(partition, state=PartitionState.OPEN),
@@ -357,9 +358,9 @@ class Catalogue:
             partitions_wanted=row.partitions_wanted,
             retention=row.retention,
             static=row.static,
-            groups=(),  # nobody can join before the subject is open
+            groups=(),  # no group exists before the subject is open
         )
-        async with room:
+        async with slots:
             try:
                 await BrokerClient(self._network, partition.address).host_partition(body)
             except PartitionInUseError as error:
@@ -371,23 +372,23 @@ class Catalogue:
         return None
 
     async def subjects(self) -> SubjectList:
-        """All open subjects, by name."""
+        """Return all open subjects, by name."""
         return SubjectList(subjects=await self._database.read(subject_summaries))
 
     async def subject(self, name: str) -> SubjectView:
-        """One subject.  Raises SubjectUnknownError."""
+        """Return one subject with its route.  Raises SubjectUnknownError."""
         return await self._database.read(read_subject, name)
 
     async def queues(self, name: str) -> QueueList:
-        """The logic queues of a static subject.  Raises SubjectUnknownError, SubjectNotStaticError."""
+        """Return the logic queues of a static subject.  Raises SubjectUnknownError, SubjectNotStaticError."""
         return await self._database.read(read_queues, name)
 
-    async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def retry_while_empty(self, ask: Callable[[], Awaitable[T]]) -> T:
         """
-        What `ask` answers; where it knows no such subject, and the database none at all, once more a little later.
+        Return what `ask` returns; ask again after a pause if the subject is unknown and the database empty.
 
-        Right after a start brokers have not reported themselves yet, and only they can tell an empty database from a
-        lost one.  Clients end when a subject is unknown, and wait when a database is lost.
+        Only the brokers' reports tell an empty database from a lost one, and right after a start they have not come yet.
+        Clients end when a subject is unknown, and wait when a database is lost.
         """
         try:
             return await ask()
@@ -412,23 +413,23 @@ class Catalogue:
         order_strategy: OrderStrategy | None = None,
     ) -> Route:
         """
-        The route, as soon as it is newer than `known_version`, or after `wait_ms`.
+        Return the route as soon as it is newer than `known_version`, or after `wait_ms`.
 
         Raises:
             InvalidNameError, SubjectUnknownError, StrategyMismatchError
         """
-        with self._wakeups.listen(Subject(name)) as ring:
+        with self._wakeups.listen(Subject(name)) as waiter:
             route = await self._database.read(read_route, name, order_strategy=order_strategy)
             if route.version > known_version or not wait_ms:
                 return route
             if self._versions.setdefault(name, route.version) <= route.version:
-                await ring.wait(wait_ms)
-                if not ring.rung:
+                await waiter.wait(wait_ms)
+                if not waiter.woken:
                     return route
         return await self._database.read(read_route, name, order_strategy=order_strategy)
 
-    async def look_around(self) -> None:
-        """Wake those who wait for routes that another metaserver changed."""
+    async def check_for_changes(self) -> None:
+        """Wake the calls that wait for routes which another metaserver has changed.  Raises StorageError."""
         names = self._wakeups.keys()
         if not names:
             self._versions.clear()
@@ -442,9 +443,9 @@ class Catalogue:
         self._versions = versions
 
     def wake(self, names: Iterable[Subject]) -> None:
-        """The routes of these subjects changed: answer those who wait for them."""
+        """Wake the calls that wait for the routes of these subjects."""
         self._wakeups.wake(names)
 
     def close(self) -> None:
-        """Answer everybody who waits."""
+        """Answer every call that waits."""
         self._wakeups.wake_all()

@@ -1,10 +1,10 @@
-"""Rows of brokers: who reported, from where, and who is silent.  SQL, synchronous.
+"""Rows of brokers: their reports, their addresses, the refused ones.  SQL, synchronous.
 
 Invariants
-    A broker group belongs to one data folder: while that is alive, or has partitions, no other replaces it.
-    An older copy of that folder does not take its place: it does not know the newest opening, or its log ends earlier.
-    A data folder whose loss was accepted never comes back.
-    Whatever changes the address that clients are told raises the version of the routes it is in.
+    A broker group belongs to one data folder; another one replaces it only when it is silent and has no partitions.
+    An older copy of that folder does not replace it: it does not know the newest opening, or its log ends earlier.
+    A data folder whose loss was accepted is refused for ever.
+    A change of the address that clients get raises the version of every route with partitions there.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _reported = (
     )
 )
 IN_TIME_SHARE = 4
-"""A report that comes in the last quarter of the ttl counts as one of a broker that was silent: whoever reads before it
-is committed may see it silent already, and has to be told again."""
+"""A report in the last quarter of the ttl counts as one of a silent broker: a reader may see the broker as silent before the
+report is committed, and its route has to be sent again."""
 _in_time = brokers.c.expires_at > now_ms() + _ttl_ms // IN_TIME_SHARE
 _renewed = _reported.where(
     brokers.c.broker_id == sa.bindparam("of_id"),
@@ -60,7 +60,7 @@ _renewed = _reported.where(
 
 
 def renew_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> bool:
-    """Renew a broker that is alive where it was; False if there is more to do: `report_broker`."""
+    """Renew a live broker whose address has not changed; False if `report_broker` has to be called."""
     where_it_was = {
         "of_id": report.broker_id,
         "at_address": report.address,
@@ -97,14 +97,14 @@ known_broker = (
 
 def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> list[int]:
     """
-    Note that a broker lives, and where.
+    Note that a broker is alive, and its address.
 
     Returns:
-        The ids of the subjects whose route changed by it.
+        The ids of the subjects whose routes changed.
 
     Raises:
         BrokerGroupTakenError: the group is another data folder's.
-        FolderBehindError: the data folder lacks what the group's had.
+        FolderBehindError: the data folder is an older copy of the group's.
         LossAcceptedError: an operator has accepted the loss of this data folder.
     """
     _check_not_lost(connection, report)
@@ -159,9 +159,9 @@ def _check_not_lost(connection: Connection, report: BrokerHeartbeat) -> None:
 
 
 def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
-    """Raises FolderBehindError if the group's data folder had come farther than the one that reports itself."""
+    """Raises FolderBehindError if the reporting data folder is an older copy of the group's."""
     if not report.opening:
-        return  # an older broker, which does not say
+        return  # a broker of an older version does not report it
     why = ""
     if known.opening not in {"", report.opening, *report.opened_after}:
         why = "does not know of the last start of its broker"
@@ -178,27 +178,27 @@ def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
         )
 
 
-class Place(NamedTuple):
-    """Under which id and address a broker group is known, and whether it has reported itself within its ttl."""
+class KnownBroker(NamedTuple):
+    """The id and the address of a broker group, and whether it has reported itself within its ttl."""
 
     broker_id: str
     address: str
     alive: bool
 
 
-def broker_place(connection: Connection, broker_group: str) -> Place | None:
-    """Where a broker group is; None if it never reported itself."""
-    found = sa.select(
+def find_broker(connection: Connection, broker_group: str) -> KnownBroker | None:
+    """Return where a broker group is; None if it never reported itself."""
+    chosen = sa.select(
         brokers.c.broker_id, brokers.c.address, (brokers.c.expires_at > now_ms()).label("alive")
     ).where(brokers.c.broker_group == broker_group)
-    row = connection.execute(found).one_or_none()
-    return None if row is None else Place(row.broker_id, row.address, bool(row.alive))
+    row = connection.execute(chosen).one_or_none()
+    return None if row is None else KnownBroker(row.broker_id, row.address, bool(row.alive))
 
 
 def note_refused(
     connection: Connection, report: BrokerHeartbeat, problem: str = "", *, ttl_ms: int
 ) -> None:
-    """Remember for `ttl_ms` that a second broker reported itself under a group's name; the older ones are forgotten."""
+    """Note for `ttl_ms` that a refused broker reported itself under a group's name; expired notes are deleted."""
     connection.execute(sa.delete(refused_brokers).where(refused_brokers.c.expires_at <= now_ms()))
     row = {
         "broker_group": report.broker_group,
@@ -230,12 +230,12 @@ refused_now = (
 
 
 def refused_views(connection: Connection) -> list[RefusedBroker]:
-    """The brokers that report themselves and are refused, by broker group."""
+    """Return the refused brokers that report themselves, by broker group."""
     return [refused_view(row) for row in connection.execute(refused_now)]
 
 
 def refused_view(row: sa.Row[Any]) -> RefusedBroker:
-    """A row of `refused_now` as operators see it."""
+    """Make the operators' view of a row of `refused_now`."""
     return RefusedBroker(
         broker_group=row.broker_group,
         address=row.address,
@@ -248,12 +248,12 @@ def refused_view(row: sa.Row[Any]) -> RefusedBroker:
 def _hosted(connection: Connection, broker_group: str) -> int:
     there = partitions.c.broker_group == broker_group
     live = partitions.c.state != PartitionState.EXPIRED
-    found = sa.select(sa.func.count()).select_from(partitions).where(there, live)
-    return connection.execute(found).scalar_one()
+    count = sa.select(sa.func.count()).select_from(partitions).where(there, live)
+    return connection.execute(count).scalar_one()
 
 
 def _renew_routes(connection: Connection, broker_group: str) -> list[int]:
-    """Raise the version of every open route with a partition on the broker group."""
+    """Raise the version of every open route with a partition on the broker group; returns the ids of their subjects."""
     there = partitions.c.broker_group == broker_group
     inside = sa.select(partitions.c.subject_id).where(there).distinct()
     raised = (
@@ -266,7 +266,7 @@ def _renew_routes(connection: Connection, broker_group: str) -> list[int]:
 
 
 def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
-    """The available broker groups that take writes and are not cordoned, with their open partitions, the fewest first."""
+    """Return available, writable broker groups that are not cordoned → number of their open partitions, fewest first."""
     count = (
         sa.select(sa.func.count())
         .where(
@@ -275,39 +275,41 @@ def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
         )
         .scalar_subquery()
     )
-    found = (
+    chosen = (
         sa.select(brokers.c.broker_group, count.label("load"))
         .where(brokers.c.expires_at > now_ms(), brokers.c.writable, brokers.c.readable)
         .where(sa.not_(brokers.c.cordoned))
         .order_by(count, brokers.c.broker_group)
     )
-    return {BrokerGroup(row.broker_group): row.load for row in connection.execute(found)}
+    return {BrokerGroup(row.broker_group): row.load for row in connection.execute(chosen)}
 
 
 def broker_alive(connection: Connection, broker_group: str) -> bool:
     """
-    Has the broker group reported itself within its ttl.
+    Return whether a broker group has reported itself within its ttl.
 
     Raises:
         BrokerGroupUnknownError: it never did.
     """
-    alive = sa.select(brokers.c.expires_at > now_ms()).where(brokers.c.broker_group == broker_group)
-    found = connection.execute(alive).scalar_one_or_none()
-    if found is None:
+    chosen = sa.select(brokers.c.expires_at > now_ms()).where(
+        brokers.c.broker_group == broker_group
+    )
+    alive = connection.execute(chosen).scalar_one_or_none()
+    if alive is None:
         raise unknown_group(connection, broker_group)
-    return bool(found)
+    return bool(alive)
 
 
 def unknown_group(connection: Connection, broker_group: str) -> BrokerGroupUnknownError:
-    """The error of a broker group that never reported itself; it names those that did."""
+    """Make the error of a broker group that never reported itself; it names the known ones."""
     known = connection.execute(sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group))
-    text = f"there is no broker group {broker_group!r}; those there are: {listed(known.scalars())}"
+    text = f"there is no broker group {broker_group!r}; known are: {listed(known.scalars())}"
     return BrokerGroupUnknownError(text, broker_group=broker_group)
 
 
 def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> None:
     """
-    Keep a broker group from new partitions, or let it have some again; again changes nothing.
+    Keep a broker group from getting new partitions, or allow it again.
 
     Raises:
         InvalidNameError
@@ -321,27 +323,26 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
 
 def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
     """
-    Keep every broker group's row as it is until the transaction ends; before any subject is locked.
+    Lock every broker group's row against changes until the transaction ends; call it before a subject is locked.
 
-    So whoever plans partitions and whoever cordons their host come one after the other, and the later sees what
-    the earlier did.
+    A plan of partitions and a cordon of their host exclude each other, so the later one sees the earlier one.
 
     Args:
-        alone: keep others that plan waiting too.
+        alone: exclude other plans too.
     """
     rows = sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group)
     connection.execute(rows.with_for_update(read=not alone)).all()
 
 
 def is_cordoned(connection: Connection, broker_group: str) -> bool:
-    """Is a broker group kept from new partitions."""
-    found = sa.select(brokers.c.cordoned).where(brokers.c.broker_group == broker_group)
-    return bool(connection.execute(found).scalar_one_or_none())
+    """Return whether a broker group is kept from getting new partitions."""
+    chosen = sa.select(brokers.c.cordoned).where(brokers.c.broker_group == broker_group)
+    return bool(connection.execute(chosen).scalar_one_or_none())
 
 
 def broker_views(connection: Connection) -> list[BrokerView]:
-    """Every broker group there ever was, by name."""
-    found = sa.select(
+    """Return every broker group that ever reported itself, by name."""
+    chosen = sa.select(
         brokers.c.broker_group,
         brokers.c.address,
         (brokers.c.expires_at > now_ms()).label("available"),
@@ -356,5 +357,5 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             silent_ms=max(0, row.silent_ms),
             cordoned=row.cordoned,
         )
-        for row in connection.execute(found)
+        for row in connection.execute(chosen)
     ]

@@ -1,15 +1,15 @@
-"""Which brokers have to hear of which consumer groups, and which have.  SQL, synchronous.
+"""Which brokers know which consumer groups, and which still have to be told.  SQL, synchronous.
 
-    group made ─▶ not `told` ─▶ brokers of its subject's partitions hear of it, a row of `heard` each ─▶ `told`
-    partition planned ─▶ hosted with all groups, a row of `heard` each ─▶ opened, when no row is missing
+    group made ─▶ not `told` ─▶ the brokers of its partitions are told, a row of `heard` for each ─▶ `told`
+    partition planned ─▶ hosted with all groups, a row of `heard` for each ─▶ opened when no row is missing
 
-Where time alone counts nobody has to hear of a group.  A group that is through with a partition needs nothing there.
+Subjects whose retention is by time alone need none of this; nor does a group on a partition that it has drained.
 
 Invariants
-    A row of `heard` is written after the broker has the group on its disk, and for no other reason: a grant is none.
-    The rows of a broker group go when it goes on with an older copy of its data folder.
-    A partition is granted to a group, and is opened, only with this row; so what is removed before it was never the
-    group's.
+    A row of `heard` is written only after the broker has the group on its disk; a grant does not write one.
+    The rows of a broker group are deleted when an older copy of its data folder is accepted.
+    A partition is granted to a group, and is opened, only with its row: retention removes nothing that the group was
+    promised.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .unsettled import mark_unsettled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telling:
-    """A partition, where it is, and every group of its subject that is to read it: (id, name)."""
+class Announcement:
+    """A partition, its broker's address, and every group of its subject that is to read it, as (id, name)."""
 
     partition_id: int
     address: str
@@ -64,7 +64,7 @@ _pairs = (
         sa.not_(sa.exists(_through)),
     )
 )
-"""Partitions with a group that they have not heard of and that needs them; a row for each pair."""
+"""Partitions, once for each group that needs them and that their brokers do not know."""
 _unheard = (
     _pairs.join(brokers, brokers.c.broker_group == partitions.c.broker_group)
     .where(
@@ -82,32 +82,31 @@ _untold = sa.select(sa.func.count()).select_from(groups).where(sa.not_(groups.c.
 
 
 def untold_groups(connection: Connection) -> int:
-    """How many groups some broker may not have heard of."""
+    """Count the groups that some broker may not know."""
     return connection.execute(_untold).scalar_one()
 
 
 def unheard_partitions(
     connection: Connection, *, limit: int, after: int = 0, group_id: int | None = None
-) -> list[Telling]:
+) -> list[Announcement]:
     """
-    Partitions on live brokers that have not heard of a group, by id from `after` on, each with all of its groups.
+    Return partitions on live brokers that do not know one of their groups, each with all of its groups, by id.
 
     Args:
-        limit: of partitions.
-        group_id: those only that have not heard of this group.
+        limit: the largest number of partitions.
+        after: only partitions with higher ids.
+        group_id: only partitions whose brokers do not know this group.
     """
     which: dict[str, Any] = {"after": after, "most": limit}
     if group_id is None:
-        found = connection.execute(_unheard, which)
+        ids = connection.execute(_unheard, which)
     else:
-        found = connection.execute(_unheard_of_one, which | {"of_group": group_id})
-    return tellings(connection, found.scalars().all())
+        ids = connection.execute(_unheard_of_one, which | {"of_group": group_id})
+    return read_announcements(connection, ids.scalars().all())
 
 
-def begin_telling(connection: Connection, group_id: int, *, limit: int) -> list[Telling]:
-    """As `unheard_partitions` of one group, after the group is on the database's disk: no broker keeps one of which
-    the database knows nothing after a crash.
-    """
+def begin_announcement(connection: Connection, group_id: int, *, limit: int) -> list[Announcement]:
+    """As `unheard_partitions` of one group, in a durable write: after a crash no broker has a group that SQL lacks."""
     mark_unsettled(connection, group_id)
     return unheard_partitions(connection, limit=limit, group_id=group_id)
 
@@ -133,41 +132,45 @@ _told = (
 )
 
 
-def tellings(connection: Connection, ids: Sequence[int]) -> list[Telling]:
-    """Those of these partitions whose brokers live, each with all groups that are to read it, perhaps none."""
-    found: dict[int, Telling] = {}
+def read_announcements(connection: Connection, ids: Sequence[int]) -> list[Announcement]:
+    """Return these partitions as far as their brokers are alive, each with all groups that are to read it."""
+    announcements: dict[int, Announcement] = {}
     for row in connection.execute(_told, {"ids": list(ids)}) if ids else ():
-        before = found.get(row.partition_id)
+        before = announcements.get(row.partition_id)
         known = () if before is None else before.groups
         if row.group_id is not None:
             known = (*known, (row.group_id, row.name))
-        found[row.partition_id] = Telling(
+        announcements[row.partition_id] = Announcement(
             partition_id=row.partition_id, address=row.address, groups=known
         )
-    return list(found.values())
+    return list(announcements.values())
 
 
-def note_heard(connection: Connection, told: Sequence[Telling]) -> None:
-    """The brokers of these partitions have these groups on their disks: the groups may be granted them."""
-    ids = sorted({group_id for one in told for group_id, _ in one.groups})
+def note_heard(connection: Connection, told: Sequence[Announcement]) -> None:
+    """Note that the brokers have these groups on their disks: the groups may be granted the partitions."""
+    ids = sorted({group_id for announcement in told for group_id, _ in announcement.groups})
     _lock_groups(connection, ids)
     news = store_heard(
-        connection, {one.partition_id: [key for key, _ in one.groups] for one in told}
+        connection,
+        {
+            announcement.partition_id: [group_id for group_id, _ in announcement.groups]
+            for announcement in told
+        },
     )
     for group_id in sorted(news):
         mark_unsettled(connection, group_id)
 
 
 def store_heard(connection: Connection, pairs: dict[int, list[int]]) -> set[int]:
-    """Store that the broker of each partition has heard of these groups; the groups for which that was news."""
+    """Store partition id → groups that its broker knows; returns the ids of the groups with a new row."""
     known = {
         (row.partition_id, row.group_id)
         for row in connection.execute(sa.select(heard).where(heard.c.partition_id.in_(pairs)))
     }
     rows = [
         {"group_id": group_id, "partition_id": partition_id}
-        for partition_id, some in pairs.items()
-        for group_id in some
+        for partition_id, group_ids in pairs.items()
+        for group_id in group_ids
         if (partition_id, group_id) not in known
     ]
     insert_new(connection, heard, rows)
@@ -181,19 +184,19 @@ _waiting = (
 )
 
 
-def note_told(connection: Connection) -> None:
-    """Groups of which every broker has heard that has to are looked at no more; silent brokers count as well."""
-    every = sa.select(groups.c.group_id).where(sa.not_(groups.c.told))
-    ids = sorted(connection.execute(every).scalars())
+def mark_told(connection: Connection) -> None:
+    """Mark the groups as told that every broker knows that has to, silent brokers included."""
+    untold = sa.select(groups.c.group_id).where(sa.not_(groups.c.told))
+    ids = sorted(connection.execute(untold).scalars())
     _lock_groups(connection, ids)
     waiting = set(connection.execute(_waiting).scalars())
-    done = [one for one in ids if one not in waiting]
+    done = [group_id for group_id in ids if group_id not in waiting]
     if done:
         connection.execute(sa.update(groups).where(groups.c.group_id.in_(done)).values(told=True))
 
 
 def groups_missed(connection: Connection, broker_group: str) -> bool:
-    """Whether a partition of a broker group that goes on with an accepted copy has not heard of a group that needs it."""
+    """Return whether the broker group runs on an accepted copy and has a partition that does not know a group it needs."""
     accepted = sa.select(sa.literal(1)).where(accepted_folders.c.broker_group == broker_group)
     here = _pairs.where(
         sa.exists(accepted),
@@ -205,11 +208,11 @@ def groups_missed(connection: Connection, broker_group: str) -> bool:
 
 
 def forget_heard(connection: Connection, broker_group: str) -> None:
-    """The broker group goes on with a data folder that may lack consumer groups: tell it all of them again."""
+    """Delete what a broker group was told, so that it is told all groups again: its data folder may lack some."""
     there = partitions.c.broker_group == broker_group
     inside = sa.select(partitions.c.subject_id).where(there)
-    found = sa.select(groups.c.group_id).where(groups.c.subject_id.in_(inside))
-    ids = sorted(connection.execute(found).scalars())
+    chosen = sa.select(groups.c.group_id).where(groups.c.subject_id.in_(inside))
+    ids = sorted(connection.execute(chosen).scalars())
     _lock_groups(connection, ids)
     hosted = sa.select(partitions.c.partition_id).where(there)
     connection.execute(sa.delete(heard).where(heard.c.partition_id.in_(hosted)))
@@ -221,12 +224,12 @@ def forget_heard(connection: Connection, broker_group: str) -> None:
 def unheard_children(
     connection: Connection, subject_id: int, children: Collection[int]
 ) -> list[int]:
-    """Those of a subject's partitions to be whose brokers have not heard of each of its groups."""
+    """Return the ids of those children whose brokers do not know every group of their subject."""
     here = _pairs.where(
         partitions.c.subject_id == subject_id, partitions.c.partition_id.in_(children)
     )
-    found = connection.execute(here.distinct().order_by(partitions.c.partition_id))
-    return list(found.scalars())
+    ids = connection.execute(here.distinct().order_by(partitions.c.partition_id))
+    return list(ids.scalars())
 
 
 def _lock_groups(connection: Connection, ids: Collection[int]) -> None:

@@ -1,9 +1,10 @@
-"""Partitions whose disk is lost for good, by an operator's word: given up, and never taken back.  SQL, synchronous.
+"""Partitions whose loss an operator has accepted because their disk is gone.  SQL, synchronous.
 
 Invariants
-    A lost partition is expired: nobody reads it, nothing waits for its end; what it continued is still read first.
-    The data folder that had it is refused from then on, so that no message is acked where nobody will read it.
-    So is a folder whose loss is accepted when a partition opens there that has not heard of every consumer group.
+    A lost partition is expired: it is never read and nothing waits for its end.  Its parents are still read before its
+    children.
+    The data folder that had it is refused from then on, so that no message is acked there and never read.
+    A folder is refused too if its loss let a partition open whose broker does not know every consumer group.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..sql.schema import brokers, drained, groups, lost_folders, partitions, ste
 
 
 def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
-    """Give partitions up, and refuse the data folders that had them; none changes nothing."""
+    """Mark partitions as lost and refuse the data folders that had them; does nothing without ids."""
     if not ids:
         return
     here = partitions.c.partition_id.in_(ids)
@@ -33,7 +34,7 @@ def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
 
 
 def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
-    """Refuse the data folders that have these partitions from now on; none changes nothing."""
+    """Refuse the data folders of these partitions from now on; does nothing without ids."""
     if not ids:
         return
     there = sa.select(partitions.c.broker_group).where(partitions.c.partition_id.in_(ids))
@@ -46,7 +47,7 @@ def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
 
 
 def read_losses(connection: Connection, ids: Collection[int]) -> tuple[LossView, ...]:
-    """What is given up with these partitions, by id."""
+    """Return what is lost with these partitions, by id: end offset, and the groups that have not drained them."""
     if not ids:
         return ()
     here = partitions.c.partition_id.in_(ids)

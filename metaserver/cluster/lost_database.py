@@ -1,7 +1,7 @@
-"""A database that cannot be the one that the brokers' partitions come from: it knows no subject.  SQL, synchronous.
+"""An empty database beside brokers with partitions: the real one was lost.  SQL, synchronous.
 
 Invariants
-    Beside brokers with partitions an empty database is a lost one: nothing is made of it by calls.
+    Calls create nothing in such a database.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _beside = (
 
 
 def is_empty(connection: Connection) -> bool:
-    """Does the database know no subject."""
+    """Return whether the database has no subject."""
     return not connection.execute(sa.select(_subjects)).scalar_one()
 
 
 def database_lost(connection: Connection) -> DatabaseEmptyError | None:
-    """Why this database cannot be the one that the brokers' partitions come from; None if it may be."""
+    """Return the error if brokers have partitions and the database has no subject, else None."""
     row = connection.execute(_beside).one_or_none()
     if row is None:
         return None
@@ -41,7 +41,7 @@ def database_lost(connection: Connection) -> DatabaseEmptyError | None:
 
 
 def check_not_lost(connection: Connection) -> None:
-    """Raises DatabaseEmptyError."""
+    """Raise DatabaseEmptyError if the database was lost."""
     lost = database_lost(connection)
     if lost is not None:
         raise lost

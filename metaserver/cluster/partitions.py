@@ -1,7 +1,7 @@
-"""Rows of partitions as clients see them, with parents and the address of their broker.  SQL, synchronous.
+"""Rows of partitions as clients see them, with their parents and their broker's address.  SQL, synchronous.
 
 Invariants
-    Partitions are read before their parents: what comes between two statements adds partitions, never parents to one.
+    Partitions are read before their parents: a change between the two adds partitions, and no parent to a known one.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ _with_parents = (
 )
 
 
-class Choice:
-    """Which partitions to read: a condition, perhaps with parameters.  Its statements are made once: keep it."""
+class PartitionFilter:
+    """A condition on partitions, with bind parameters if it needs some.  Make it once: it holds prepared statements."""
 
     def __init__(self, condition: sa.ColumnElement[bool]) -> None:
         self.partitions = _seen.where(condition).order_by(partitions.c.partition_id)
         self.parents = _with_parents.where(condition)
 
 
-BY_ID = Choice(partitions.c.partition_id.in_(sa.bindparam("ids")))
+BY_ID = PartitionFilter(partitions.c.partition_id.in_(sa.bindparam("ids")))
 
 
-def some_partitions(connection: Connection, choice: Choice, **values: Any) -> tuple[Partition, ...]:
-    """The chosen partitions, by age; `values` are those of the condition's parameters."""
+def read_partitions(
+    connection: Connection, choice: PartitionFilter, **values: Any
+) -> tuple[Partition, ...]:
+    """Return the partitions that meet a condition, by id; `values` are its bind parameters."""
     rows = connection.execute(choice.partitions, values).all()
     return _complete(rows, _read_parents(connection, choice.parents, values))
 
@@ -55,7 +57,7 @@ _subject_parents = _with_parents.where(_of_subject)
 def subject_partitions(
     connection: Connection, subject_id: int, states: Sequence[PartitionState]
 ) -> tuple[Partition, ...]:
-    """A subject's partitions in these states, by range and then by age."""
+    """Return a subject's partitions in these states, by range and then by id."""
     here = {"of_subject": subject_id, "states": states}
     rows = connection.execute(_subject_partitions, here).all()
     return _complete(rows, subject_parents(connection, subject_id))
@@ -64,12 +66,12 @@ def subject_partitions(
 def subject_parents(
     connection: Connection, subject_id: int
 ) -> dict[PartitionId, tuple[PartitionId, ...]]:
-    """The parents of a subject's partitions; those without any are left out."""
+    """Return partition id → its parents, for a subject's partitions that have some."""
     return _read_parents(connection, _subject_parents, {"of_subject": subject_id})
 
 
 def select_granted(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    """The statement for `granted_partitions`: those whose leases meet a condition."""
+    """Make the statement for `granted_partitions`: the partitions whose leases meet a condition."""
     return (
         _seen.add_columns(leases.c.token)
         .join(leases, leases.c.partition_id == partitions.c.partition_id)
@@ -81,21 +83,21 @@ def select_granted(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
 def granted_partitions(
     connection: Connection, granted: sa.Select[Any], **values: Any
 ) -> list[tuple[Partition, int]]:
-    """The partitions that `granted` selects with these parameters, with their tokens, by id."""
+    """Return the partitions that `granted` selects and the tokens of their leases, by id; `values` are bind parameters."""
     rows = connection.execute(granted, values).all()
     ids = [row.partition_id for row in rows]
     known = _read_parents(connection, BY_ID.parents, {"ids": ids}) if ids else {}
-    found = _complete(rows, known)
-    return [(one, row.token) for one, row in zip(found, rows, strict=True)]
+    complete = _complete(rows, known)
+    return [(partition, row.token) for partition, row in zip(complete, rows, strict=True)]
 
 
 def _read_parents(
     connection: Connection, statement: sa.Select[Any], values: Mapping[str, Any]
 ) -> dict[PartitionId, tuple[PartitionId, ...]]:
-    found: dict[PartitionId, tuple[PartitionId, ...]] = {}
+    parents: dict[PartitionId, tuple[PartitionId, ...]] = {}
     for child, parent in connection.execute(statement, values):
-        found[child] = (*found.get(child, ()), parent)
-    return found
+        parents[child] = (*parents.get(child, ()), parent)
+    return parents
 
 
 def _complete(

@@ -1,8 +1,8 @@
 """Logic queues of static subjects: the rows of their chains.  SQL, synchronous.
 
 Invariants
-    A child of a static subject has one parent, whose queue and range it has, and begins at the logic offset at which
-    that one was sealed; behind a parent that is lost, with an end that nobody knows, above all that it can have had.
+    A child of a static subject has one parent and the same queue and range.  It begins at the logic offset at which its
+    parent was sealed; behind a lost parent without a known end, above every offset that the parent can have had.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import SubjectNotStaticError
 from ...protocol.queues import QueueList, QueueView, SegmentView, start_behind_loss
 from ...protocol.routing import Partition
-from ..sql.dialect import at_one_moment
+from ..sql.dialect import begin_snapshot
 from ..sql.schema import partition_parents, partitions
 from .partitions import subject_partitions
 from .subjects import SERVED, open_subject_row
 
 
-def go_on(connection: Connection, children: Collection[int]) -> None:
-    """Let these children begin where their parents end, which are sealed or lost."""
+def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
+    """Set the logic offset at which each of these children begins: the end of its parent, which is sealed or lost."""
     parent, child = partitions.alias("parent"), partitions.alias("child")
     rows = connection.execute(
         sa.select(
@@ -49,18 +49,18 @@ def go_on(connection: Connection, children: Collection[int]) -> None:
 
 def read_queues(connection: Connection, name: str) -> QueueList:
     """
-    The queues of a static subject, with the partitions that still have data.
+    Return the queues of a static subject, with their partitions that still have data.
 
     Raises:
         InvalidNameError, SubjectUnknownError, SubjectNotStaticError
     """
-    at_one_moment(connection)
+    begin_snapshot(connection)
     row = open_subject_row(connection, name)
     if not row.static:
         raise SubjectNotStaticError(subject=name)
     chains: dict[int, list[Partition]] = {}
-    for one in subject_partitions(connection, row.subject_id, SERVED):
-        chains.setdefault(one.queue, []).append(one)
+    for partition in subject_partitions(connection, row.subject_id, SERVED):
+        chains.setdefault(partition.queue, []).append(partition)
     ends = end_offsets(connection, row.subject_id)
     return QueueList(
         subject=row.name,
@@ -70,19 +70,19 @@ def read_queues(connection: Connection, name: str) -> QueueList:
 
 
 def end_offsets(connection: Connection, subject_id: int) -> dict[int, int]:
-    """Where the sealed partitions of a subject end, by id; those of which it is not known are left out."""
-    found = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
+    """Return partition id → end offset, for the partitions of a subject whose end is known."""
+    chosen = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
         partitions.c.subject_id == subject_id, partitions.c.end_offset.is_not(None)
     )
-    return {row.partition_id: row.end_offset for row in connection.execute(found)}
+    return {row.partition_id: row.end_offset for row in connection.execute(chosen)}
 
 
 def _queue(chain: list[Partition], ends: dict[int, int]) -> QueueView:
     segments = []
-    for one in sorted(chain, key=lambda one: (one.logic_start, one.partition_id)):
-        end = ends.get(one.partition_id)
-        logic_end = None if end is None else one.logic_start + end
-        segments.append(SegmentView(partition=one, logic_end=logic_end))
+    for partition in sorted(chain, key=lambda member: (member.logic_start, member.partition_id)):
+        end = ends.get(partition.partition_id)
+        logic_end = None if end is None else partition.logic_start + end
+        segments.append(SegmentView(partition=partition, logic_end=logic_end))
     last = segments[-1].partition
     return QueueView(
         queue=last.queue,

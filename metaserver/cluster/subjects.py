@@ -1,7 +1,7 @@
-"""Rows of subjects and their routes: planned first, opened when every broker hosts its part.  SQL, synchronous.
+"""Rows of subjects and their routes: planned first, opened when every partition is hosted.  SQL, synchronous.
 
 Invariants
-    A route is served only once it is complete: exactly one OPEN partition for each logical one.
+    A route is served only when it is complete: exactly one OPEN partition for each logical partition.
     Its version only rises.
 """
 
@@ -54,7 +54,7 @@ class SubjectRow:
     retention: Retention
     static: bool
     problem: str = ""
-    """Why its creation has failed; the name is free for another one."""
+    """Why its creation has failed; the name may be used again."""
 
 
 _by_name = sa.select(subjects).where(subjects.c.name == sa.bindparam("of_name"))
@@ -62,10 +62,10 @@ _by_name_locked = _by_name.with_for_update()
 
 
 def find_subject(connection: Connection, name: str, *, lock: bool = False) -> SubjectRow | None:
-    """The row of a subject, planned or open; `lock` keeps others from changing it in this transaction."""
+    """Return the row of a subject, planned or open, None if there is none; `lock` locks it for this transaction."""
     check_name("subject", name)
-    found = _by_name_locked if lock else _by_name
-    row = connection.execute(found, {"of_name": name}).one_or_none()
+    chosen = _by_name_locked if lock else _by_name
+    row = connection.execute(chosen, {"of_name": name}).one_or_none()
     if row is None:
         return None
     return SubjectRow(
@@ -82,17 +82,18 @@ def find_subject(connection: Connection, name: str, *, lock: bool = False) -> Su
 
 def open_subject_row(connection: Connection, name: str) -> SubjectRow:
     """
-    The row of a subject that is open.
+    Return the row of an open subject.
 
     Raises:
-        InvalidNameError, SubjectUnknownError: also while the subject is only planned.
-        CreationFailedError, DatabaseEmptyError
+        InvalidNameError, DatabaseEmptyError
+        SubjectUnknownError: it does not exist, or is planned and not open yet.
+        CreationFailedError: its creation has failed.
     """
     return check_open(connection, name, find_subject(connection, name))
 
 
 def check_open(connection: Connection, name: str, row: SubjectRow | None) -> SubjectRow:
-    """Let an open subject through.  Raises SubjectUnknownError, CreationFailedError, DatabaseEmptyError."""
+    """Return the row if the subject is open.  Raises SubjectUnknownError, CreationFailedError, DatabaseEmptyError."""
     if row is None:
         check_not_lost(connection)
     elif row.route_version > 0:
@@ -104,21 +105,21 @@ def check_open(connection: Connection, name: str, row: SubjectRow | None) -> Sub
 
 def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: int) -> SubjectRow:
     """
-    Store a subject and its PLANNED partitions, spread over the available broker groups; again is harmless.
+    Store a subject and its PLANNED partitions, spread over the available broker groups; does nothing if it exists.
 
     Raises:
-        SubjectExistsError: with other settings.
+        SubjectExistsError: it exists with other settings.
         NotEnoughBrokersError: no broker group is available.
-        OverloadedError: there are `subjects_max` already.
-        DatabaseEmptyError: this database is not the one that the brokers' partitions come from.
+        OverloadedError: there are `subjects_max` subjects.
+        DatabaseEmptyError: the database was lost, see `cluster/lost_database.py`.
     """
     check_name("subject", ask.subject)
-    ranges = split_ranges(ask.partitions)
+    split_ranges(ask.partitions)  # refuses impossible counts
     row = find_subject(connection, ask.subject)
     if row is None or row.problem:
         check_not_lost(connection)
         lock_brokers(connection)
-        if row is not None:  # it may have been planned again meanwhile
+        if row is not None:  # another metaserver may have planned it again
             row = find_subject(connection, ask.subject, lock=True)
     if row is None or row.problem:
         hosts = list(writable_groups(connection))[: ask.partitions]
@@ -140,20 +141,7 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
         named = _begin_again(connection, row, settings) if row.problem else 0
         row = find_subject(connection, ask.subject)
         assert row is not None
-        names = [
-            {
-                "subject_id": row.subject_id,
-                "name": f"{ask.subject}.p{named + queue}",
-                "queue": queue,
-                "range_start": start,
-                "range_end": end,
-                "broker_group": hosts[queue % len(hosts)],
-                "state": PartitionState.PLANNED,
-            }
-            for queue, (start, end) in enumerate(ranges)
-        ]
-        # Two metaservers may plan at once; the second finds the first one's rows by their names.
-        insert_new(connection, partitions, names)
+        _insert_planned(connection, row, named, hosts)
     stored = (row.order_strategy, row.partitions_wanted, row.retention, row.static)
     if stored != (ask.order_strategy, ask.partitions, ask.retention, ask.static):
         raise SubjectExistsError(
@@ -166,8 +154,28 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
     return row
 
 
+def _insert_planned(
+    connection: Connection, row: SubjectRow, named: int, hosts: Sequence[str]
+) -> None:
+    """Insert the PLANNED partitions of a creation; `named` partitions of the subject had names before."""
+    planned = [
+        {
+            "subject_id": row.subject_id,
+            "name": f"{row.name}.p{named + queue}",
+            "queue": queue,
+            "range_start": start,
+            "range_end": end,
+            "broker_group": hosts[queue % len(hosts)],
+            "state": PartitionState.PLANNED,
+        }
+        for queue, (start, end) in enumerate(split_ranges(row.partitions_wanted))
+    ]
+    # Two metaservers may plan at once: the rows of the first one have these names already.
+    insert_new(connection, partitions, planned)
+
+
 def _begin_again(connection: Connection, row: SubjectRow, settings: Mapping[str, Any]) -> int:
-    """The name of a creation that has failed is taken for a new one; how many names of partitions were given before."""
+    """Take the name of a failed creation for a new one; returns how many partitions were named before."""
     here = subjects.c.subject_id == row.subject_id
     named: int = connection.execute(sa.select(subjects.c.partitions_named).where(here)).scalar_one()
     more = {"partitions_named": named + settings["partitions_wanted"], "problem": ""}
@@ -176,7 +184,7 @@ def _begin_again(connection: Connection, row: SubjectRow, settings: Mapping[str,
 
 
 def planned_partitions(connection: Connection, subject_id: int) -> tuple[Partition, ...]:
-    """The partitions that wait for their brokers."""
+    """Return the partitions of a creation that are not open yet."""
     return subject_partitions(connection, subject_id, [PartitionState.PLANNED])
 
 
@@ -184,27 +192,29 @@ _planned = sa.select(subjects.c.name).where(subjects.c.route_version == 0, subje
 
 
 def planned_subjects(connection: Connection) -> list[SubjectRow]:
-    """Subjects whose creation was begun and not finished."""
+    """Return the subjects whose creation was begun and not finished."""
     names = connection.execute(_planned).scalars().all()
-    found = [find_subject(connection, name) for name in names]
-    return [row for row in found if row is not None]
+    rows = [find_subject(connection, name) for name in names]
+    return [row for row in rows if row is not None]
 
 
 def open_subject(connection: Connection, name: str, hosted: Collection[int] | None = None) -> bool:
     """
-    Every broker hosts its part: open the partitions and serve the route.
+    Open the partitions of a subject and serve its route.
 
     Args:
-        hosted: the ids that brokers host; None: all.
+        hosted: the ids of the partitions that brokers host; None: all of them.
 
     Returns:
-        False if it was opened before, or has been planned anew meanwhile: then more has to be hosted.
+        False if it was opened before, or was planned anew and has partitions that are not hosted.
     """
     row = find_subject(connection, name, lock=True)
     assert row is not None
     if row.route_version > 0:
         return False
-    wanted = {one.partition_id for one in planned_partitions(connection, row.subject_id)}
+    wanted = {
+        partition.partition_id for partition in planned_partitions(connection, row.subject_id)
+    }
     if hosted is not None and not wanted <= set(hosted):
         return False
     here = subjects.c.subject_id == row.subject_id
@@ -222,10 +232,11 @@ def read_route(
     connection: Connection, name: str, *, order_strategy: OrderStrategy | None = None
 ) -> Route:
     """
-    The route of an open subject.
+    Return the route of an open subject.
 
     Raises:
-        SubjectUnknownError, StrategyMismatchError
+        SubjectUnknownError
+        StrategyMismatchError: `order_strategy` is not the subject's.
     """
     row = open_subject_row(connection, name)
     if order_strategy is not None and order_strategy is not row.order_strategy:
@@ -243,7 +254,7 @@ def read_route(
 
 def read_subject(connection: Connection, name: str) -> SubjectView:
     """
-    An open subject.
+    Return an open subject with its route.
 
     Raises:
         SubjectUnknownError
@@ -264,19 +275,19 @@ _route_versions = sa.select(subjects.c.name, subjects.c.route_version).where(
 
 
 def route_versions(connection: Connection, names: Sequence[str]) -> dict[str, int]:
-    """The present versions of these subjects' routes."""
-    found = connection.execute(_route_versions, {"names": names})
-    return {row.name: row.route_version for row in found}
+    """Return subject → current version of its route."""
+    rows = connection.execute(_route_versions, {"names": names})
+    return {row.name: row.route_version for row in rows}
 
 
 def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:
-    """The names of subjects."""
-    found = sa.select(subjects.c.name).where(subjects.c.subject_id.in_(ids))
-    return [Subject(name) for name in connection.execute(found).scalars()]
+    """Return the names of subjects."""
+    chosen = sa.select(subjects.c.name).where(subjects.c.subject_id.in_(ids))
+    return [Subject(name) for name in connection.execute(chosen).scalars()]
 
 
 def subject_summaries(connection: Connection) -> list[SubjectSummary]:
-    """All open subjects, and those whose creation has failed, by name.  Raises DatabaseEmptyError."""
+    """Return all open subjects, and those whose creation has failed, by name.  Raises DatabaseEmptyError."""
     check_not_lost(connection)
     count = (
         sa.select(sa.func.count())
@@ -287,7 +298,7 @@ def subject_summaries(connection: Connection) -> list[SubjectSummary]:
         .scalar_subquery()
         .label("partitions")
     )
-    found = (
+    chosen = (
         sa.select(
             subjects.c.name,
             subjects.c.order_strategy,
@@ -306,5 +317,5 @@ def subject_summaries(connection: Connection) -> list[SubjectSummary]:
             route_version=row.route_version,
             problem=row.problem,
         )
-        for row in connection.execute(found)
+        for row in connection.execute(chosen)
     ]

@@ -15,5 +15,5 @@ _unsettled = (
 
 
 def mark_unsettled(connection: Connection, group_id: int) -> None:
-    """Say that the group's leases have to be looked at; locks the group until the transaction ends."""
+    """Note that a group's leases have to be settled; locks the group until the transaction ends."""
     connection.execute(_unsettled, {"of_group": group_id})

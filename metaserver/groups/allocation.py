@@ -1,12 +1,12 @@
-"""Which session shall read which partition: sticky, balanced, with the least movement.  Pure.
+"""Allocates partitions to sessions: sticky, balanced, with the least movement.  Pure.
 
 Invariants
-    Every partition goes to exactly one session, as long as there is one.
+    Every partition has exactly one session, if there is a session.
     The sessions' shares differ by at most one.
     No more partitions change their session than the shares demand.
 
-Source: quotas first, then keep, then fill; as Kafka's sticky assignor, without its search.  What has to go is
-what came last, so that a rolling restart hands the same few partitions on instead of stirring all of them.
+Quotas first, then keep, then fill; as Kafka's sticky assignor, without its search.  A session gives up the partitions
+that it got last, so a rolling restart moves the same few partitions again and again, and leaves the others alone.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def allocate(
     preferred: Mapping[PartitionId, SessionId],
 ) -> dict[PartitionId, SessionId]:
     """
-    Deal the partitions out.
+    Allocate partitions to sessions.
 
     Args:
         sessions: the live ones; among equals the earlier one gets the larger share.
-        partitions: what may be read now, in the order in which it is dealt out.
-        current: who has a partition now, the longest owned first; others than the above are left out.
-        preferred: who should have a partition that nobody has, if its share allows: the owner of its parent.
+        partitions: the readable ones, in the order in which free ones are allocated.
+        current: the present owner of a partition, the longest owned first; unknown partitions and sessions are ignored.
+        preferred: the session that gets a free partition if its share allows: the owner of a parent.
 
     Returns:
         The session of each partition; empty without sessions.
@@ -39,29 +39,32 @@ def allocate(
         return {}
     kept: dict[SessionId, list[PartitionId]] = {session: [] for session in sessions}
     liked: dict[SessionId, list[PartitionId]] = {session: [] for session in sessions}
-    left = dict.fromkeys(partitions)
+    known = dict.fromkeys(partitions)
     for partition, session in current.items():
-        if session in kept and partition in left:
+        if session in kept and partition in known:
             kept[session].append(partition)
     for partition, session in preferred.items():
-        if session in liked and partition in left and current.get(partition) not in kept:
+        if session in liked and partition in known and current.get(partition) not in kept:
             liked[session].append(partition)
 
-    share, larger = divmod(len(left), len(sessions))
-    # A larger share goes where it saves a movement, then where it lets a child stay with its parent's owner.
+    share, larger = divmod(len(known), len(sessions))
+    # A larger share goes where it saves a movement, then where it keeps a child with its parent's owner.
     ranked = sorted(
         sessions,
-        key=lambda one: (len(kept[one]) <= share, len(kept[one]) + len(liked[one]) <= share),
+        key=lambda session: (
+            len(kept[session]) <= share,
+            len(kept[session]) + len(liked[session]) <= share,
+        ),
     )
-    room = {}
-    dealt: dict[PartitionId, SessionId] = {}
+    missing = {}
+    allocated: dict[PartitionId, SessionId] = {}
     for rank, session in enumerate(ranked):
         quota = share + (rank < larger)
         mine = (kept[session] + liked[session])[:quota]
-        dealt |= dict.fromkeys(mine, session)
-        room[session] = quota - len(mine)
-    pool = iter([partition for partition in left if partition not in dealt])
+        allocated |= dict.fromkeys(mine, session)
+        missing[session] = quota - len(mine)
+    free = iter([partition for partition in known if partition not in allocated])
     for session in sessions:
-        dealt |= {next(pool): session for _ in range(room[session])}
-    assert len(dealt) == len(left)
-    return dealt
+        allocated |= {next(free): session for _ in range(missing[session])}
+    assert len(allocated) == len(known)
+    return allocated

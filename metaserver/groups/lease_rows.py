@@ -1,8 +1,8 @@
-"""Rows of leases: settled, released, drained.  SQL around the deciders of `leases.py`, synchronous.
+"""Leases settled, released and drained: SQL around the decisions of `leases.py`, synchronous.
 
 Invariants
-    Every change of a group's leases holds the lock of the group's row, so that it sees the last one whole.
-    A token is stored in the same transaction as the grant that carries it.
+    Every change of a group's leases holds the lock of the group's row, so that it sees the previous change complete.
+    A token is stored in the transaction that grants it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..sql.schema import drained, groups, heard, leases, partitions, sessions
 from .leases import (
     EVERYBODY,
     Lease,
-    Readable,
-    count_on,
+    PartitionFacts,
     grant,
+    raise_token_floor,
     readable_partitions,
     release,
     renew_token,
@@ -39,13 +39,13 @@ from .locked_group import (
     LockedGroup,
     lock_group,
     lock_sessions,
-    possible_ids,
     raise_versions,
     read_leases,
+    read_leases_of,
     read_members,
     set_group,
-    some_leases,
     store_leases,
+    valid_ids,
 )
 from .sessions import live_session, sweep_sessions
 
@@ -54,36 +54,36 @@ log = logging.getLogger("keylane.metaserver")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What the clients should hear of: new versions of sessions' grants, and sessions that ended."""
+    """What waiting heartbeats are told: new versions of sessions' grants, and sessions that ended."""
 
     versions: Mapping[SessionId, int]
     ended: Collection[SessionId] = ()
 
 
-NOTHING = Changes(versions={})
+NO_CHANGES = Changes(versions={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Released:
-    """What came of some releases."""
+class ReleaseOutcome:
+    """The outcome of releases: changes, and the error of each one that was refused."""
 
     changes: Changes
     refused: Mapping[ReleaseGrant, TokenUnknownError]
 
 
 def settle_group(connection: Connection, group_id: int) -> Changes:
-    """Sweep dead sessions, then withdraw and grant until the leases fit the sessions and the partitions."""
+    """Sweep expired sessions, then withdraw and grant leases until they fit the sessions and the partitions."""
     group = lock_group(connection, group_id)
     ended = sweep_sessions(connection, group_id)
     if not group.shared and duty_left_ms(connection, rebuilt_duty(group_id)):
-        return Changes(versions={}, ended=ended)  # and looked at again, as it stays unsettled
+        return Changes(versions={}, ended=ended)  # it stays unsettled, and is settled again later
     moved = group.route_version != group.subject_version
     if group.settled and not ended and not moved:
-        return NOTHING
+        return NO_CHANGES
     members = read_members(connection, group_id)
     held = read_leases(connection, group_id)
     begun = {key for key, lease in held.items() if lease.session or lease.wanted}
-    readable = _readable(connection, group, begun)
+    readable = _read_readable(connection, group, begun)
     if group.shared:
         settlement = settle_shared(held, readable, last_token=group.last_token)
         moved = moved or bool(settlement.leases)
@@ -96,7 +96,7 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
             last_token=group.last_token,
         )
     store_leases(connection, group_id, settlement.leases)
-    # A new route version may mean a new address: everybody's grants are told again.
+    # A new route version may mean a new address: the grants of every session are sent again.
     changed = set(members) if moved else settlement.sessions
     version = group.version + 1
     set_group(
@@ -111,26 +111,26 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
     return Changes(versions=dict.fromkeys(changed, version), ended=ended)
 
 
-def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Released:
+def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> ReleaseOutcome:
     """
-    A session is through with hand-overs: grant each of these partitions to whom it was withdrawn for.
+    Release leases that a session has handed over, and grant each to the session that it was withdrawn for.
 
     Args:
-        asks: all of one session; those of a token that is not its own are in the answer's `refused`.
+        asks: all of one session; those with a token that the session was not granted are in `refused` of the answer.
 
     Raises:
-        SessionUnknownError
+        SessionUnknownError: the session has ended.
     """
     session = SessionId(asks[0].session)
     assert all(ask.session == session for ask in asks)
     group = lock_group(connection, live_session(connection, session).group_id)
-    live_session(connection, session)  # it may have been swept while the lock was waited for
+    live_session(connection, session)  # it may have been swept before the group was locked
     if group.shared:
         return _renew_tokens(connection, group, asks)
     refused: dict[ReleaseGrant, TokenUnknownError] = {}
     free: dict[PartitionId, Lease] = {}
     last_token = group.last_token
-    held = some_leases(connection, group.group_id, [ask.partition_id for ask in asks])
+    held = read_leases_of(connection, group.group_id, [ask.partition_id for ask in asks])
     for ask in asks:
         partition_id = PartitionId(ask.partition_id)
         try:
@@ -139,10 +139,10 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
             refused[ask] = error
         else:
             free |= {} if left is None else {partition_id: left}
-            last_token = _counted_on(last_token, ask.fence)
+            last_token = _token_floor(last_token, ask.fence)
     if not free:
-        return Released(changes=NOTHING, refused=refused)
-    able = lock_sessions(connection, {one.wanted for one in free.values() if one.wanted})
+        return ReleaseOutcome(changes=NO_CHANGES, refused=refused)
+    able = lock_sessions(connection, {lease.wanted for lease in free.values() if lease.wanted})
     changed: set[SessionId] = set()
     for partition_id, lease in sorted(free.items()):
         granted = grant(lease, last_token=last_token) if lease.wanted in able else None
@@ -152,25 +152,27 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
             changed.add(granted.session)
     store_leases(connection, group.group_id, free.values())
     version = group.version + 1
-    settled = group.settled and all(one.session for one in free.values())
+    settled = group.settled and all(lease.session for lease in free.values())
     set_group(connection, group.group_id, version=version, last_token=last_token, settled=settled)
     raise_versions(connection, changed, version)
-    return Released(changes=Changes(versions=dict.fromkeys(changed, version)), refused=refused)
+    return ReleaseOutcome(
+        changes=Changes(versions=dict.fromkeys(changed, version)), refused=refused
+    )
 
 
 def _renew_tokens(
     connection: Connection, group: LockedGroup, asks: Sequence[ReleaseGrant]
-) -> Released:
-    """Brokers take these shared tokens no more, says a session: everybody gets the next ones."""
-    held = some_leases(connection, group.group_id, [ask.partition_id for ask in asks])
+) -> ReleaseOutcome:
+    """Replace shared tokens that brokers refuse: every session of the group gets new ones."""
+    held = read_leases_of(connection, group.group_id, [ask.partition_id for ask in asks])
     refused: dict[ReleaseGrant, TokenUnknownError] = {}
     renewed: dict[PartitionId, Lease] = {}
     last_token = group.last_token
     for ask in asks:
         partition_id = PartitionId(ask.partition_id)
-        counted = _counted_on(last_token, ask.fence)
+        floor = _token_floor(last_token, ask.fence)
         try:
-            lease = renew_token(held.get(partition_id), ask.token, last_token=counted)
+            lease = renew_token(held.get(partition_id), ask.token, last_token=floor)
         except TokenUnknownError as error:
             refused[ask] = error
             continue
@@ -178,13 +180,15 @@ def _renew_tokens(
             renewed[partition_id] = held[partition_id] = lease
             last_token = lease.token
     if not renewed:
-        return Released(changes=NOTHING, refused=refused)
+        return ReleaseOutcome(changes=NO_CHANGES, refused=refused)
     store_leases(connection, group.group_id, renewed.values())
     version = group.version + 1
     set_group(connection, group.group_id, version=version, last_token=last_token)
-    everybody = set(read_members(connection, group.group_id))
-    raise_versions(connection, everybody, version)
-    return Released(changes=Changes(versions=dict.fromkeys(everybody, version)), refused=refused)
+    members = set(read_members(connection, group.group_id))
+    raise_versions(connection, members, version)
+    return ReleaseOutcome(
+        changes=Changes(versions=dict.fromkeys(members, version)), refused=refused
+    )
 
 
 _withdrawn = (
@@ -198,25 +202,28 @@ def release_unheld(
     connection: Connection, ask: Heartbeat, holding: Collection[tuple[int, int]]
 ) -> Changes:
     """
-    Release what the session was asked to hand over and does not hold: it never heard of the grant, because that
-    was taken back before the answer, or its release did not arrive.
+    Release the leases that a session was asked to hand over and does not hold.
 
-    A session that has not heard of the latest grants yet is passed over: it may be about to take what it holds.
+    The grant was withdrawn before the session learned of it, or its release was lost.  Does nothing if the session does not
+    know its latest grants: it may be about to take them.
+
+    Args:
+        holding: (partition id, token) of what the session says it holds.
 
     Raises:
-        SessionUnknownError
+        SessionUnknownError: the session has ended.
     """
     row = live_session(connection, ask.session)
     lock_group(connection, row.group_id)
     if live_session(connection, ask.session).grants_version != ask.known_version:
-        return NOTHING
-    asked = connection.execute(_withdrawn, {"of_session": ask.session})
+        return NO_CHANGES
+    withdrawn = connection.execute(_withdrawn, {"of_session": ask.session})
     lost = [
         ReleaseGrant(session=ask.session, partition_id=partition_id, token=token)
-        for partition_id, token in asked
+        for partition_id, token in withdrawn
         if (partition_id, token) not in holding
     ]
-    return release_leases(connection, lost).changes if lost else NOTHING
+    return release_leases(connection, lost).changes if lost else NO_CHANGES
 
 
 _drained = sa.select(drained.c.partition_id).where(drained.c.group_id == sa.bindparam("of_group"))
@@ -236,24 +243,24 @@ _newly_drained = (
 
 def note_drained(connection: Connection, session: str, ids: Collection[int]) -> int | None:
     """
-    The group has acked these sealed partitions to their end, says the session that holds them, or shares them.
+    Note that a group has acked sealed partitions to their end, as the session says that holds or shares them.
 
-    Others than SEALED ones of the session's own are passed over: their present owner will say it.
+    Ignores partitions that are not SEALED or not held by the session: their present owner will report them.
 
     Returns:
-        The id of the group if that was news, else None.
+        The id of the group if one of them was not drained before, else None.
 
     Raises:
-        SessionUnknownError
+        SessionUnknownError: the session has ended.
     """
     group_id = live_session(connection, session).group_id
     lock_group(connection, group_id)
-    live_session(connection, session)  # the group may have been set back meanwhile
-    which = {"of_group": group_id, "of_session": session, "ids": possible_ids(ids)}
-    found = connection.execute(_newly_drained, which).scalars()
-    news = [{"group_id": group_id, "partition_id": one} for one in found]
-    insert_new(connection, drained, news)
-    if not news:
+    live_session(connection, session)  # a reset may have ended it before the group was locked
+    which = {"of_group": group_id, "of_session": session, "ids": valid_ids(ids)}
+    ids_drained = connection.execute(_newly_drained, which).scalars()
+    rows = [{"group_id": group_id, "partition_id": partition_id} for partition_id in ids_drained]
+    insert_new(connection, drained, rows)
+    if not rows:
         return None
     mark_unsettled(connection, group_id)
     return group_id
@@ -278,12 +285,12 @@ _shared = select_granted(
 
 def read_grants(connection: Connection, session: str) -> Grants:
     """
-    What a live session holds.
+    Return the grants of a live session.
 
     Raises:
-        SessionUnknownError
+        SessionUnknownError: the session has ended.
     """
-    # The version first: if a change comes between, the grants are newer than it says, and are told again.
+    # The version is read first: if a change comes between, the grants are newer than it says, and are sent again.
     row = live_session(connection, session)
     here = {"of_group": row.group_id}
     if connection.execute(_strategy, here).scalar_one() == ConsumeStrategy.SHARED:
@@ -313,14 +320,14 @@ _partition_facts = (
 )
 
 
-def _readable(
+def _read_readable(
     connection: Connection, group: LockedGroup, begun: Collection[PartitionId]
-) -> list[Readable]:
+) -> list[PartitionFacts]:
     rows = connection.execute(_partition_facts, {"of_subject": group.subject_id}).all()
-    # Then the lineage: that of a partition is there before it is, and never changes.
+    # Lineage is read after the facts: it is written before its partition and is immutable.
     parents = subject_parents(connection, group.subject_id)
     facts = [
-        Readable(
+        PartitionFacts(
             partition_id=PartitionId(row.partition_id),
             state=PartitionState(row.state),
             parents=parents.get(row.partition_id, ()),
@@ -334,18 +341,18 @@ def _readable(
     here = {"of_group": group.group_id}
     if group.retention is Retention.ACKED:
         known = set(connection.execute(_heard, here).scalars())
-        facts = [replace(one, heard=one.partition_id in known) for one in facts]
+        facts = [replace(fact, heard=fact.partition_id in known) for fact in facts]
     passed = connection.execute(_drained, here).scalars()
     return readable_partitions(facts, set(passed))
 
 
-def _counted_on(last_token: FencingToken, fence: int) -> FencingToken:
-    counted = count_on(last_token, fence)
+def _token_floor(last_token: FencingToken, fence: int) -> FencingToken:
+    floor = raise_token_floor(last_token, fence)
     if fence > last_token:
         log.warning(
-            "a broker has seen token %d, is said; our last one was %d, and we count on from %d",
+            "a broker is said to have seen token %d, the last one granted was %d: the next one follows %d",
             fence,
             last_token,
-            counted,
+            floor,
         )
-    return counted
+    return floor

@@ -1,18 +1,18 @@
-"""How leases change hands: what is readable, who is granted what, when a hand-over is over.  Pure.
+"""Decisions about leases: which partitions are readable, which session is granted which, when a hand-over is done.  Pure.
 
     free ──grant, token + 1──▶ held ──another session is wanted──▶ withdrawn
      ▲                          │ session ends                       │ release, or session ends
      └──────────────────────────┴────────────────────────────────────┘
 
-A group whose strategy is SHARED has no holders: each readable partition is granted to everybody, under one token.
+A group whose strategy is SHARED has no holders: each readable partition is granted to every session, under one token.
 
 Invariants
-    A held or withdrawn lease is granted to nobody else before it is free.
+    A held or withdrawn lease is granted to another session only after it is free.
     A withdrawn lease never becomes held again: the same session gets it back only with a higher token.
     Every grant takes a token above all before it.
-    A partition is granted only when the group has drained all its parents; in the place of a abandoned one stand those
-    which that continues.
-    A partition is granted only when its broker has heard of the group.
+    A partition is granted only when the group has drained all its parents.  Instead of an abandoned parent, its own
+    parents have to be drained.
+    A partition is granted only when its broker knows the group.
 """
 
 from __future__ import annotations
@@ -27,88 +27,90 @@ from ...protocol.routing import PartitionState
 from .allocation import allocate
 
 FENCE_BELIEVED_MAX = TOKEN_STEP_MAX // 2
-"""As high as a fence may set the tokens: brokers that have seen none still take as many grants again.  Grants alone
-never come so far, wherever a database was restored from."""
+"""The highest token that a fence can set.  Brokers that have seen no token accept as many grants after it.  Grants alone
+never reach it."""
 EVERYBODY = SessionId("*")
-"""Who shall hold the leases of a SHARED group."""
+"""The `wanted` of a lease of a SHARED group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """One consumer group's lease of one partition, held or not."""
+    """The lease of one partition in one consumer group, held or free."""
 
     partition_id: PartitionId
     token: FencingToken = FencingToken(0)
     """Of the last grant; 0 before the first."""
     session: SessionId | None = None
     wanted: SessionId | None = None
-    """Who shall hold it once it is free."""
+    """The session that is granted it once it is free."""
     withdrawn: bool = False
     """The holder was asked to hand it over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readable:
-    """What decides if a group may read a partition."""
+class PartitionFacts:
+    """The facts that decide whether a group may read a partition."""
 
     partition_id: PartitionId
     state: PartitionState
     parents: tuple[PartitionId, ...] = ()
     abandoned: bool = False
-    """Its broker was left behind, and its children go on although its end is not known; declared by whoever ordered it."""
+    """An operation went on without its broker: its children are readable although its end is not known."""
     ended: bool = False
-    """Of a abandoned one: its broker came back and has sealed it, so that its end is known."""
+    """It was abandoned, and its broker came back and has sealed it: its end is known."""
     begun: bool = False
-    """A session of the group has it, or is about to."""
+    """A session of the group holds it, or is about to."""
     lost: bool = False
-    """Its loss was accepted: its data is gone, and what it continued may still be unread."""
+    """Its loss was accepted: its data is gone; its parents may still be unread."""
     heard: bool = True
-    """Its broker has the group on its disk, or removes nothing that a group may need."""
+    """Its broker has the group on its disk, or retention does not depend on groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """What to write after the leases of a group were settled."""
+    """The changes that settling a group's leases makes."""
 
     leases: tuple[Lease, ...]
-    """Those that changed."""
+    """The changed ones."""
     sessions: frozenset[SessionId]
-    """Those whose grants changed."""
+    """The ones whose grants changed."""
     last_token: FencingToken
 
 
 def readable_partitions(
-    partitions: Iterable[Readable], drained: Collection[PartitionId]
-) -> list[Readable]:
+    partitions: Iterable[PartitionFacts], drained: Collection[PartitionId]
+) -> list[PartitionFacts]:
     """
-    The partitions a group may read now: there is data or may come some, the group is not through with it,
-    is through with all it continues, and its broker has heard of the group: what goes before that is not the group's.
+    Return the partitions that a group may read now.
 
-    A parent blocks its children unless its data has expired, its loss was accepted or it was abandoned; the parents of a
-    lost or abandoned one still block.  Once the end of a abandoned one is known, a group that has not begun with the child
-    reads the parent first; a group that has begun with the child is left at it.
+    These are OPEN or SEALED, not drained by the group, known as the group's to their broker, and blocked by no parent.
+    A parent blocks its children unless the group has drained it, its data has expired, its loss was accepted or it was
+    abandoned.  The parents of a lost or abandoned partition still block.  Once the end of an abandoned partition is known,
+    it blocks the children that the group has not begun.
     """
-    known = {one.partition_id: one for one in partitions}
+    facts = {partition.partition_id: partition for partition in partitions}
     gone = {
-        one.partition_id
-        for one in known.values()
-        if one.state is PartitionState.EXPIRED and not one.lost
+        partition.partition_id
+        for partition in facts.values()
+        if partition.state is PartitionState.EXPIRED and not partition.lost
     }
     passed = gone | set(drained)
 
-    def lets_by(parent: PartitionId, begun: bool) -> bool:
-        one = known.get(parent)
-        if parent in passed or one is None or not one.abandoned or (one.ended and not begun):
-            return parent in passed
-        return all(lets_by(each, begun) for each in one.parents)
+    def blocks(parent_id: PartitionId, begun: bool) -> bool:
+        parent = facts.get(parent_id)
+        if parent_id in passed or parent is None:
+            return parent_id not in passed
+        if not parent.abandoned or (parent.ended and not begun):
+            return True
+        return any(blocks(grandparent_id, begun) for grandparent_id in parent.parents)
 
     return [
-        one
-        for one in known.values()
-        if one.state in {PartitionState.OPEN, PartitionState.SEALED}
-        and one.partition_id not in passed
-        and (one.heard or one.begun)
-        and all(lets_by(parent, one.begun) for parent in one.parents)
+        partition
+        for partition in facts.values()
+        if partition.state in {PartitionState.OPEN, PartitionState.SEALED}
+        and partition.partition_id not in passed
+        and (partition.heard or partition.begun)
+        and not any(blocks(parent_id, partition.begun) for parent_id in partition.parents)
     ]
 
 
@@ -116,12 +118,14 @@ def drained_through(
     at_end: Collection[int], parents: Mapping[int, Collection[int]]
 ) -> frozenset[int]:
     """
-    Of the partitions that a group is at the end of, those of which it has also drained all that they continue.
+    Return the partitions that a group has drained, of those whose end it has reached.
 
-    An empty partition is at its end wherever its parents are: drained before them, it would let the group past them.
+    A group drains a partition after all its parents.  An empty partition has its end at offset 0: counted as drained before
+    its parents, it would unblock its children too early.
 
     Args:
-        parents: of each partition those that are not known to hold nobody up.
+        at_end: ids of the partitions whose end the group has reached.
+        parents: partition id → its parents that may block.
     """
     through: set[int] = set()
     for partition_id in sorted(at_end):  # parents have lower ids
@@ -133,20 +137,20 @@ def drained_through(
 def settle_leases(
     leases: Mapping[PartitionId, Lease],
     sessions: Sequence[SessionId],
-    readable: Sequence[Readable],
+    readable: Sequence[PartitionFacts],
     *,
     suspended: Collection[SessionId] = (),
     last_token: FencingToken,
 ) -> Settlement:
     """
-    Free what the dead held, decide who shall hold what, withdraw and grant.
+    Free the leases of ended sessions, allocate the readable partitions, withdraw and grant leases.
 
     Args:
-        leases: all rows of the group.
+        leases: all leases of the group.
         sessions: the live ones, in the order of joining.
-        readable: what `readable_partitions` lets through.
-        suspended: those of the live ones that get nothing; what they hold is withdrawn.
-        last_token: the highest token the group was ever given.
+        readable: the partitions that `readable_partitions` returned.
+        suspended: live sessions that are granted nothing; their leases are withdrawn.
+        last_token: the highest token that the group was ever granted.
     """
     live = set(sessions)
     after = {
@@ -158,7 +162,7 @@ def settle_leases(
     able = [session for session in sessions if session not in suspended]
     target = allocate(
         able,
-        [one.partition_id for one in readable],
+        [partition.partition_id for partition in readable],
         current=_owners(after.values(), set(able)),
         preferred=_heirs(after, readable, set(able)),
     )
@@ -182,12 +186,12 @@ def settle_leases(
 
 def settle_shared(
     leases: Mapping[PartitionId, Lease],
-    readable: Sequence[Readable],
+    readable: Sequence[PartitionFacts],
     *,
     last_token: FencingToken,
 ) -> Settlement:
-    """As `settle_leases`, for a SHARED group: what is readable is everybody's; `sessions` stays empty."""
-    open_to_all = {one.partition_id for one in readable}
+    """As `settle_leases`, for a SHARED group: every session is granted every readable partition; `sessions` is empty."""
+    open_to_all = {partition.partition_id for partition in readable}
     changed = []
     for partition_id in sorted(leases.keys() | open_to_all):
         before = leases.get(partition_id)
@@ -204,11 +208,12 @@ def settle_shared(
 
 def renew_token(lease: Lease | None, token: int, *, last_token: FencingToken) -> Lease | None:
     """
-    The lease of a SHARED group under the next token, because its broker takes `token` no more; None if it has a
-    newer one already.
+    Return the lease of a SHARED group under the next token, because its broker refuses `token`.
+
+    Returns None if the lease has a newer token already.
 
     Raises:
-        TokenUnknownError: a token that was never granted.
+        TokenUnknownError: the token was never granted.
     """
     if lease is None or not 0 < token <= lease.token:
         raise TokenUnknownError(token=token)
@@ -218,28 +223,29 @@ def renew_token(lease: Lease | None, token: int, *, last_token: FencingToken) ->
 
 
 def grant(lease: Lease, *, last_token: FencingToken) -> Lease | None:
-    """The lease in the hands of the session that is wanted, with the next token; None if it is not free."""
+    """Return the lease as granted to its wanted session under the next token; None if it is not free."""
     if lease.session is not None or lease.wanted is None:
         return None
     token = FencingToken(last_token + 1)
     return replace(lease, session=lease.wanted, token=token, withdrawn=False)
 
 
-def count_on(last_token: FencingToken, fence: int) -> FencingToken:
+def raise_token_floor(last_token: FencingToken, fence: int) -> FencingToken:
     """
-    The token to count on from, when a broker is said to have seen `fence`: a database restored from a copy is behind it.
+    Return the token after which the group's tokens continue, when a broker is said to have seen `fence`.
 
-    However high that is: no broker refuses what is granted then because it would be from the future.
+    A database restored from a copy may be behind that fence.  The result stays so low that no broker refuses later tokens
+    as impossible.
     """
     return FencingToken(max(last_token, min(fence, FENCE_BELIEVED_MAX)))
 
 
 def release(lease: Lease | None, session: SessionId, token: int) -> Lease | None:
     """
-    The lease after its holder let go of it; None if that had happened before, so that a retry is harmless.
+    Return the lease as free; None if it was released before, so that a retry is harmless.
 
     Raises:
-        TokenUnknownError: a token that was never granted.
+        TokenUnknownError: the token was never granted, or is another session's.
     """
     if lease is None or not 0 < token <= lease.token:
         raise TokenUnknownError(token=token)
@@ -251,7 +257,7 @@ def release(lease: Lease | None, session: SessionId, token: int) -> Lease | None
 
 
 def _owners(leases: Iterable[Lease], live: Collection[SessionId]) -> dict[PartitionId, SessionId]:
-    """Who is to keep what, the longest owned first; what is on its way to its next owner comes last."""
+    """Return the present owner of each lease, the longest owned first; leases that are being handed over come last."""
     held = []
     moving = []
     for lease in leases:
@@ -269,13 +275,15 @@ def _owners(leases: Iterable[Lease], live: Collection[SessionId]) -> dict[Partit
 
 
 def _heirs(
-    leases: Mapping[PartitionId, Lease], readable: Sequence[Readable], live: Collection[SessionId]
+    leases: Mapping[PartitionId, Lease],
+    readable: Sequence[PartitionFacts],
+    live: Collection[SessionId],
 ) -> dict[PartitionId, SessionId]:
-    """For each child whose parent somebody holds: that session; it has the keys' state at hand."""
+    """Return the session that holds a parent, for each child with such a parent: it has state of the same keys."""
     heirs = {}
-    for one in readable:
-        for parent in one.parents:
+    for partition in readable:
+        for parent in partition.parents:
             lease = leases.get(parent)
             if lease is not None and lease.session is not None and lease.session in live:
-                heirs[one.partition_id] = lease.session
+                heirs[partition.partition_id] = lease.session
     return heirs

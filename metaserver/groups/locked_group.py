@@ -1,4 +1,4 @@
-"""The rows of one consumer group while it is locked: its sessions and leases, read and stored.  SQL, synchronous."""
+"""The rows of one locked consumer group: its sessions and leases, read and stored.  SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ...protocol.routing import ConsumeStrategy
 from ..sql.dialect import insert_or_replace
 from ..sql.schema import groups, leases, sessions, subjects
 from .leases import Lease
-from .sessions import in_order
+from .sessions import lock_in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedGroup:
-    """A group as it stays until the transaction ends."""
+    """A group, locked until the transaction ends."""
 
     group_id: int
     subject_id: int
@@ -28,9 +28,9 @@ class LockedGroup:
     version: int
     settled: bool
     route_version: int
-    """The one the group was settled with."""
+    """The route version with which the group was settled."""
     subject_version: int
-    """The one the subject has now."""
+    """The route version of the subject now."""
     shared: bool
     retention: Retention
     """Of the subject."""
@@ -45,7 +45,7 @@ _locked_group = (
 
 
 def lock_group(connection: Connection, group_id: int) -> LockedGroup:
-    """A group that exists; whoever else locks it waits for the end of this transaction."""
+    """Lock a group that exists, and read it; others that lock it wait until this transaction ends."""
     row = connection.execute(_locked_group, {"of_group": group_id}).one()
     return LockedGroup(
         group_id=row.group_id,
@@ -64,7 +64,7 @@ _set_group = sa.update(groups).where(groups.c.group_id == sa.bindparam("of_group
 
 
 def set_group(connection: Connection, group_id: int, **columns: int | bool) -> None:
-    """Give columns of the group's row new values."""
+    """Update columns of the group's row."""
     connection.execute(_set_group, {"of_group": group_id, **columns})
 
 
@@ -76,18 +76,18 @@ _members = (
 
 
 def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]:
-    """The group's sessions in the order in which they joined; is each suspended."""
+    """Return session → suspended, for the sessions of a group in the order in which they joined."""
     rows = connection.execute(_members, {"of_group": group_id})
     return {SessionId(session): suspended for session, suspended in rows}
 
 
-_sessions_locked = in_order(sessions.c.session.in_(sa.bindparam("ids")))
+_sessions_locked = lock_in_order(sessions.c.session.in_(sa.bindparam("ids")))
 
 
 def lock_sessions(connection: Connection, ids: Collection[SessionId]) -> set[SessionId]:
-    """Those of these sessions that exist; they stay until the transaction ends."""
+    """Lock the ones of these sessions that exist, and return them."""
     rows = connection.execute(_sessions_locked, {"ids": list(ids)}).scalars()
-    return {SessionId(one) for one in rows}
+    return {SessionId(session) for session in rows}
 
 
 _told = _sessions_locked.cte("told")
@@ -99,9 +99,26 @@ _set_versions = (
 
 
 def raise_versions(connection: Connection, changed: Collection[SessionId], version: int) -> None:
-    """The grants of these sessions have changed and are of this version now."""
+    """Note that the grants of these sessions have changed, and give them this version."""
     if changed:
         connection.execute(_set_versions, {"ids": list(changed), "to_version": version})
+
+
+_of_groups = lock_in_order(sessions.c.group_id.in_(sa.bindparam("ids"))).cte("of_groups")
+_version = sa.select(groups.c.version).where(groups.c.group_id == sessions.c.group_id)
+_set_group_versions = (
+    sa.update(sessions)
+    .where(sessions.c.session.in_(sa.select(_of_groups.c.session)))
+    .values(grants_version=_version.scalar_subquery())
+)
+
+
+def raise_group_versions(connection: Connection, group_ids: Collection[int]) -> None:
+    """Note that the grants of every session of these groups have changed; each gets its group's version.
+
+    One statement for all groups: group by group, sessions would be locked in another order than heartbeats lock them.
+    """
+    connection.execute(_set_group_versions, {"ids": list(group_ids)})
 
 
 _leases = sa.select(leases).where(leases.c.group_id == sa.bindparam("of_group"))
@@ -109,26 +126,26 @@ _some_leases = _leases.where(leases.c.partition_id.in_(sa.bindparam("ids")))
 
 
 def read_leases(connection: Connection, group_id: int) -> dict[PartitionId, Lease]:
-    """All leases of the group, by partition."""
+    """Return all leases of a group by partition id."""
     rows = connection.execute(_leases, {"of_group": group_id})
     return {row.partition_id: _lease(row) for row in rows}
 
 
-def some_leases(
+def read_leases_of(
     connection: Connection, group_id: int, ids: Collection[int]
 ) -> dict[PartitionId, Lease]:
-    """The group's leases of these partitions; those that were never leased are left out."""
-    which = {"of_group": group_id, "ids": possible_ids(ids)}
+    """Return a group's leases of these partitions; partitions without a lease are left out."""
+    which = {"of_group": group_id, "ids": valid_ids(ids)}
     return {row.partition_id: _lease(row) for row in connection.execute(_some_leases, which)}
 
 
-def possible_ids(ids: Collection[int]) -> list[int]:
-    """Those that can be ids of partitions: the others no database takes."""
-    return [one for one in ids if 0 < one <= MAX_I64]
+def valid_ids(ids: Collection[int]) -> list[int]:
+    """Return the numbers that can be partition ids; a database refuses the others."""
+    return [number for number in ids if 0 < number <= MAX_I64]
 
 
 def store_leases(connection: Connection, group_id: int, rows: Collection[Lease]) -> None:
-    """Store leases of the group, new ones and changed ones."""
+    """Insert or update leases of a group."""
     insert_or_replace(connection, leases, [{"group_id": group_id, **asdict(row)} for row in rows])
 
 

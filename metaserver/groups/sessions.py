@@ -1,9 +1,9 @@
 """Rows of consumer sessions: joined, renewed, ended.  SQL, synchronous.
 
 Invariants
-    A session lives while `expires_at` is after the database's time.  It is renewed only while it lives: one
-    that has expired stays dead, even before anybody has swept it away.
-    Whoever begins or ends a session marks its group unsettled in the same transaction.
+    A session is live while `expires_at` is after the database's time.  Only live sessions are renewed: an expired one
+    stays dead, also before it is swept.
+    The transaction that begins or ends a session marks its group unsettled.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class SessionRow:
     grants_version: int
     suspended: bool = False
     handing_over: bool = False
-    """It was asked to hand a lease over and has not released it; told by `renew_sessions` only."""
+    """It was asked to hand a lease over and has not released it; set by `renew_sessions` only."""
     new_group: bool = False
-    """Its group began with it; told by `join_group` only."""
+    """Its group began with it; set by `join_group` only."""
 
 
 _row = sa.select(
@@ -62,7 +62,7 @@ _named = sa.and_(
 )
 _group_id = sa.select(groups.c.group_id).where(_named)
 _accepted_fence = sa.select(sa.func.coalesce(sa.func.max(accepted_folders.c.fence), 0))
-"""Brokers refuse tokens up to it, see catalogue/accepted.py."""
+"""Brokers refuse tokens up to this one, see catalogue/accepted.py."""
 _locked_group = (
     sa.select(groups.c.group_id, groups.c.version, groups.c.strategy)
     .where(_named)
@@ -77,54 +77,32 @@ _joined = sa.insert(sessions).values(expires_at=now_ms() + sa.bindparam("for_ms"
 
 def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> SessionRow:
     """
-    Begin a session; again while it lives changes nothing.  The group exists from its first session on.
+    Begin a session; does nothing while the session is live.  The first session of a group creates it.
 
     Raises:
         InvalidNameError, SubjectUnknownError
         InvalidRequestError: the session is one of another group.
-        GroupStrategyError: the group consumes in another way.
+        GroupStrategyError: the group has another strategy.
         OverloadedError: the group has `sessions_max` sessions, or the subject too many groups.
-        GroupBusyError: its progress is being set.
+        GroupBusyError: the group's progress is being set.
     """
     check_name("consumer group", ask.group)
     if "\0" in ask.client:
         raise InvalidRequestError("the client's name has a NUL in it")
     subject = open_subject_row(connection, ask.subject)
-    here = {"of_subject": subject.subject_id, "of_name": ask.group}
-    new_group = connection.execute(_group_id, here).one_or_none() is None
-    if new_group:
-        count = sa.select(sa.func.count()).where(groups.c.subject_id == subject.subject_id)
-        if connection.execute(count).scalar_one() >= GROUPS_PER_SUBJECT_MAX:
-            raise OverloadedError(
-                "too many consumer groups on this subject", limit=GROUPS_PER_SUBJECT_MAX
-            )
-        start = {
-            "last_token": connection.execute(_accepted_fence).scalar_one(),
-            "version": 0,
-            "settled": False,
-            "route_version": 0,
-        }
-        who = {"subject_id": subject.subject_id, "name": ask.group, "strategy": ask.strategy}
-        insert_new(connection, groups, who | start)
-    group_id, version, strategy = connection.execute(_locked_group, here).one()
-    if strategy != ask.strategy:
-        raise GroupStrategyError(
-            f"group {ask.group!r} is {strategy}, this consumer {ask.strategy}",
-            stored=strategy,
-            asked=ask.strategy.value,
-        )
-    found = connection.execute(_joined_before, {"of_session": ask.session}).one_or_none()
-    if found is not None and found.group_id != group_id:
+    new_group, group_id, version = _lock_or_create_group(connection, subject.subject_id, ask)
+    known = connection.execute(_joined_before, {"of_session": ask.session}).one_or_none()
+    if known is not None and known.group_id != group_id:
         raise InvalidRequestError("this session has joined another group", session=ask.session)
-    if found is not None and found.alive:
-        return _session_row(found)
+    if known is not None and known.alive:
+        return _session_row(known)
     left_ms = duty_left_ms(connection, reset_duty(group_id))
     if left_ms:
         raise GroupBusyError(
             "the progress of this consumer group is being set; join again in a moment",
             left_ms=left_ms,
         )
-    if found is not None:  # it has died: its leases are free before it comes back
+    if known is not None:  # it has expired: its leases are freed before it begins again
         end_sessions(connection, [SessionId(ask.session)])
     if connection.execute(_members, {"of_group": group_id}).scalar_one() >= sessions_max:
         raise OverloadedError("too many consumers in this group", limit=sessions_max)
@@ -149,13 +127,53 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
     )
 
 
-def in_order(*which: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    """Some sessions, locked in the one order in which everybody locks several: of two orders PostgreSQL ends one."""
-    chosen = sa.select(sessions.c.session).where(*which)
+def _lock_or_create_group(
+    connection: Connection, subject_id: int, ask: Join
+) -> tuple[bool, int, int]:
+    """
+    Lock the group of a join; create it if there is none.
+
+    Returns:
+        Whether it was created, its id, its version.
+
+    Raises:
+        GroupStrategyError, OverloadedError
+    """
+    named = {"of_subject": subject_id, "of_name": ask.group}
+    new_group = connection.execute(_group_id, named).one_or_none() is None
+    if new_group:
+        count = sa.select(sa.func.count()).where(groups.c.subject_id == subject_id)
+        if connection.execute(count).scalar_one() >= GROUPS_PER_SUBJECT_MAX:
+            raise OverloadedError(
+                "too many consumer groups on this subject", limit=GROUPS_PER_SUBJECT_MAX
+            )
+        row = {
+            "subject_id": subject_id,
+            "name": ask.group,
+            "strategy": ask.strategy,
+            "last_token": connection.execute(_accepted_fence).scalar_one(),
+            "version": 0,
+            "settled": False,
+            "route_version": 0,
+        }
+        insert_new(connection, groups, row)
+    group_id, version, strategy = connection.execute(_locked_group, named).one()
+    if strategy != ask.strategy:
+        raise GroupStrategyError(
+            f"group {ask.group!r} is {strategy}, this consumer {ask.strategy}",
+            stored=strategy,
+            asked=ask.strategy.value,
+        )
+    return new_group, group_id, version
+
+
+def lock_in_order(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """Select sessions and lock them in ascending order: two transactions with different orders would deadlock."""
+    chosen = sa.select(sessions.c.session).where(*conditions)
     return chosen.order_by(sessions.c.session).with_for_update()
 
 
-_renewable = in_order(
+_renewable = lock_in_order(
     sessions.c.session.in_(sa.bindparam("ids")), sessions.c.expires_at > now_ms()
 ).cte("renewable")
 _renewed = (
@@ -170,10 +188,10 @@ _asked_to_hand_over = sa.select(leases.c.session).where(
 
 
 def renew_sessions(connection: Connection, ids: Sequence[str]) -> dict[str, SessionRow]:
-    """Renew those of these sessions that live, each for its ttl from now; the others are not in the answer."""
+    """Renew the live ones of these sessions, each for its ttl from now; expired ones are not in the answer."""
     rows = {row.session: _session_row(row) for row in connection.execute(_renewed, {"ids": ids})}
-    asked = connection.execute(_asked_to_hand_over, {"ids": list(rows)}).scalars()
-    for session in set(asked):
+    handing_over = connection.execute(_asked_to_hand_over, {"ids": list(rows)}).scalars()
+    for session in set(handing_over):
         rows[session] = replace(rows[session], handing_over=True)
     return rows
 
@@ -185,10 +203,10 @@ _live_session = _row.where(
 
 def live_session(connection: Connection, session: str) -> SessionRow:
     """
-    The row of a session that lives.
+    Return the row of a live session.
 
     Raises:
-        SessionUnknownError
+        SessionUnknownError: it has ended, or never began.
     """
     check_session(session)
     row = connection.execute(_live_session, {"of_session": session}).one_or_none()
@@ -199,10 +217,13 @@ def live_session(connection: Connection, session: str) -> SessionRow:
 
 def suspend_session(connection: Connection, ask: Suspend) -> int:
     """
-    Have a session granted nothing, or something again; the id of its group.
+    Grant a session nothing from now on, or its share again.
+
+    Returns:
+        The id of its group, which has to be settled.
 
     Raises:
-        SessionUnknownError
+        SessionUnknownError: the session has ended.
     """
     row = live_session(connection, ask.session)
     mark_unsettled(connection, row.group_id)
@@ -217,10 +238,10 @@ def suspend_session(connection: Connection, ask: Suspend) -> int:
 
 
 def leave_group(connection: Connection, session: str) -> int | None:
-    """End a session; the id of its group, or None if there is no such session any more."""
+    """End a session; returns the id of its group, None if the session had ended."""
     check_session(session)
-    found = sa.select(sessions.c.group_id).where(sessions.c.session == session)
-    group_id: int | None = connection.execute(found).scalar_one_or_none()
+    chosen = sa.select(sessions.c.group_id).where(sessions.c.session == session)
+    group_id: int | None = connection.execute(chosen).scalar_one_or_none()
     if group_id is None:
         return None
     mark_unsettled(connection, group_id)
@@ -242,7 +263,7 @@ _freed = (
 
 
 def sweep_sessions(connection: Connection, group_id: int) -> list[SessionId]:
-    """End the sessions of a group whose ttl has passed; which they were."""
+    """End the expired sessions of a group; returns their ids."""
     swept = connection.execute(_swept, {"of_group": group_id}).scalars()
     ids = [SessionId(session) for session in swept]
     if ids:
@@ -251,13 +272,13 @@ def sweep_sessions(connection: Connection, group_id: int) -> list[SessionId]:
 
 
 def end_sessions(connection: Connection, ids: Collection[SessionId]) -> None:
-    """End sessions; what they held is free."""
+    """End sessions and free their leases."""
     for statement in (_ended, _freed):
         connection.execute(statement, {"ids": list(ids)})
 
 
 def check_session(session: str) -> None:
-    """Let what may be a session's id through.  Raises SessionUnknownError."""
+    """Raise SessionUnknownError unless this may be a session's id."""
     if _SESSION.fullmatch(session) is None:
         raise SessionUnknownError
 

@@ -1,9 +1,10 @@
-"""How a group consumes, changed by an operator.  SQL, synchronous.
+"""The strategy of a consumer group, changed by an operator.  SQL, synchronous.
 
 Invariants
-    Sessions, strategy and tokens change in one transaction: nobody who joined for the old way has a grant after it.
-    Every token granted from then on is above all granted before, so the first new Acquire of a partition fences
-    whatever an old owner still holds of it.
+    Sessions, strategy and tokens change in one transaction: no session that joined under the old strategy has a grant
+    after it.
+    Every token granted from then on is above all granted before, so the first new Acquire of a partition fences its old
+    owner.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ...protocol.routing import ConsumeStrategy
 from ..cluster.subjects import open_subject_row
 from ..cluster.unsettled import mark_unsettled
 from ..sql.schema import groups, leases, sessions
-from .lease_rows import NOTHING, Changes
+from .lease_rows import NO_CHANGES, Changes
 from .sessions import end_sessions
 from .views import find_group
 
@@ -25,7 +26,7 @@ def switch_group(
     connection: Connection, subject: str, group: str, strategy: ConsumeStrategy
 ) -> Changes:
     """
-    End the sessions of a group and have it consume so from now on; a group that does already is left alone.
+    End the sessions of a group and give it another strategy; does nothing if it has that strategy.
 
     Raises:
         InvalidNameError, SubjectUnknownError, GroupUnknownError
@@ -35,9 +36,9 @@ def switch_group(
     here = groups.c.group_id == group_id
     locked = connection.execute(sa.select(groups.c.strategy).where(here).with_for_update()).one()
     if locked.strategy == strategy:
-        return NOTHING
-    found = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
-    ended = [SessionId(one) for one in connection.execute(found).scalars()]
+        return NO_CHANGES
+    chosen = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
+    ended = [SessionId(session) for session in connection.execute(chosen).scalars()]
     end_sessions(connection, ended)
     free = sa.update(leases).where(leases.c.group_id == group_id)
     connection.execute(free.values(session=None, wanted=None, withdrawn=False))

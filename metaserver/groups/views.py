@@ -1,4 +1,4 @@
-"""What is due with consumer groups, and how they look from outside.  SQL, synchronous."""
+"""Consumer groups that have to be settled, and views of groups for operators.  SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ...protocol.ids import ConsumerGroup, SessionId, check_name
 from ...protocol.routing import ConsumeStrategy
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
-from ..sql.dialect import at_one_moment, now_ms
+from ..sql.dialect import begin_snapshot, now_ms
 from ..sql.schema import groups, leases, sessions, subjects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
-    """Groups to settle now, and how long until the next session may expire."""
+class DueGroups:
+    """Groups to settle now, and the time until the next session may expire."""
 
     groups: tuple[int, ...]
     next_expiry_ms: int | None
@@ -37,10 +37,10 @@ _due = sa.union(
 _next_expiry = sa.select(sa.func.min(sessions.c.expires_at) - now_ms())
 
 
-def due_groups(connection: Connection) -> Due:
-    """The groups with a dead session, an unsettled change, or a route newer than the one they were settled with."""
+def due_groups(connection: Connection) -> DueGroups:
+    """Return the groups with an expired session, an unsettled change, or a route newer than at their last settling."""
     due = connection.execute(_due).scalars().all()
-    return Due(groups=tuple(due), next_expiry_ms=connection.execute(_next_expiry).scalar())
+    return DueGroups(groups=tuple(due), next_expiry_ms=connection.execute(_next_expiry).scalar())
 
 
 _group_versions = sa.select(groups.c.group_id, groups.c.version).where(
@@ -49,9 +49,9 @@ _group_versions = sa.select(groups.c.group_id, groups.c.version).where(
 
 
 def group_versions(connection: Connection, ids: Collection[int]) -> dict[int, int]:
-    """The present versions of these groups."""
-    found = connection.execute(_group_versions, {"ids": list(ids)})
-    return {row.group_id: row.version for row in found}
+    """Return the current versions of these groups."""
+    rows = connection.execute(_group_versions, {"ids": list(ids)})
+    return {row.group_id: row.version for row in rows}
 
 
 _grants_versions = sa.select(sessions.c.session, sessions.c.grants_version).where(
@@ -60,13 +60,13 @@ _grants_versions = sa.select(sessions.c.session, sessions.c.grants_version).wher
 
 
 def grants_versions(connection: Connection, ids: Collection[int]) -> dict[SessionId, int]:
-    """The version of the grants of every session of these groups."""
-    found = connection.execute(_grants_versions, {"ids": list(ids)})
-    return {SessionId(session): version for session, version in found}
+    """Return the version of the grants of every session of these groups."""
+    rows = connection.execute(_grants_versions, {"ids": list(ids)})
+    return {SessionId(session): version for session, version in rows}
 
 
 def list_groups(connection: Connection, subject: str) -> GroupList:
-    """The consumer groups of a subject, by name.  Raises SubjectUnknownError."""
+    """Return the consumer groups of a subject, ordered by name.  Raises SubjectUnknownError."""
     row = open_subject_row(connection, subject)
     alive = (
         sa.select(sa.func.count())
@@ -74,38 +74,38 @@ def list_groups(connection: Connection, subject: str) -> GroupList:
         .scalar_subquery()
         .label("sessions")
     )
-    found = connection.execute(
+    rows = connection.execute(
         sa.select(groups.c.name, groups.c.strategy, alive)
         .where(groups.c.subject_id == row.subject_id)
         .order_by(groups.c.name)
     )
     summaries = [
-        GroupSummary(group=one.name, strategy=ConsumeStrategy(one.strategy), sessions=one.sessions)
-        for one in found
+        GroupSummary(group=row.name, strategy=ConsumeStrategy(row.strategy), sessions=row.sessions)
+        for row in rows
     ]
-    return GroupList(groups=[one.group for one in summaries], summaries=summaries)
+    return GroupList(groups=[summary.group for summary in summaries], summaries=summaries)
 
 
 def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> GroupView:
     """
-    Who owns what.
+    Return a group with the owner of each of its partitions.
 
     Raises:
         InvalidNameError, SubjectUnknownError, GroupUnknownError
     """
-    at_one_moment(connection)
+    begin_snapshot(connection)
     row = open_subject_row(connection, subject)
     group_id, strategy = find_group(connection, row.subject_id, subject, group)
     left = (sessions.c.expires_at - now_ms()).label("left_ms")
     alive = sa.and_(sessions.c.group_id == group_id, sessions.c.expires_at > now_ms())
     live = {
-        one.session: one
-        for one in connection.execute(
+        session.session: session
+        for session in connection.execute(
             sa.select(sessions.c.session, sessions.c.client, left).where(alive)
         )
     }
     rows = connection.execute(sa.select(leases).where(leases.c.group_id == group_id))
-    held = {one.partition_id: one for one in rows}
+    held = {lease.partition_id: lease for lease in rows}
     owners = []
     for partition in subject_partitions(connection, row.subject_id, SERVED):
         lease = held.get(partition.partition_id)
@@ -132,15 +132,15 @@ def find_group(
     connection: Connection, subject_id: int, subject: str, group: str
 ) -> tuple[int, ConsumeStrategy]:
     """
-    The id of a group and how it consumes.
+    Return the id of a group and its strategy.
 
     Raises:
         InvalidNameError, GroupUnknownError
     """
     check_name("consumer group", group)
-    here = sa.and_(groups.c.subject_id == subject_id, groups.c.name == group)
-    found = sa.select(groups.c.group_id, groups.c.strategy).where(here)
-    row = connection.execute(found).one_or_none()
+    named = sa.and_(groups.c.subject_id == subject_id, groups.c.name == group)
+    chosen = sa.select(groups.c.group_id, groups.c.strategy).where(named)
+    row = connection.execute(chosen).one_or_none()
     if row is None:
         raise GroupUnknownError(subject=subject, group=group)
     return row.group_id, ConsumeStrategy(row.strategy)

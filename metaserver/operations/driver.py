@@ -42,7 +42,7 @@ from ...protocol.routing import Partition, PartitionState
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
-from ..groups.service import Members
+from ..groups.service import GroupService
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from .begin import begin_operations, plan_operations
@@ -114,7 +114,7 @@ class OperationDriver:
         settings: MetaserverSettings,
         *,
         catalogue: Catalogue,
-        members: Members,
+        members: GroupService,
         driver: str,
         rng: random.Random,
         after_step: Callable[[str], None] = _go_on,

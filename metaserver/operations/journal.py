@@ -24,8 +24,8 @@ from ...protocol.operations import OperationState, StepAction
 from ...protocol.routing import OrderStrategy, Partition, route_table
 from ..cluster.heard import store_heard, unheard_children
 from ..cluster.losses import lose_partitions, refuse_folders
-from ..cluster.partitions import BY_ID, some_partitions
-from ..cluster.queues import go_on
+from ..cluster.partitions import BY_ID, read_partitions
+from ..cluster.queues import set_logic_starts
 from ..cluster.subjects import read_route
 from ..sql.dialect import now_ms
 from ..sql.schema import brokers, groups, operations, partitions, steps, subjects
@@ -145,7 +145,7 @@ def _pending(
         for partition_id in unheard_children(connection, row.subject_id, list(children)):
             left[partition_id] = children[partition_id]
             asks[partition_id] = Ask.TELL
-    known = some_partitions(connection, BY_ID, ids=list(left)) if left else ()
+    known = read_partitions(connection, BY_ID, ids=list(left)) if left else ()
     reorders = _may_reorder(row)
     pending = tuple(
         Pending(
@@ -350,7 +350,7 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     untold = [step.partition_id for step in operation.pending if step.ask is Ask.TELL]
     refuse_folders(connection, untold)
     if operation.static:
-        go_on(connection, children)
+        set_logic_starts(connection, children)
     connection.execute(_route_raised, {"of_subject": operation.subject_id})
     route_table(read_route(connection, operation.subject))  # each logical partition has one open
 

@@ -17,9 +17,9 @@ from ...protocol.operations import (
     SubjectHistory,
 )
 from ..cluster.losses import read_losses
-from ..cluster.partitions import BY_ID, Choice, some_partitions
+from ..cluster.partitions import BY_ID, PartitionFilter, read_partitions
 from ..cluster.subjects import open_subject_row
-from ..sql.dialect import at_one_moment
+from ..sql.dialect import begin_snapshot
 from ..sql.schema import brokers, operations, partition_parents, partitions, steps, subjects
 from .states import parents_and_children
 
@@ -82,7 +82,7 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
         kind=OperationKind(row.kind),
         state=state,
         sealed=tuple(sealed),
-        children=some_partitions(connection, BY_ID, ids=children),
+        children=read_partitions(connection, BY_ID, ids=children),
         steps=tuple(
             StepView(
                 action=StepAction(one.action),
@@ -119,7 +119,7 @@ def _cordoned_source(
 
 def subject_history(connection: Connection, name: str) -> SubjectHistory:
     """Every partition a subject ever had, but not what canceled operations had planned.  Raises SubjectUnknownError."""
-    at_one_moment(connection)
+    begin_snapshot(connection)
     row = open_subject_row(connection, name)
     canceled = (
         sa.select(steps.c.partition_id)
@@ -150,6 +150,6 @@ def subject_history(connection: Connection, name: str) -> SubjectHistory:
                 abandoned=ends[one.partition_id].abandoned,
                 lost=ends[one.partition_id].lost,
             )
-            for one in some_partitions(connection, Choice(of_subject))
+            for one in read_partitions(connection, PartitionFilter(of_subject))
         ],
     )

@@ -1,11 +1,11 @@
-"""Where each partition's cursor goes when a group's progress is set, and in which order.  Pure.
+"""The cursor of each partition when a group's progress is set, and the order of setting them.  Pure.
 
 Invariants
-    A group that is to handle a message again is to handle again, in order, all that is behind it in its queue: where a
-    partition is not acked to its end, whatever continues it begins at its first message.
+    A group that handles a message again handles every later message of its queue again, in order: if a partition is not
+    acked to its end, its children begin at their first message.
     An offset of a lost partition means the first message behind the loss.
-    A reset of one partition sets that one, and looks at nothing else: there an operator answers for the order.
-    Children are set before their parents: what is done after an interruption never leaves a gap behind what comes again.
+    A reset of one partition sets that one alone; there the operator is responsible for the order.
+    Children are set before their parents, so that an interrupted reset leaves no gap behind a message that comes again.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from ...protocol.routing import Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A partition as its broker has it: `[first_offset, next_offset)`, and the first message at or after the time."""
+class PartitionOffsets:
+    """The offsets of a partition at its broker: `[first_offset, next_offset)`, and the first one at or after the time."""
 
     partition: Partition
     first_offset: int
     next_offset: int
     at_time: int | None = None
     fence: int = 0
-    """The group's."""
+    """The highest token of the group that the broker has seen."""
 
     @property
     def segment(self) -> Segment:
-        """The same as a part of its queue."""
+        """The partition as a segment of its queue."""
         return Segment(
             partition_id=self.partition.partition_id,
             logic_start=self.partition.logic_start,
@@ -50,10 +50,10 @@ class Found:
 
 def check_ask(ask: ResetGroup, *, static: bool) -> None:
     """
-    Let a request through that says one thing.
+    Raise unless a request has exactly one meaning.
 
     Raises:
-        InvalidRequestError
+        InvalidRequestError: names every problem.
     """
     problems = []
     if (ask.to is ResetTo.OFFSET) != (ask.offset is not None):
@@ -63,34 +63,38 @@ def check_ask(ask: ResetGroup, *, static: bool) -> None:
     if ask.queue is not None and ask.partition_id is not None:
         problems.append("a queue or a partition, not both")
     if static and ask.partition_id is not None:
-        problems.append("a static subject is set by queue: its partitions hang together")
+        problems.append("a static subject is set by queue: its partitions depend on each other")
     if ask.to is ResetTo.OFFSET and ask.queue is None and ask.partition_id is None:
         problems.append("an offset needs a queue or a partition: it is another message in each")
     if problems:
         raise InvalidRequestError("; ".join(problems))
 
 
-def new_cursors(ask: ResetGroup, found: Sequence[Found], *, static: bool) -> dict[int, int]:
+def new_cursors(
+    ask: ResetGroup, parts: Sequence[PartitionOffsets], *, static: bool
+) -> dict[int, int]:
     """
-    Partition id → its new physical cursor.
+    Return partition id → its new physical cursor.
 
     Raises:
         OffsetOutOfRangeError: the offset is not in the queue, or not in the partition.
     """
     if not static:
-        return _alone(ask, found)
+        return _without_queues(ask, parts)
     cursors: dict[int, int] = {}
-    for queue in sorted({one.partition.queue for one in found}):
-        chain = [one for one in found if one.partition.queue == queue]
-        chain.sort(key=lambda one: (one.partition.logic_start, one.partition.partition_id))
-        segments = [one.segment for one in chain]
+    for queue in sorted({part.partition.queue for part in parts}):
+        chain = [part for part in parts if part.partition.queue == queue]
+        chain.sort(key=lambda part: (part.partition.logic_start, part.partition.partition_id))
+        segments = [part.segment for part in chain]
         at = _logic_offset(ask, chain, segments)
         ids = [segment.partition_id for segment in segments]
         cursors |= dict(zip(ids, physical_cursors(segments, at), strict=True))
     return cursors
 
 
-def _logic_offset(ask: ResetGroup, chain: Sequence[Found], segments: Sequence[Segment]) -> int:
+def _logic_offset(
+    ask: ResetGroup, chain: Sequence[PartitionOffsets], segments: Sequence[Segment]
+) -> int:
     match ask.to:
         case ResetTo.EARLIEST:
             return queue_min(segments)
@@ -104,47 +108,47 @@ def _logic_offset(ask: ResetGroup, chain: Sequence[Found], segments: Sequence[Se
             check_logic_offset(segments, at)
             return at
         case ResetTo.TIME:
-            for one in chain:
-                if one.at_time is not None:
-                    return one.partition.logic_start + one.at_time
+            for part in chain:
+                if part.at_time is not None:
+                    return part.partition.logic_start + part.at_time
             return queue_max(segments)
 
 
-def _alone(ask: ResetGroup, found: Sequence[Found]) -> dict[int, int]:
-    """Partitions that are no queues: each by itself, but none ahead of what it continues."""
+def _without_queues(ask: ResetGroup, parts: Sequence[PartitionOffsets]) -> dict[int, int]:
+    """Return the cursors of a subject without queues: each partition for itself, but no child ahead of its parents."""
     cursors: dict[int, int] = {}
-    behind: set[int] = set()
-    for one in sorted(found, key=lambda one: one.partition.partition_id):  # parents have lower ids
-        number = one.partition.partition_id
-        cursor = one.first_offset
-        if behind.isdisjoint(one.partition.parents):
-            cursor = _physical(ask, one)
-        cursors[number] = cursor
-        if cursor < one.next_offset or not behind.isdisjoint(one.partition.parents):
-            behind.add(number)
+    unfinished: set[int] = set()
+    for part in sorted(parts, key=lambda part: part.partition.partition_id):  # parents come first
+        partition_id = part.partition.partition_id
+        cursor = part.first_offset
+        if unfinished.isdisjoint(part.partition.parents):
+            cursor = _physical(ask, part)
+        cursors[partition_id] = cursor
+        if cursor < part.next_offset or not unfinished.isdisjoint(part.partition.parents):
+            unfinished.add(partition_id)
     return cursors
 
 
-def _physical(ask: ResetGroup, one: Found) -> int:
+def _physical(ask: ResetGroup, part: PartitionOffsets) -> int:
     match ask.to:
         case ResetTo.EARLIEST:
-            return one.first_offset
+            return part.first_offset
         case ResetTo.LATEST:
-            return one.next_offset
+            return part.next_offset
         case ResetTo.OFFSET:
             assert ask.offset is not None
-            check_logic_offset([one.segment], ask.offset)
+            check_logic_offset([part.segment], ask.offset)
             return ask.offset
         case ResetTo.TIME:
-            return one.next_offset if one.at_time is None else one.at_time
+            return part.next_offset if part.at_time is None else part.at_time
 
 
 def generations(partitions: Sequence[Partition]) -> list[list[int]]:
-    """The ids in the order of setting: each partition before all that it continues."""
+    """Return the ids in the order of setting, in groups: each partition before its parents."""
     depth: dict[int, int] = {}
-    for one in sorted(partitions, key=lambda one: one.partition_id):
-        depth[one.partition_id] = 1 + max(
-            (depth.get(parent, -1) for parent in one.parents), default=-1
+    for partition in sorted(partitions, key=lambda partition: partition.partition_id):
+        depth[partition.partition_id] = 1 + max(
+            (depth.get(parent, -1) for parent in partition.parents), default=-1
         )
     order: Mapping[int, list[int]] = {
         level: [key for key, at in depth.items() if at == level] for level in set(depth.values())

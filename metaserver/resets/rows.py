@@ -1,12 +1,12 @@
-"""Rows of a reset: which partitions, fresh tokens for them, what is drained afterwards.  SQL, synchronous.
+"""Rows of a reset: its partitions, their new tokens, and what is drained afterwards.  SQL, synchronous.
 
 Invariants
-    A group with a live session is left alone; while a reset holds it, no session begins.
-    What is set is all that the group could have read when it was taken hold of; but not what is on a silent broker that
-    was left behind: that stays as it is, is told, and is set by naming it once its broker is back.
-    What is drained is forgotten before any cursor falls, and noted again after it was set to the end.
-    An empty partition is at its end wherever it is set, and drained only behind all that it continues: else whatever
-    continues it would be read too early.
+    A group with a live session is not reset; while a reset holds a group, no session begins.
+    A reset sets all partitions that the group could read when it began, but for abandoned ones on silent brokers: these
+    are listed in the answer, and set by naming them once their broker is back.
+    Drained partitions are forgotten before any cursor falls, and noted again after a cursor was set to the end.
+    An empty partition is always at its end, and counts as drained only if its parents are: else its children would be
+    read too early.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
 from ..cluster.unsettled import mark_unsettled
-from ..groups.leases import count_on, drained_through
+from ..groups.leases import drained_through, raise_token_floor
 from ..groups.sessions import sweep_sessions
 from ..sql.dialect import insert_new, insert_or_replace
 from ..sql.duties import duty_left_ms, leave_duty, rebuilt_duty, reset_duty, take_duty
@@ -40,7 +40,7 @@ from .cursors import check_ask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetScope:
-    """What a reset is about."""
+    """The group and the partitions of a reset."""
 
     group_id: int
     subject_id: int
@@ -49,17 +49,17 @@ class ResetScope:
     ask: ResetGroup
     partitions: tuple[Partition, ...]
     left_out: tuple[Partition, ...] = ()
-    """On silent brokers that were left behind."""
+    """Abandoned partitions on silent brokers."""
 
     @property
     def ids(self) -> list[int]:
-        """Of the partitions."""
-        return sorted(int(one.partition_id) for one in self.partitions)
+        """The ids of the partitions."""
+        return sorted(int(partition.partition_id) for partition in self.partitions)
 
 
 def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGroup) -> ResetScope:
     """
-    The partitions that a request means.
+    Return the partitions that a request selects.
 
     Raises:
         InvalidNameError, InvalidRequestError, SubjectUnknownError, GroupUnknownError, QueueUnknownError,
@@ -70,17 +70,17 @@ def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGrou
     if ask.queue is not None and not row.static:
         raise SubjectNotStaticError(subject=subject)
     check_ask(ask, static=row.static)
-    here = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
-    chosen = sa.select(groups.c.group_id, groups.c.strategy).where(here)
+    named = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
+    chosen = sa.select(groups.c.group_id, groups.c.strategy).where(named)
     known = connection.execute(chosen).one_or_none()
     if known is None:
         raise GroupUnknownError(subject=subject, group=group)
-    found, left_out = _meant(connection, row.subject_id, ask)
-    if not found and ask.queue is not None:
+    selected, left_out = _selected(connection, row.subject_id, ask)
+    if not selected and ask.queue is not None:
         raise QueueUnknownError(subject=subject, queue=ask.queue)
-    if not found and ask.partition_id is not None:
+    if not selected and ask.partition_id is not None:
         raise PartitionUnknownError(
-            f"partition {ask.partition_id} is not one of {subject!r} that has data",
+            f"partition {ask.partition_id} is no partition of {subject!r} with data",
             partition_id=ask.partition_id,
         )
     return ResetScope(
@@ -89,7 +89,7 @@ def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGrou
         subject_id=row.subject_id,
         static=row.static,
         ask=ask,
-        partitions=found,
+        partitions=selected,
         left_out=left_out,
     )
 
@@ -101,19 +101,20 @@ _abandoned = sa.select(partitions.c.partition_id).where(
 )
 
 
-def _meant(
+def _selected(
     connection: Connection, subject_id: int, ask: ResetGroup
 ) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
-    """What is to be set, and what is left out."""
+    """Return the partitions to set, and those that are left out."""
     abandoned = set(connection.execute(_abandoned, {"of_subject": subject_id}).scalars())
-    meant: list[Partition] = []
+    selected: list[Partition] = []
     left_out: list[Partition] = []
-    for one in subject_partitions(connection, subject_id, SERVED):
-        if ask.queue not in {None, one.queue} or ask.partition_id not in {None, one.partition_id}:
+    for partition in subject_partitions(connection, subject_id, SERVED):
+        partition_id = partition.partition_id
+        if ask.queue not in {None, partition.queue} or ask.partition_id not in {None, partition_id}:
             continue
-        away = one.partition_id in abandoned and one.address is None
-        (left_out if away and ask.partition_id is None else meant).append(one)
-    return tuple(meant), tuple(left_out)
+        silent = partition_id in abandoned and partition.address is None
+        (left_out if silent and ask.partition_id is None else selected).append(partition)
+    return tuple(selected), tuple(left_out)
 
 
 def begin_reset(
@@ -125,16 +126,16 @@ def begin_reset(
     fence: int = 0,
 ) -> dict[int, int] | None:
     """
-    Keep sessions off the group for `lease_ms`, and give each partition a token above all that were granted.
+    Keep sessions from joining for `lease_ms`, and give each partition a token above all that were granted.
 
     Args:
-        fence: the highest that the brokers have seen: above ours where the database was restored from a copy.
+        fence: the highest token that the brokers have seen; above SQL's if the database was restored from a copy.
 
     Returns:
-        Partition id → token; None if the scope is another one now: plan again.
+        Partition id → token; None if the scope has changed and has to be planned again.
 
     Raises:
-        GroupBusyError: it has live sessions, or another reset holds it.
+        GroupBusyError: the group has live sessions, another reset holds it, or the database was just rebuilt.
     """
     group_id, ids = scope.group_id, scope.ids
     here = groups.c.group_id == group_id
@@ -151,28 +152,22 @@ def begin_reset(
             "the database was rebuilt, and consumers from before may still be at work",
             left_ms=left_ms,
         )
-    now, _ = _meant(connection, scope.subject_id, scope.ask)
-    if {one.partition_id for one in now} != set(ids) or strategy != scope.strategy:
+    selected, _ = _selected(connection, scope.subject_id, scope.ask)
+    if {part.partition_id for part in selected} != set(ids) or strategy != scope.strategy:
         return None
     if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):
         raise GroupBusyError("another reset of this consumer group is under way")
-    last_token = count_on(FencingToken(last), fence)
-    tokens = {one: last_token + number for number, one in enumerate(ids, 1)}
+    last_token = raise_token_floor(FencingToken(last), fence)
+    tokens = {partition_id: last_token + number for number, partition_id in enumerate(ids, 1)}
+    free = {"group_id": group_id, "session": None, "wanted": None, "withdrawn": False}
     rows = [
-        {
-            "group_id": group_id,
-            "partition_id": partition_id,
-            "token": token,
-            "session": None,
-            "wanted": None,
-            "withdrawn": False,
-        }
+        {"partition_id": partition_id, "token": token, **free}
         for partition_id, token in tokens.items()
     ]
     insert_or_replace(connection, leases, rows)
     through = sa.and_(drained.c.group_id == group_id, drained.c.partition_id.in_(ids))
     connection.execute(sa.delete(drained).where(through))
-    # Brokers of what is drained no more may have to hear of the group.
+    # Brokers of partitions that are no longer drained may have to be told of the group.
     values = {"last_token": last_token + len(tokens), "told": False}
     connection.execute(sa.update(groups).where(here).values(values))
     mark_unsettled(connection, group_id)
@@ -188,15 +183,16 @@ def end_reset(
     holder: str,
 ) -> None:
     """
-    Let sessions in again, and note what is drained.
+    Let sessions join again, and note what is drained.
 
     Args:
+        tokens: what `begin_reset` returned.
         cursors: partition id → cursor that its broker has set; empty if the reset was not finished.
     """
     here = groups.c.group_id == group_id
     connection.execute(sa.select(groups.c.group_id).where(here).with_for_update()).one()
     alone = leave_duty(connection, reset_duty(group_id), holder=holder)
-    found = connection.execute(
+    sealed = connection.execute(
         sa.select(partitions.c.partition_id, partitions.c.end_offset, leases.c.token)
         .join(leases, leases.c.partition_id == partitions.c.partition_id)
         .where(
@@ -207,13 +203,13 @@ def end_reset(
     )
     at_end = [
         row.partition_id
-        for row in found
-        # Whoever was granted it since has found the cursor there, and will say the same.
+        for row in sealed
+        # A session that was granted it since reads the same cursor from the broker, and reports it as drained.
         if (alone or row.token == tokens[row.partition_id])
         and cursors[row.partition_id] == row.end_offset
     ]
-    through = _through(connection, group_id, at_end)
-    rows = [{"group_id": group_id, "partition_id": partition_id} for partition_id in through]
+    passed = _through(connection, group_id, at_end)
+    rows = [{"group_id": group_id, "partition_id": partition_id} for partition_id in passed]
     insert_new(connection, drained, rows)
     mark_unsettled(connection, group_id)
 
@@ -234,11 +230,11 @@ _not_drained_before = (
         drained.c.partition_id.is_(None),
     )
 )
-"""What holds a group up before these partitions; a lost one does where what it continues does."""
+"""The parents that block these partitions for a group; a lost parent blocks where its own parents do."""
 
 
 def _through(connection: Connection, group_id: int, at_end: Sequence[int]) -> list[int]:
-    """Of the partitions that a group is at the end of, those of which it has also drained all that they continue."""
+    """Return the partitions that a group has drained, of those whose end it has reached: their parents are drained."""
     waits: dict[int, set[int]] = {}
     lost: set[int] = set()
     todo = set(at_end)
@@ -249,4 +245,5 @@ def _through(connection: Connection, group_id: int, at_end: Sequence[int]) -> li
             waits.setdefault(row.partition_id, set()).add(row.parent_id)
         todo = {row.parent_id for row in rows if row.lost} - lost
         lost |= todo
-    return [one for one in sorted(drained_through({*at_end, *lost}, waits)) if one not in lost]
+    passed = drained_through({*at_end, *lost}, waits)
+    return [partition_id for partition_id in sorted(passed) if partition_id not in lost]

@@ -1,13 +1,13 @@
-"""Sets a group's progress on an operator's word: asks the brokers, plans, takes tokens, tells the brokers.  Shell.
+"""Sets a group's progress for an operator: asks the brokers, plans, takes tokens, sets the cursors.  Shell.
 
-    scope, statuses ─▶ cursors to be ─▶ SQL: group held, tokens, drained forgotten ─▶ brokers, children first
-      ▲                                   │                                         ─▶ SQL: drained, group free
-      └───── there are other partitions ──┘
+    scope, statuses ─▶ new cursors ─▶ SQL: group held, tokens, drained forgotten ─▶ brokers, children first
+      ▲                                  │                                        ─▶ SQL: drained, group free
+      └───── the partitions changed ─────┘
 
 Invariants
-    Up to the tokens nothing is changed; from then on a failure says UNKNOWN, and the same call again finishes it.
-    Nobody is granted a partition between the tokens and the cursors, as long as the reset ends within its lease; who is
-    granted it later has a higher token, and what of the reset comes after him is refused.
+    Nothing is changed before the tokens are taken.  A failure after that has fate UNKNOWN; the same call finishes it.
+    No session is granted a partition between the tokens and the cursors if the reset ends within its lease.  A session that
+    is granted one later has a higher token, and its broker refuses what is left of the reset.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX
 from ..settings import MetaserverSettings
 from ..sql.database import Database
-from .cursors import Found, generations, new_cursors
+from .cursors import PartitionOffsets, generations, new_cursors
 from .rows import ResetScope, begin_reset, end_reset, reset_scope
 
 log = logging.getLogger("keylane.metaserver")
 CALL_TIMEOUT_MS = 2_000
 PLANS_MAX = 5
-"""Of one reset, whose partitions change again and again while it is planned."""
+"""The largest number of plans of one reset, while its partitions change."""
 OVERLOADED_PAUSES_MS = (20, 50, 100, 200, 400, 800, 800, 800)
-"""Between the tries at a broker that is full; a flush takes milliseconds."""
+"""The pauses between tries at an overloaded broker; a flush takes milliseconds."""
 
 
-class Resetter:
+class ResetService:
     """
-    Sets progress.
+    Sets the progress of consumer groups.
 
     Args:
-        holder: names this process among the metaservers; never used by another.
-        after_step: called after each of reset-begun, reset-generation (some brokers know), reset-told (all of them).
+        holder: an id that no other metaserver has.
+        after_step: called with reset-begun, with reset-generation after each group of brokers, and with reset-told.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class Resetter:
         self._holder = holder
         self._after_step = after_step
         self._resets = 0
-        self._room = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
+        self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
 
     async def reset(self, subject: str, group: str, ask: ResetGroup) -> GroupReset:
         """
-        Set the progress of a group that has no live sessions.
+        Set the progress of a group without live sessions.
 
         Raises:
             InvalidNameError, InvalidRequestError, SubjectUnknownError, GroupUnknownError, QueueUnknownError,
             PartitionUnknownError, SubjectNotStaticError, OffsetOutOfRangeError, GroupBusyError,
             NotSentError: a broker does not answer; nothing was changed.
-            ResetUnfinishedError: some brokers know, others may not.
+            ResetUnfinishedError: some cursors are set, others may not be; call again.
         """
         self._resets += 1
         holder = (
@@ -90,7 +90,7 @@ class Resetter:
         done: dict[int, int] = {}
         try:
             for ids in generations(scope.partitions):
-                await self._tell(group, scope, ids, tokens, cursors, done)
+                await self._set_cursors(group, scope, ids, tokens, cursors, done)
                 self._after_step("reset-generation")
         except ResetUnfinishedError:
             await self._database.write(end_reset, scope.group_id, tokens, {}, holder=holder)
@@ -100,54 +100,58 @@ class Resetter:
         log.info("group %s of %s was set to %s", group, subject, ask.to)
         return replace(
             _answer(subject, group, scope.partitions, done, tokens),
-            left_out=tuple(one.partition_id for one in scope.left_out),
+            left_out=tuple(partition.partition_id for partition in scope.left_out),
         )
 
     async def _begin(
         self, subject: str, group: str, ask: ResetGroup, holder: str
     ) -> tuple[ResetScope, dict[int, int], dict[int, int]]:
-        """What is set, to which cursors, under which tokens.  Raises what `reset` raises while nothing is changed."""
+        """Plan and take the tokens; returns scope, cursors and tokens.  Raises what `reset` raises while nothing is changed."""
         for _ in range(PLANS_MAX):
             scope = await self._database.read(reset_scope, subject, group, ask)
-            found = await asyncio.gather(*(self._find(one, group, ask) for one in scope.partitions))
-            cursors = new_cursors(ask, found, static=scope.static)
+            parts = await asyncio.gather(
+                *(self._read_offsets(partition, group, ask) for partition in scope.partitions)
+            )
+            cursors = new_cursors(ask, parts, static=scope.static)
             tokens = await self._database.write(
                 begin_reset,
                 scope,
                 holder=holder,
                 lease_ms=self._settings.operation_lease_ms,
-                fence=max((one.fence for one in found), default=0),
+                fence=max((part.fence for part in parts), default=0),
             )
             if tokens is not None:
                 return scope, cursors, tokens
-        raise GroupBusyError("the partitions of its subject change again and again; reset it later")
+        raise GroupBusyError("the partitions of its subject keep changing; reset it later")
 
-    async def _find(self, one: Partition, group: str, ask: ResetGroup) -> Found:
-        """The partition as its broker has it.  Raises NotSentError: it does not say."""
+    async def _read_offsets(
+        self, partition: Partition, group: str, ask: ResetGroup
+    ) -> PartitionOffsets:
+        """Read the offsets of a partition from its broker.  Raises NotSentError if it does not answer."""
         try:
-            broker = self._broker(one)
-            status = await broker.partition(one.partition_id)
+            broker = self._broker(partition)
+            status = await broker.partition(partition.partition_id)
             at_time = None
             if ask.to is ResetTo.TIME:
                 assert ask.at_ms is not None
                 at_time = (
-                    await broker.offset_at(one.partition_id, ask.at_ms, TimeBound.LOWER)
+                    await broker.offset_at(partition.partition_id, ask.at_ms, TimeBound.LOWER)
                 ).offset
         except KeylaneError as error:
             raise NotSentError(
-                f"partition {one.partition_id} on {one.broker_group!r} cannot be asked, "
+                f"partition {partition.partition_id} on {partition.broker_group!r} cannot be asked, "
                 f"and nothing was changed: {error.message}",
-                partition_id=one.partition_id,
+                partition_id=partition.partition_id,
             ) from error
-        return Found(
-            partition=one,
+        return PartitionOffsets(
+            partition=partition,
             first_offset=status.first_offset,
             next_offset=status.next_offset,
             at_time=at_time,
             fence=max((seen.token for seen in status.groups if seen.group == group), default=0),
         )
 
-    async def _tell(
+    async def _set_cursors(
         self,
         group: str,
         scope: ResetScope,
@@ -156,47 +160,49 @@ class Resetter:
         cursors: Mapping[int, int],
         done: dict[int, int],
     ) -> None:
-        """Set some partitions' cursors at their brokers.  Raises ResetUnfinishedError."""
-        places = {int(one.partition_id): one for one in scope.partitions}
+        """Set the cursors of these partitions at their brokers; `done` gets them.  Raises ResetUnfinishedError."""
+        partitions = {int(partition.partition_id): partition for partition in scope.partitions}
 
-        async def tell(partition_id: int) -> str:
-            one = places[partition_id]
+        async def set_one(partition_id: int) -> str:
+            partition = partitions[partition_id]
             ask = SetCursor(
                 group=group,
                 token=tokens[partition_id],
                 cursor=cursors[partition_id],
                 strategy=scope.strategy,
             )
-            async with self._room:
+            async with self._slots:
                 try:
-                    status = await self._set_cursor(one, ask)
+                    status = await self._set_cursor(partition, ask)
                 except KeylaneError as error:
-                    return f"partition {partition_id} on {one.broker_group!r}: {error.message}"
+                    return (
+                        f"partition {partition_id} on {partition.broker_group!r}: {error.message}"
+                    )
             done[partition_id] = status.groups[0].cursor
             return ""
 
-        problems = [one for one in await asyncio.gather(*map(tell, ids)) if one]
+        problems = [problem for problem in await asyncio.gather(*map(set_one, ids)) if problem]
         if problems:
             raise ResetUnfinishedError(
-                f"of {counted(len(places), 'partition')} {len(done)} are set; {problems[0]}",
-                partitions=len(places),
+                f"of {counted(len(partitions), 'partition')} {len(done)} are set; {problems[0]}",
+                partitions=len(partitions),
                 partitions_set=len(done),
             )
 
-    async def _set_cursor(self, one: Partition, ask: SetCursor) -> PartitionStatus:
-        """Again if the broker has more to write than it takes, perhaps because of this very reset; not for ever."""
+    async def _set_cursor(self, partition: Partition, ask: SetCursor) -> PartitionStatus:
+        """Set a cursor, retrying a few times while the broker is overloaded."""
         for pause_ms in OVERLOADED_PAUSES_MS:
             try:
-                return await self._broker(one).set_cursor(one.partition_id, ask)
+                return await self._broker(partition).set_cursor(partition.partition_id, ask)
             except OverloadedError as error:
-                log.info("partition %d: %s", one.partition_id, error.message)
+                log.info("partition %d: %s", partition.partition_id, error.message)
                 await asyncio.sleep(pause_ms / 1000)
-        return await self._broker(one).set_cursor(one.partition_id, ask)
+        return await self._broker(partition).set_cursor(partition.partition_id, ask)
 
-    def _broker(self, one: Partition) -> BrokerClient:
-        if one.address is None:
-            raise NotSentError(f"broker group {one.broker_group!r} is silent")
-        return BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
+    def _broker(self, partition: Partition) -> BrokerClient:
+        if partition.address is None:
+            raise NotSentError(f"broker group {partition.broker_group!r} is silent")
+        return BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
 
 
 def _answer(
@@ -206,18 +212,18 @@ def _answer(
     cursors: Mapping[int, int],
     tokens: Mapping[int, int],
 ) -> GroupReset:
-    ordered = sorted(partitions, key=lambda one: (one.queue, one.partition_id))
+    ordered = sorted(partitions, key=lambda partition: (partition.queue, partition.partition_id))
     return GroupReset(
         subject=subject,
         group=group,
         cursors=[
             CursorView(
-                partition_id=one.partition_id,
-                queue=one.queue,
-                cursor=cursors[one.partition_id],
-                logic_cursor=one.logic_start + cursors[one.partition_id],
-                token=tokens[one.partition_id],
+                partition_id=partition.partition_id,
+                queue=partition.queue,
+                cursor=cursors[partition.partition_id],
+                logic_cursor=partition.logic_start + cursors[partition.partition_id],
+                token=tokens[partition.partition_id],
             )
-            for one in ordered
+            for partition in ordered
         ],
     )

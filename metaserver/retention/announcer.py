@@ -1,11 +1,11 @@
-"""Tells brokers of the consumer groups of their partitions, so that retention waits for them.  Shell.
+"""Tells brokers the consumer groups of their partitions, so that retention waits for them.  Shell.
 
-    a group is made ─▶ at once, before its first consumer's join is answered
-    a broker was silent then ─▶ when it is back
-    a broker says that it was never told ─▶ all that it asks for
+    a group is made ─▶ brokers are told at once, before its first consumer's join is answered
+    a broker was silent then ─▶ it is told when it is back
+    a broker reports that it was never told ─▶ it is told all groups of the partitions that it names
 
-What is opened later has heard of all groups before: see `operations/driver.py`.  One metaserver at a time looks, under a lease;
-two at once would do the same twice.
+A partition that opens later is told of all groups before it opens: see `operations/driver.py`.  The periodic run needs a
+lease, so that two metaservers do not do the same work.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
 from ..cluster.heard import (
-    Telling,
-    begin_telling,
+    Announcement,
+    begin_announcement,
+    mark_told,
     note_heard,
-    note_told,
-    tellings,
+    read_announcements,
     unheard_partitions,
     untold_groups,
 )
@@ -37,11 +37,11 @@ log = logging.getLogger("keylane.metaserver")
 DUTY = "announce"
 CALL_TIMEOUT_MS = 2_000
 PARTITIONS_MAX = 1_024
-"""In one round; the next one goes on behind them, heard or not."""
+"""In one round; the next round continues after them, whether they were told or not."""
 
 
 class Announcer:
-    """Makes groups known to brokers; `holder` names this process among the metaservers."""
+    """Tells brokers of consumer groups; `holder` is an id that no other metaserver has."""
 
     def __init__(
         self,
@@ -58,67 +58,73 @@ class Announcer:
         self._pause_s = settings.expire_ms / 1000
         self._lease_ms = 2 * settings.expire_ms
         self._holder = holder
-        self._room = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
-        self._next_look = 0.0
-        """By the clock of the event loop: who refused is not asked again at once."""
+        self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
+        self._next_run = 0.0
+        """By the clock of the event loop: a broker that refused is not asked again at once."""
 
     async def announce(self, group_id: int) -> None:
-        """Make a new group known wherever a broker answers.  Raises StorageError."""
-        found = await self._database.write(begin_telling, group_id, limit=PARTITIONS_MAX)
-        while found:
-            await self._tell_all(found)
-            found = await self._database.read(
+        """Tell every broker that answers of a new group.  Raises StorageError."""
+        unheard = await self._database.write(begin_announcement, group_id, limit=PARTITIONS_MAX)
+        while unheard:
+            await self._tell_all(unheard)
+            unheard = await self._database.read(
                 unheard_partitions,
                 limit=PARTITIONS_MAX,
-                after=found[-1].partition_id,
+                after=unheard[-1].partition_id,
                 group_id=group_id,
             )
 
-    async def look(self) -> int:
-        """One look at all there are; how many partitions heard of their groups.  Raises StorageError."""
+    async def run_once(self) -> int:
+        """Tell brokers what they miss; returns the number of partitions that were told.  Raises StorageError."""
         told = 0
         for ids in self._catalogue.take_untold():
-            told += await self._tell_all(await self._database.read(tellings, ids))
+            told += await self._tell_all(await self._database.read(read_announcements, ids))
         now = asyncio.get_running_loop().time()
-        if now < self._next_look or not await self._database.read(untold_groups):
+        if now < self._next_run or not await self._database.read(untold_groups):
             return told
         if not await self._database.write(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         ):
             return told
-        self._next_look = now + self._pause_s
+        self._next_run = now + self._pause_s
         after = 0
-        while found := await self._database.read(
+        while unheard := await self._database.read(
             unheard_partitions, limit=PARTITIONS_MAX, after=after
         ):
-            told += await self._tell_all(found)
-            after = found[-1].partition_id
-        await self._database.write(note_told)
+            told += await self._tell_all(unheard)
+            after = unheard[-1].partition_id
+        await self._database.write(mark_told)
         return told
 
-    async def _tell_all(self, found: Sequence[Telling]) -> int:
-        """Tell the brokers of these partitions, and note who has heard; of how many partitions."""
-        gone: set[str] = set()
-        answers = await asyncio.gather(*(self._tell(one, gone) for one in found))
-        told = [one for one, known in zip(found, answers, strict=True) if known]
+    async def _tell_all(self, announcements: Sequence[Announcement]) -> int:
+        """Tell brokers and note what they know; returns the number of partitions that were told."""
+        silent: set[str] = set()
+        answers = await asyncio.gather(
+            *(self._tell(announcement, silent) for announcement in announcements)
+        )
+        told = [
+            announcement
+            for announcement, known in zip(announcements, answers, strict=True)
+            if known
+        ]
         if told:
             await self._database.write(note_heard, told)
         return len(told)
 
-    async def _tell(self, one: Telling, gone: set[str]) -> bool:
-        """Has the broker heard; `gone` are the addresses of those that do not answer in this round."""
-        ask = KnowGroups(groups=tuple(name for _, name in one.groups), complete=True)
-        async with self._room:
-            if one.address in gone:
+    async def _tell(self, announcement: Announcement, silent: set[str]) -> bool:
+        """Tell a broker; returns whether it has answered.  `silent`: addresses without an answer in this round."""
+        ask = KnowGroups(groups=tuple(name for _, name in announcement.groups), complete=True)
+        async with self._slots:
+            if announcement.address in silent:
                 return False
-            broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
+            broker = BrokerClient(self._network, announcement.address, timeout_ms=CALL_TIMEOUT_MS)
             try:
-                await broker.know_groups(one.partition_id, ask)
+                await broker.know_groups(announcement.partition_id, ask)
             except (NotSentError, OutcomeUnknownError) as error:
-                gone.add(one.address)
-                log.info("partition %d: %s", one.partition_id, error.message)
+                silent.add(announcement.address)
+                log.info("partition %d: %s", announcement.partition_id, error.message)
                 return False
             except KeylaneError as error:
-                log.info("partition %d: %s", one.partition_id, error.message)
+                log.info("partition %d: %s", announcement.partition_id, error.message)
                 return False
         return True

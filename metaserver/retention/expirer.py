@@ -1,8 +1,8 @@
 """Takes sealed partitions out of the routes when retention has removed the last of their messages.  Shell around SQL.
 
-    those whose parents are gone ─▶ their brokers: first offset = end? ─▶ EXPIRED, route + 1 ─▶ perhaps their children
+    SEALED, its parents EXPIRED ─▶ its broker: first offset = end? ─▶ EXPIRED, route + 1 ─▶ its children may be next
 
-One metaserver at a time looks, under a lease; two at once would do the same twice.
+The run needs a lease, so that two metaservers do not do the same work.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DUTY = "expiry"
 CALL_TIMEOUT_MS = 2_000
 ASKED_AT_ONCE_MAX = 8
 ASKED_MAX = 256
-"""Partitions in one look; the next one goes on behind them."""
+"""Partitions in one round; the next round continues after them."""
 
 
 class Expirer:
-    """Looks for partitions without messages; `holder` names this process among the metaservers."""
+    """Expires partitions without messages; `holder` is an id that no other metaserver has."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Expirer:
         self._holder = holder
         self._after = 0
 
-    async def look(self) -> int:
-        """One look; how many partitions have expired.  Raises StorageError."""
+    async def run_once(self) -> int:
+        """Expire what can expire; returns the number of partitions.  Raises StorageError."""
         mine = await self._database.write(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         )
@@ -57,14 +57,19 @@ class Expirer:
             return 0
         expired = 0
         while True:
-            found = await self._database.read(expiry_candidates, after=self._after, limit=ASKED_MAX)
-            self._after = found[-1][0].partition_id if len(found) == ASKED_MAX else 0
-            room = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
-            empty = await asyncio.gather(*(self._is_empty(one, end, room) for one, end in found))
+            candidates = await self._database.read(
+                expiry_candidates, after=self._after, limit=ASKED_MAX
+            )
+            full = len(candidates) == ASKED_MAX
+            self._after = candidates[-1][0].partition_id if full else 0
+            slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+            answers = await asyncio.gather(
+                *(self._is_empty(partition, end, slots) for partition, end in candidates)
+            )
             ends = {
-                int(one.partition_id): end
-                for (one, end), gone in zip(found, empty, strict=True)
-                if gone
+                int(partition.partition_id): end
+                for (partition, end), empty in zip(candidates, answers, strict=True)
+                if empty
             }
             if not ends:
                 return expired
@@ -72,16 +77,18 @@ class Expirer:
             expired += len(ends)
             log.info("expired: partitions %s", ", ".join(map(str, sorted(ends))))
 
-    async def _is_empty(self, one: Partition, end_offset: int, room: asyncio.Semaphore) -> bool:
-        """Does its broker say that nothing of it is left."""
-        if one.address is None:
+    async def _is_empty(
+        self, partition: Partition, end_offset: int, slots: asyncio.Semaphore
+    ) -> bool:
+        """Return whether its broker answers that no message of a sealed partition is left."""
+        if partition.address is None:
             return False
-        broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
-        async with room:
+        broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
+        async with slots:
             try:
-                status = await broker.partition(one.partition_id)
+                status = await broker.partition(partition.partition_id)
             except KeylaneError as error:
-                log.info("partition %d: %s", one.partition_id, error.message)
+                log.info("partition %d: %s", partition.partition_id, error.message)
                 return False
         sealed = status.state is PartitionState.SEALED
         return sealed and status.first_offset == status.next_offset == end_offset

@@ -1,8 +1,8 @@
-"""Rows of sealed partitions whose messages are gone: found, and marked EXPIRED.  SQL, synchronous.
+"""Rows of sealed partitions without messages: read, and marked EXPIRED.  SQL, synchronous.
 
 Invariants
-    A partition expires after all that it continues: else whoever has not read these would be let past them.
-    None expires that a session holds and has not drained: it may still be handling the last of its messages.
+    A partition expires after its parents: else a group that has not read these would read past them.
+    A partition that a session holds and has not drained does not expire: its last messages may still be handled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.ids import Subject
 from ...protocol.routing import Partition, PartitionState
-from ..cluster.partitions import BY_ID, some_partitions
+from ..cluster.partitions import BY_ID, read_partitions
 from ..sql.dialect import now_ms
 from ..sql.schema import brokers, drained, groups, leases, partition_parents, partitions, subjects
 
@@ -55,30 +55,30 @@ _may_expire = sa.and_(
 def expiry_candidates(
     connection: Connection, *, after: int, limit: int
 ) -> list[tuple[Partition, int]]:
-    """Partitions that may expire, on brokers that are alive, by id from `after` on; with their end offsets."""
+    """Return partitions on live brokers that may expire, with ids above `after`, and their end offsets; by id."""
     alive = sa.select(brokers.c.broker_group).where(brokers.c.expires_at > now_ms())
-    found = (
+    chosen = (
         sa.select(partitions.c.partition_id, partitions.c.end_offset)
         .where(_may_expire, partitions.c.partition_id > after)
         .where(partitions.c.broker_group.in_(alive))
         .order_by(partitions.c.partition_id)
         .limit(limit)
     )
-    ends = {row.partition_id: row.end_offset for row in connection.execute(found)}
+    ends = {row.partition_id: row.end_offset for row in connection.execute(chosen)}
     return [
-        (one, ends[one.partition_id]) for one in some_partitions(connection, BY_ID, ids=list(ends))
+        (one, ends[one.partition_id]) for one in read_partitions(connection, BY_ID, ids=list(ends))
     ]
 
 
 def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Subject]:
     """
-    These partitions have nothing left to read, say their brokers; their routes change.
+    Mark partitions EXPIRED whose brokers have no message of them left, and raise their routes' versions.
 
     Args:
-        ends: partition id → the end offset that it was found empty at.
+        ends: partition id → the end offset at which its broker has no message left.
 
     Returns:
-        The subjects whose route changed.
+        The subjects whose routes changed.
     """
     of = sa.select(partitions.c.subject_id).where(partitions.c.partition_id.in_(ends))
     here = subjects.c.subject_id.in_(of)

@@ -1,8 +1,8 @@
-"""What it means for the times in a database when its clock begins anew, or jumps.  SQL, synchronous.
+"""The times in a database after its clock began anew, or jumped.  SQL, synchronous.
 
-SQLite's time here is the machine's boot-time clock: after another boot it says nothing about the times stored
-before.  PostgreSQL's is a calendar, which people and time servers set (`clock_watch.py`).  Either way whoever was
-alive gets a whole ttl from now, so nobody's lease can end early.  Who was refused lately is forgotten.
+SQLite's time here is the machine's boot-time clock: after another boot the stored times mean nothing.  PostgreSQL's is a
+calendar, which people and time servers set (`clock_watch.py`).  In both cases every live session and broker gets a whole
+ttl from now, so no lease ends early.  Refused brokers and duties are forgotten.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ BOOT = "boot"
 
 def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool:
     """
-    Bring the stored times to the present boot, unless they are of it already.
+    Restart the stored times if they belong to another boot.
 
     Args:
-        boot: id of the present boot; empty for unknown.
+        boot: id of the present boot; empty if unknown.
 
     Returns:
-        True if the times were moved.
+        True if the times were restarted.
     """
-    found = sa.select(facts.c.value).where(facts.c.name == BOOT)
-    if boot and connection.execute(found).scalar_one_or_none() == boot:
+    stored = sa.select(facts.c.value).where(facts.c.name == BOOT)
+    if boot and connection.execute(stored).scalar_one_or_none() == boot:
         return False
     restart_times(connection, broker_ttl_ms=broker_ttl_ms)
     insert_or_replace(connection, facts, {"name": BOOT, "value": boot})
@@ -36,11 +36,11 @@ def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool
 
 
 def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:
-    """Let every time count from now."""
+    """Let every ttl count from now, and end every lease of a duty or an operation."""
     connection.execute(sa.update(sessions).values(expires_at=now_ms() + sessions.c.ttl_ms))
     connection.execute(
         sa.update(brokers).values(seen_at=now_ms(), expires_at=now_ms() + broker_ttl_ms)
     )
     connection.execute(sa.update(operations).values(driven_until=now_ms()))
-    connection.execute(sa.delete(refused_brokers))  # one that is there still reports itself again
+    connection.execute(sa.delete(refused_brokers))  # a refused broker reports itself again
     forget_duties(connection)

@@ -1,9 +1,9 @@
-"""Whether a database's clock jumped: it is held against the boot clock of this machine, which never does.  Pure.
+"""Detects jumps of a database's clock by this machine's boot clock, which never jumps.  Pure.
 
-A reading of the database's clock was taken somewhere between asking and answer, so what passed here between two readings
-is known to within both waits.  The database's clock must have advanced by as much, but for drift.
+The database read its clock at some moment between question and answer, so the time between two readings is known here up to
+both round trips.  The database's clock must have advanced by the same time, apart from drift.
 
-Limits: a jump below the tolerance, and one while no metaserver looks, are not seen.
+Limits: a jump below the tolerance, or while no metaserver runs, is not detected.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 TOLERANCE_MS = 50
 DRIFT_SHARE = 10
-"""One part in so many: how fast a time server may pull a clock back to the right time."""
+"""A time server may slew a clock by one part in this many."""
 
 
-class Reading(NamedTuple):
+class ClockReading(NamedTuple):
     """The database's time, and this machine's boot-time clock before and after; milliseconds."""
 
     asked_ms: int
@@ -23,27 +23,27 @@ class Reading(NamedTuple):
     answered_ms: int
 
 
-class TimeWatch:
-    """The last reading that fitted the one before."""
+class ClockWatch:
+    """Compares each reading with the last one that fitted."""
 
     def __init__(self) -> None:
-        self._last: Reading | None = None
+        self._last: ClockReading | None = None
 
-    def jump_ms(self, now: Reading) -> int:
-        """By how much, at least, the database's clock jumped ahead (back: negative); 0 makes `now` the last reading."""
+    def jump_ms(self, now: ClockReading) -> int:
+        """Return by how many ms at least the database's clock jumped ahead, negative for back; 0 keeps the reading."""
         last = self._last
         if last is not None:
-            told = now.told_ms - last.told_ms
+            advanced = now.told_ms - last.told_ms
             least, most = now.asked_ms - last.answered_ms, now.answered_ms - last.asked_ms
             tolerance = TOLERANCE_MS + abs(most) // DRIFT_SHARE
-            if told > most + tolerance:
-                return told - most
-            if told < least - tolerance:
-                return told - least
+            if advanced > most + tolerance:
+                return advanced - most
+            if advanced < least - tolerance:
+                return advanced - least
         if last is None or now.asked_ms >= last.asked_ms:
             self._last = now
         return 0
 
     def restart(self) -> None:
-        """What was stored before a jump was made to fit: the next reading is the first."""
+        """Take the next reading as the first: the stored times were made to fit a jump."""
         self._last = None

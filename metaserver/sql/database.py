@@ -1,12 +1,12 @@
-"""The way to the database: opened, brought up to date, and asked in short transactions.  I/O: SQL.
+"""The database: opened, migrated, and used in short transactions.  I/O: SQL.
 
-    work(connection, …) ──▶ write         durable when it returns; on SQLite those that wait share a transaction
-                        ──▶ write_first   the same, before the others that wait
-                        ──▶ renew         so too; survives the end of the process, on SQLite not that of the machine
+    work(connection, …) ──▶ write         durable when it returns; on SQLite waiting writes share a transaction
+                        ──▶ write_first   as `write`, before other waiting writes
+                        ──▶ renew         as `write_first`; SQLite may lose it with the machine, not with the process
                         ──▶ read          sees one state
 
 Work is a synchronous function that takes a connection: a simulation runs the same functions inline.
-Losing a renewal with the machine is harmless: after a new boot every session gets a whole ttl again.
+A renewal that is lost with the machine does no harm: after a new boot every session gets a whole ttl again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .group_write import GroupWriter
 from .migrate import migrate
 from .postgres import PostgresDatabase
 from .sqlite_driver import open_connection
-from .transactions import UnderWay
+from .transactions import TransactionRunner, run_transaction
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,30 +46,30 @@ LOCKED_PAUSE_MS = 50
 
 
 class Database(Protocol):
-    """What the services need of a database."""
+    """The transactions that services use."""
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `work` in a transaction of its own.  Raises what it raises, and StorageError."""
+        """Return what `work` returns, in a transaction.  Raises what it raises, and StorageError."""
         ...
 
     async def write_first(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As `write`, before all that waits there: for what a heartbeat says, which has to be answered in time."""
+        """As `write`, before other waiting writes: for heartbeats, whose sessions end without an answer in time."""
         ...
 
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As `write_first`, for what may be lost together with the machine."""
+        """As `write_first`, for changes that may be lost with the machine."""
         ...
 
     async def read(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `work`, which only reads."""
+        """Return what `work` returns, which only reads.  Raises what it raises, and StorageError."""
         ...
 
 
@@ -82,17 +82,19 @@ class SqliteDatabase:
         self._write = write
         self._renew = renew
         self._read = read
-        self._under_way = UnderWay()
-        self._writer = GroupWriter(self._run_one)
+        self._reads = TransactionRunner()
+        self._writer = GroupWriter(
+            lambda work, durable: run_transaction(write if durable else renew, work)
+        )
         self._file: tuple[Path, int] | None = None
         """The file and its inode, once it is open."""
 
-    def keep(self, path: Path) -> None:
-        """Remember which file this is."""
+    def remember_file(self, path: Path) -> None:
+        """Remember which file is open, for `lost_file`."""
         self._file = path, path.stat().st_ino
 
     def lost_file(self) -> str:
-        """Why what is written will be gone at the next start, "" if it will not: the file was removed or replaced."""
+        """Return why the next start would lose all writes, "" if it would not: the file was removed or replaced."""
         if self._file is None:
             return ""
         path, inode = self._file
@@ -101,9 +103,6 @@ class SqliteDatabase:
         except OSError:
             same = False
         return "" if same else f"its file {path} was removed or replaced; stop the metaserver"
-
-    async def _run_one(self, work: Callable[[Connection], T], durable: bool) -> T:
-        return await self._under_way.run(self._write if durable else self._renew, work)
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -136,12 +135,12 @@ class SqliteDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.read`."""
-        return await self._under_way.run(self._read, work, *args, **kwargs)
+        return await self._reads.run(self._read, work, *args, **kwargs)
 
     async def close(self) -> None:
-        """Close every connection, after what is under way."""
+        """Close every connection, after the transactions that run."""
         await self._writer.close()
-        await self._under_way.close()
+        await self._reads.close()
         for engine in (self._write, self._renew, self._read):
             await engine.dispose()
 
@@ -154,12 +153,12 @@ async def open_database(
     *, folder: Path, url: str | None, clock: Clock, boot: str, broker_ttl_ms: int
 ) -> AsyncIterator[SqlDatabase]:
     """
-    Open the database and bring its schema up to date.
+    Open the database and migrate its schema.
 
     Args:
-        folder: where SQLite's file is, unless there is a `url`.
+        folder: the folder of the SQLite file; unused with a `url`.
         clock: its boot time is SQLite's time.
-        boot: the boot that time belongs to.
+        boot: the id of the boot that this time belongs to.
 
     Raises:
         ConfigError, DataFolderError, StorageError
@@ -171,20 +170,20 @@ async def open_database(
         raise ConfigError(f"cannot use database_url: {error}") from error
     try:
         if database.name == "sqlite":
-            _keep_private(Path(where.database or ""))
-            await _keep_write_ahead(where.database or "")
+            _set_private(Path(where.database or ""))
+            await _set_write_ahead(where.database or "")
         await database.write(migrate)
         if database.name == "sqlite":
             await database.write(adopt_boot, boot, broker_ttl_ms=broker_ttl_ms)
         if isinstance(database, SqliteDatabase):
-            database.keep(Path(where.database or ""))
+            database.remember_file(Path(where.database or ""))
         yield database
     finally:
         await database.close()
 
 
 def _embedded(folder: Path) -> URL:
-    """The embedded database, which can be opened: the driver's thread outlives a failure, so it is tried here."""
+    """Return the URL of the embedded database; tried here, because the driver's thread outlives a failure."""
     try:
         sqlite3.connect(folder / FILE).close()
     except sqlite3.Error as error:
@@ -195,28 +194,28 @@ def _embedded(folder: Path) -> URL:
     return URL.create("sqlite+aiosqlite", database=str(folder / FILE))
 
 
-def _keep_private(path: Path) -> None:
+def _set_private(path: Path) -> None:
     """
-    Have nobody but its user read the database; SQLite gives its other files the rights of the first.
+    Let only its user read the database; SQLite gives its other files the rights of the first.
 
-    The folder is narrowed too if nothing else is in it.
+    The folder is narrowed too if it has no other files.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_MODE))
         files = [
-            one for suffix in OWN_SUFFIXES if (one := path.with_name(path.name + suffix)).exists()
+            file for suffix in OWN_SUFFIXES if (file := path.with_name(path.name + suffix)).exists()
         ]
-        for one in files:
-            one.chmod(PRIVATE_MODE)
-        if {one.name for one in path.parent.iterdir()} <= {one.name for one in files}:
+        for file in files:
+            file.chmod(PRIVATE_MODE)
+        if {file.name for file in path.parent.iterdir()} <= {file.name for file in files}:
             path.parent.chmod(PRIVATE_FOLDER_MODE)
     except OSError as error:
-        # Whether the database can be used SQLite says; that others may read it is worth a word, and no more.
+        # Not fatal: whether the database can be used is SQLite's to say.
         log.warning("the rights of %s could not be narrowed: %s", path, error.strerror or error)
 
 
-async def _keep_write_ahead(path: str) -> None:
-    """Of several metaservers that begin with a new file one changes its mode, and SQLite lets no other wait for that."""
+async def _set_write_ahead(path: str) -> None:
+    """Set the journal mode, with retries: SQLite's busy timeout does not cover a change by another metaserver."""
     for _ in range(BUSY_MS // LOCKED_PAUSE_MS):
         try:
             with closing(sqlite3.connect(path, timeout=0)) as connection:
@@ -224,7 +223,7 @@ async def _keep_write_ahead(path: str) -> None:
             return
         except sqlite3.Error as error:
             if "locked" not in str(error):
-                return  # whoever uses it says so
+                return  # its next user reports it
         await asyncio.sleep(LOCKED_PAUSE_MS / 1000)
 
 

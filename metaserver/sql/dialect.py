@@ -1,9 +1,9 @@
-"""What SQLite and PostgreSQL say differently: the time, one moment, an insert that may lose, how a connection is set up.
+"""The differences between SQLite and PostgreSQL: time, snapshots, inserts with conflicts, connection set-up.
 
 Invariants
-    `now_ms()` is the database's own clock.  On PostgreSQL that is `clock_timestamp()`, which moves on within
-    a transaction.  On SQLite it is the machine's boot-time clock, registered on every connection: it counts
-    suspend and never jumps.
+    `now_ms()` is the database's own clock.  On PostgreSQL it is `clock_timestamp()`, which advances within a
+    transaction.  On SQLite it is the machine's boot-time clock, registered on every connection: it counts suspend and
+    never jumps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from ...protocol.clock import Clock
 
-if TYPE_CHECKING:  # each is loaded by the engine that needs it
+if TYPE_CHECKING:  # each is imported by the engine that needs it
     from sqlalchemy.dialects import postgresql, sqlite
 
 BUSY_MS = 5_000
@@ -46,11 +46,11 @@ def _postgresql_now(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
 
 
-def at_one_moment(connection: Connection) -> None:
+def begin_snapshot(connection: Connection) -> None:
     """
-    Have every statement of a transaction that only reads see the same moment; the first thing it does.
+    Let all statements of a read-only transaction see one snapshot; call it before the first statement.
 
-    SQLite's see it anyhow; PostgreSQL's see one each, unless they are told.
+    Without it each statement sees its own snapshot on PostgreSQL; SQLite always has one.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -60,13 +60,13 @@ Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> None:
-    """Insert rows whose key is not there yet, leave the others alone."""
+    """Insert the rows whose key does not exist yet; ignore the others."""
     if rows:
         connection.execute(_insert_new(connection.dialect.name, table), rows)
 
 
 def insert_or_replace(connection: Connection, table: sa.Table, rows: Rows) -> None:
-    """Insert whole rows; where the primary key is there already, all other columns take the new values."""
+    """Insert whole rows; where the primary key exists, replace all other columns."""
     if rows:
         connection.execute(_insert_or_replace(connection.dialect.name, table), rows)
 
@@ -80,7 +80,11 @@ def _insert_new(dialect: str, table: sa.Table) -> sa.Insert:
 def _insert_or_replace(dialect: str, table: sa.Table) -> sa.Insert:
     statement = _insert(dialect, table)
     keys = list(table.primary_key.columns)
-    others = {one.name: statement.excluded[one.name] for one in table.c if one not in set(keys)}
+    others = {
+        column.name: statement.excluded[column.name]
+        for column in table.c
+        if column not in set(keys)
+    }
     return statement.on_conflict_do_update(index_elements=keys, set_=others)
 
 
@@ -102,9 +106,9 @@ def prepare_sqlite(
 
     Args:
         clock: its boot time is the database's time.
-        durable: a commit returns when it is on the disk.  Without it a commit survives the end of the
-            process but perhaps not that of the machine.
-        reads: nothing is written; its transactions wait for no writer.
+        durable: a commit returns when it is on the disk.  Otherwise it survives the end of the process, but perhaps
+            not that of the machine.
+        reads: its transactions only read, and wait for no writer.
     """
     synchronous = "FULL" if durable else "NORMAL"
 
@@ -113,7 +117,7 @@ def prepare_sqlite(
         try:
             set_up(connection)
         except BaseException:
-            connection.close()  # the pool never hears of it, and a driver's thread would stay behind
+            connection.close()  # the pool does not know it, and its driver's thread would stay
             raise
 
     def set_up(connection: Any) -> None:

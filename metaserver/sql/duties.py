@@ -1,7 +1,6 @@
-"""Named leases in the table of facts: who of several metaservers does something alone, and until when.  SQL, synchronous.
+"""A duty: which of several metaservers does a piece of work alone, and until when.  SQL, synchronous.
 
-A lease is a fact `duty:NAME` with the value `UNTIL HOLDER`, the time being the database's.  It saves work that would be
-done twice, or keeps others off for a while.
+A duty is a named lease. It saves work that would be done twice, or keeps others off for a while.  It ends by the database's time.
 """
 
 from __future__ import annotations
@@ -10,62 +9,57 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from .dialect import insert_new, now_ms
-from .schema import facts
+from .schema import duties
 
-_PREFIX = "duty:"
+_named = duties.c.name == sa.bindparam("of_name")
+_taken = (
+    sa.update(duties)
+    .where(
+        _named,
+        sa.or_(duties.c.holder == sa.bindparam("of_holder"), duties.c.held_until <= now_ms()),
+    )
+    .values(
+        holder=sa.bindparam("of_holder"),
+        held_until=now_ms() + sa.bindparam("for_ms", type_=sa.BigInteger),
+    )
+)
+_left = (
+    sa.delete(duties)
+    .where(_named, duties.c.holder == sa.bindparam("of_holder"))
+    .returning(duties.c.held_until > now_ms())
+)
+_left_ms = sa.select(duties.c.held_until - now_ms()).where(_named)
 
 
 def take_duty(connection: Connection, name: str, *, holder: str, lease_ms: int) -> bool:
-    """Take or renew a lease; False if it is another's."""
-    insert_new(connection, facts, {"name": _PREFIX + name, "value": "0 "})
-    until, owner = _read(connection, name, lock=True)
-    now = _now(connection)
-    if owner != holder and now < until:
-        return False
-    _write(connection, name, f"{now + lease_ms} {holder}")
-    return True
+    """Take a lease for `lease_ms`, or renew it; False while another holder has it."""
+    insert_new(connection, duties, {"name": name, "holder": "", "held_until": 0})
+    taken = {"of_name": name, "of_holder": holder, "for_ms": lease_ms}
+    return connection.execute(_taken, taken).rowcount == 1
 
 
 def leave_duty(connection: Connection, name: str, *, holder: str) -> bool:
-    """Give a lease back; False if it had ended, or is another's, whose it stays."""
-    until, owner = _read(connection, name, lock=True)
-    if owner != holder:
-        return False
-    connection.execute(sa.delete(facts).where(facts.c.name == _PREFIX + name))
-    return _now(connection) < until
+    """Give a lease back; False if it had ended or is another holder's, who keeps it."""
+    held = connection.execute(_left, {"of_name": name, "of_holder": holder}).scalar_one_or_none()
+    return bool(held)
 
 
 def duty_left_ms(connection: Connection, name: str) -> int:
-    """For how long a lease still holds; 0 if nobody has it."""
-    return max(0, _read(connection, name)[0] - _now(connection))
+    """Return for how long a lease still holds; 0 if it has no holder."""
+    left_ms = connection.execute(_left_ms, {"of_name": name}).scalar_one_or_none()
+    return max(0, left_ms or 0)
 
 
 def forget_duties(connection: Connection) -> None:
-    """The database's time has begun anew: every lease is over."""
-    connection.execute(sa.delete(facts).where(facts.c.name.startswith(_PREFIX)))
+    """End every lease, because the database's time has begun anew."""
+    connection.execute(sa.delete(duties))
 
 
 def reset_duty(group_id: int) -> str:
-    """The lease under which a consumer group's progress is set."""
+    """Name the lease under which a consumer group's progress is set."""
     return f"reset:{group_id}"
 
 
 def rebuilt_duty(group_id: int) -> str:
-    """The lease for which a group is granted nothing after its rows were made anew: old sessions may still be at work."""
+    """Name the lease that keeps grants from a group after a rebuild: sessions from before may still be at work."""
     return f"rebuilt:{group_id}"
-
-
-def _read(connection: Connection, name: str, *, lock: bool = False) -> tuple[int, str]:
-    found = sa.select(facts.c.value).where(facts.c.name == _PREFIX + name)
-    value = connection.execute(found.with_for_update() if lock else found).scalar_one_or_none()
-    until, _, holder = (value or "0 ").partition(" ")
-    return int(until), holder
-
-
-def _write(connection: Connection, name: str, value: str) -> None:
-    here = facts.c.name == _PREFIX + name
-    connection.execute(sa.update(facts).where(here).values(value=value))
-
-
-def _now(connection: Connection) -> int:
-    return int(connection.execute(sa.select(now_ms())).scalar_one())

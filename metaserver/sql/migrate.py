@@ -1,4 +1,4 @@
-"""Bringing the schema up to date with Alembic, in the caller's transaction."""
+"""Migrates the schema with Alembic, in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ... import migrations
 from ...protocol.errors import ConfigError
 from .schema import metadata
 
-HEAD = "0009"
-"""The newest revision.  Kept here so that an up-to-date database starts without loading Alembic."""
+HEAD = "0011"
+"""The newest revision.  With it an up-to-date database opens without importing Alembic."""
 _LOCK = 0x6B65796C616E65
 
 
 def migrate(connection: Connection) -> None:
     """
-    Bring the schema to HEAD; does nothing when it is there.
+    Migrate the schema to HEAD; does nothing if it is there.
 
     Raises:
         ConfigError: the database was written by a newer keylane.

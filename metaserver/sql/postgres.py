@@ -1,4 +1,4 @@
-"""PostgreSQL, where several metaservers share a database; its clock is watched.  I/O: SQL."""
+"""PostgreSQL, for several metaservers on one database; its clock is watched for jumps.  I/O: SQL."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from ...protocol.clock import Clock
 from ...protocol.errors import KeylaneError
 from .clock_restart import restart_times
-from .clock_watch import Reading, TimeWatch
+from .clock_watch import ClockReading, ClockWatch
 from .dialect import now_ms
-from .transactions import UnderWay
+from .transactions import TransactionRunner
 
 log = logging.getLogger("keylane.metaserver")
 P = ParamSpec("P")
 T = TypeVar("T")
 CONNECTIONS = 8
 WRITES_AT_ONCE_MAX = CONNECTIONS - 3
-"""The other connections are for heartbeats and for reading: joins may come by the hundred."""
+"""The other connections are left to heartbeats and reads: joins may come by the hundred."""
 IDLE_MS = 5_000
-"""So long a metaserver may hold rows and say nothing, before PostgreSQL takes them from it for the others."""
+"""PostgreSQL ends a transaction of a metaserver that is idle for this long, and frees its locks."""
 _SETTINGS = {"idle_in_transaction_session_timeout": str(IDLE_MS)}
 _now = sa.select(now_ms())
 
 
 class _JumpedError(Exception):
-    """The database's clock is not to be trusted; nothing of the work was done."""
+    """The database's clock has jumped; the work was undone."""
 
     def __init__(self, by_ms: int) -> None:
         super().__init__(by_ms)
@@ -43,8 +43,8 @@ class PostgresDatabase:
     """
     PostgreSQL: every work has a connection of its own.  See `Database` for the contract.
 
-    Its clock may be set by anybody.  Work that met a jump is undone, or its answer forgotten, and is done again once the
-    times stored fit the clock: a look before it, if it writes, and one after it, before the commit.
+    Its clock may be set.  A writing transaction reads the clock before and after its work, a reading one after it.  If the
+    clock jumped, the transaction is rolled back, the stored times are restarted, and the work is done again.
     """
 
     name = "postgresql"
@@ -57,10 +57,10 @@ class PostgresDatabase:
             pool_pre_ping=True,
             connect_args={"server_settings": _SETTINGS},
         )
-        self._under_way = UnderWay()
+        self._transactions = TransactionRunner()
         self._writes = asyncio.Semaphore(WRITES_AT_ONCE_MAX)
         self._boot_ms = clock.boot_ms
-        self._watch = TimeWatch()
+        self._watch = ClockWatch()
         self._restart = partial(restart_times, broker_ttl_ms=broker_ttl_ms)
         self._restarting = asyncio.Lock()
         self._restarts = 0
@@ -78,21 +78,21 @@ class PostgresDatabase:
         """See `Database.write_first`."""
 
         def in_time(connection: Connection) -> T:
-            self._look(connection)
-            return self._then_look(connection, work, *args, **kwargs)
+            self._check_clock(connection)
+            return self._with_check(connection, work, *args, **kwargs)
 
         return await self._run(in_time)
 
     renew = write_first
-    """Nothing is saved here: after a crash of the server its clock goes on, and a lost renewal would count."""
+    """Durable here: after a crash of the server its clock goes on, so a lost renewal would end the session."""
 
     async def read(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.read`."""
 
-        def in_time(connection: Connection) -> T:  # its first statement may be `at_one_moment`
-            return self._then_look(connection, work, *args, **kwargs)
+        def in_time(connection: Connection) -> T:  # its first statement may be `begin_snapshot`
+            return self._with_check(connection, work, *args, **kwargs)
 
         return await self._run(in_time)
 
@@ -100,20 +100,20 @@ class PostgresDatabase:
         while True:
             before = self._restarts
             try:
-                return await self._under_way.run(self._engine, work)
+                return await self._transactions.run(self._engine, work)
             except _JumpedError as jumped:
                 await self._restart_once(before, jumped.by_ms)
 
     async def _restart_once(self, before: int, by_ms: int) -> None:
-        """Many find the same jump; one acts on it."""
+        """Restart the stored times after a jump, once for all works that met it."""
         async with self._restarting:
             if self._restarts == before:
                 log.warning("the database's clock jumped by %+d ms: leases count from now", by_ms)
-                await self._under_way.run(self._engine, self._restart)
+                await self._transactions.run(self._engine, self._restart)
                 self._watch.restart()
                 self._restarts += 1
 
-    def _then_look(
+    def _with_check(
         self,
         connection: Connection,
         work: Callable[Concatenate[Connection, P], T],
@@ -123,19 +123,19 @@ class PostgresDatabase:
         try:
             done = work(connection, *args, **kwargs)
         except KeylaneError:
-            self._look(connection)  # whom it refused may be there by the right time
+            self._check_clock(connection)  # by the right time it may not be refused
             raise
-        self._look(connection)
+        self._check_clock(connection)
         return done
 
-    def _look(self, connection: Connection) -> None:
+    def _check_clock(self, connection: Connection) -> None:
         asked_ms = self._boot_ms()
         told_ms = connection.execute(_now).scalar_one()
-        by_ms = self._watch.jump_ms(Reading(asked_ms, told_ms, self._boot_ms()))
+        by_ms = self._watch.jump_ms(ClockReading(asked_ms, told_ms, self._boot_ms()))
         if by_ms:
             raise _JumpedError(by_ms)
 
     async def close(self) -> None:
-        """Close every connection, after what is under way."""
-        await self._under_way.close()
+        """Close every connection, after the transactions that run."""
+        await self._transactions.close()
         await self._engine.dispose()

@@ -1,4 +1,4 @@
-"""The tables: brokers, subjects, partitions with their parents, and the leases of consumer groups.
+"""The tables: brokers, subjects, partitions with their parents, operations, and the leases of consumer groups.
 
     subjects ─┬─ partitions ─── partition_parents
               ├─ operations ─── steps     what changes the partitions, journaled; see operations.py of the protocol
@@ -8,7 +8,7 @@
                          └─ drained        sealed partitions which the group has acked to their end
 
 Invariants
-    Ids of subjects, partitions, operations and groups are never given twice, not even after a delete.
+    Ids of subjects, partitions, operations and groups are never used twice, not even after a delete.
     `groups.last_token` only rises, and every grant takes the next one: tokens rise for each partition, and
     no two grants of a group share one.
     `expires_at` is the database's time in milliseconds, and is compared with nothing else.
@@ -49,6 +49,15 @@ facts = Table(
     Column("name", String(64), primary_key=True),
     Column("value", String(512), nullable=False),
     comment="one value for the whole database each, such as the machine's boot that its times belong to",
+)
+
+duties = Table(
+    "duties",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("holder", String(128), nullable=False),
+    Column("held_until", BigInteger, nullable=False),
+    comment="named leases of metaservers, by the database's time",
 )
 
 brokers = Table(
@@ -290,7 +299,7 @@ drained = Table(
 heard = Table(
     "heard",
     metadata,
-    # No foreign key: an operation must not wait for whoever has the group's row locked.
+    # No foreign key: an operation must not wait for a lock of the group's row.
     Column("group_id", BigId, primary_key=True, autoincrement=False),
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
 )

@@ -1,6 +1,6 @@
 """aiosqlite with fewer hops: a statement crosses to the connection's thread and back once, not four times.
 
-Every hop waits for its turn on a busy machine, and a transaction has a dozen statements: hand-overs wait for them.
+Each hop waits for a thread on a busy machine, and a transaction has a dozen statements; hand-overs wait for them.
 
     aiosqlite     make cursor ⇄   execute ⇄   fetch all ⇄   close ⇄
     here          execute and fetch all ⇄
@@ -16,11 +16,11 @@ from typing import Any, Self
 import aiosqlite
 
 CHUNK_ROWS = 64
-"""aiosqlite's, for iteration; nobody here iterates."""
+"""A parameter of aiosqlite for iteration, which is not used here."""
 
 
 class _Cursor(aiosqlite.Cursor):
-    """A cursor whose rows come along with the execution; making and closing one is a call that waits for nothing."""
+    """A cursor that fetches all rows with the execution; it is made and closed without a hop."""
 
     _rows: list[Any]
 
@@ -47,22 +47,22 @@ class FewHopsConnection(aiosqlite.Connection):
     """A connection for SQLAlchemy, which uses cursors in one way only: execute, fetch all, close."""
 
     def cursor(self) -> _Cursor:  # type: ignore[override]  # aiosqlite's is awaited or entered, this one entered
-        """A cursor to be entered."""
+        """Make a cursor; enter it before use."""
         return _Cursor(self, self._conn.cursor())
 
     async def rollback(self) -> None:
-        """End the transaction, if there is one; a pool asks for it each time a connection comes back."""
+        """Roll back the transaction, if there is one; the pool calls this for every returned connection."""
         if self._conn.in_transaction:
             await super().rollback()
 
 
 async def open_connection(database: str) -> FewHopsConnection:
-    """A connection to an SQLite file, for `create_async_engine(async_creator=…)`."""
-    # One thread at a time: the connection's own, or the event loop while that one is idle.
+    """Open an SQLite file, for `create_async_engine(async_creator=…)`."""
+    # Used by one thread at a time: the connection's own, or the event loop while that one is idle.
     connector = partial(sqlite3.connect, database, check_same_thread=False)
     connection = FewHopsConnection(connector, CHUNK_ROWS)
     connection._thread.daemon = (
-        True  # as SQLAlchemy has it: no connection keeps the process from ending
+        True  # as in SQLAlchemy: an open connection does not keep the process alive
     )
     await connection
     return connection

@@ -1,4 +1,4 @@
-"""Transactions under way: repeated where the database asks for it, never broken off by a caller.  I/O: SQL."""
+"""Transactions: repeated where the database asks for it, not cancelled with their callers.  I/O: SQL."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CLOSE_S = 2.0
 _RETRY_STATES = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks to try again
 
 
-class UnderWay:
+class TransactionRunner:
     """
-    The works under way.  None is broken off because its caller gave up: its connection would be lost with it.
+    Runs transactions.  A caller that is cancelled does not cancel its transaction: the connection would be lost with it.
 
-    What the event loop still does for nobody is waited for at the end, so that every connection is closed.
+    `close` waits for the transactions whose callers are gone, so that every connection is closed.
     """
 
     def __init__(self) -> None:
@@ -37,16 +37,16 @@ class UnderWay:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """What `work` answers in a transaction of its own.  Raises what it raises, and StorageError."""
+        """Return what `work` returns in a transaction of its own.  Raises what it raises, and StorageError."""
         if self._closed:
-            raise StorageError("the metaserver is ending; ask another, or again", operation="query")
-        task = asyncio.create_task(_run(engine, work, *args, **kwargs))
+            raise ending_error()
+        task = asyncio.create_task(run_transaction(engine, work, *args, **kwargs))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Take no more; wait for what is under way, break off what takes too long."""
+        """Refuse new transactions; wait `CLOSE_S` for those that run, then cancel them."""
         self._closed = True
         if not self._tasks:
             return
@@ -57,12 +57,18 @@ class UnderWay:
             await asyncio.wait(late)
 
 
-async def _run(
+async def run_transaction(
     engine: AsyncEngine,
     work: Callable[Concatenate[Connection, P], T],
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> T:
+    """
+    Return what `work` returns in a transaction of its own; tried `TRIES` times where the database asks for it.
+
+    Raises:
+        What `work` raises, and StorageError.
+    """
     for left in reversed(range(TRIES)):
         try:
             async with engine.begin() as connection:
@@ -75,8 +81,13 @@ async def _run(
     raise AssertionError("unreachable")
 
 
+def ending_error() -> StorageError:
+    """The error of a call that came after `close`."""
+    return StorageError("the metaserver is ending; ask another, or again", operation="query")
+
+
 def storage_error(error: Exception, engine: AsyncEngine) -> StorageError:
-    """What went wrong with the database, as an error of ours that says what to do."""
+    """The StorageError for an error of the driver; its message says what to do."""
     said = str(getattr(error, "orig", None) or error).splitlines()[0]
     where = engine.url.render_as_string(hide_password=True)
     if "unable to open" in said or "readonly" in said or "not a database" in said:

@@ -1,9 +1,9 @@
-"""Whether the database can be written: the outcome of the latest writes, and of a tiny one made to find out.
+"""Whether the database can be written: the outcome of the latest writes, and of small probes.
 
-    a write fails ─▶ not writable, until a write made to find out is done
-    no write for QUIET_MS, or not writable ─▶ whoever asks has one made, at most one each PROBE_MS
+    a write fails ─▶ not writable, until a probe succeeds
+    no write for QUIET_MS, or not writable ─▶ a health check makes a probe, at most one each PROBE_MS
 
-A database that can be read and not written (a full disk, a standby) answers routes, and serves nobody for long.
+A database that can be read and not written (a full disk, a standby) answers routes, and renews no lease.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FACT = "written"
 
 
 class WatchedDatabase:
-    """A database whose writes are watched.  See `Database` for the contract."""
+    """A database that notes whether its writes succeed.  See `Database` for the contract."""
 
     def __init__(self, database: SqlDatabase, clock: Clock) -> None:
         self._database = database
         self._boot_ms = clock.boot_ms
         self._problem = ""
         self._written_ms = clock.boot_ms()
-        """When a write was last done: opening the database is one."""
+        """When a write last succeeded; opening the database counts as one."""
         self._probed_ms = 0
         self._probe: asyncio.Task[None] | None = None
 
@@ -77,12 +77,12 @@ class WatchedDatabase:
         except StorageError as error:
             self._failed(error.message)
             raise
-        # Not proof that it can be written again: many a work changes nothing.
+        # No proof that a problem is over: many works change nothing.
         self._written_ms = self._boot_ms()
         return answer
 
     async def problem(self) -> str:
-        """Why the database cannot be written now; "" if it can be.  May make a write to find out."""
+        """Return why the database cannot be written now, "" if it can.  May write to find out."""
         if isinstance(self._database, SqliteDatabase) and (lost := self._database.lost_file()):
             self._failed(lost)
             return self._problem
@@ -94,14 +94,14 @@ class WatchedDatabase:
             and now_ms - self._probed_ms >= PROBE_MS
         ):
             self._probed_ms = now_ms
-            self._probe = asyncio.create_task(self._write_something())
+            self._probe = asyncio.create_task(self._write_probe())
         if self._probe is not None:
             done, _ = await asyncio.wait([self._probe], timeout=PROBE_TIMEOUT_S)
             if not done:
                 self._failed(f"a write has taken more than {PROBE_TIMEOUT_S:g} s")
         return self._problem
 
-    async def _write_something(self) -> None:
+    async def _write_probe(self) -> None:
         try:
             await self._database.write_first(_write_fact, str(self._boot_ms()))
         except StorageError as error:
@@ -120,7 +120,7 @@ class WatchedDatabase:
         self._problem = why
 
     async def close(self) -> None:
-        """End what is under way; the database is its opener's to close."""
+        """Cancel the probe; the database is closed by its opener."""
         if self._probe is not None:
             self._probe.cancel()
             await asyncio.wait([self._probe])

@@ -10,9 +10,9 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import Retention
 from ...protocol.operations import OperationState, StepAction
 from ...protocol.routing import OrderStrategy
-from ..cluster.partitions import Choice, some_partitions
+from ..cluster.partitions import PartitionFilter, read_partitions
 from ..operations.states import MOVING
-from ..sql.dialect import at_one_moment, now_ms
+from ..sql.dialect import begin_snapshot, now_ms
 from ..sql.schema import (
     brokers,
     drained,
@@ -37,7 +37,7 @@ from .views import (
 
 def read_sql_view(connection: Connection) -> SqlView:
     """Everything, as it is at one moment.  The first thing its transaction does."""
-    at_one_moment(connection)
+    begin_snapshot(connection)
     return SqlView(
         subjects=_subjects(connection),
         partitions=_partitions(connection),
@@ -74,7 +74,7 @@ def _partitions(connection: Connection) -> dict[int, PartitionView]:
             end_offset=rows[one.partition_id].end_offset,
             abandoned=rows[one.partition_id].abandoned,
         )
-        for one in some_partitions(connection, Choice(sa.true()))
+        for one in read_partitions(connection, PartitionFilter(sa.true()))
     }
 
 

@@ -553,5 +553,5 @@ def test_a_move_of_what_is_not_there_names_what_is(dev):
     partition = str(described["partitions"][0]["partition_id"])
     done = dev.run("subject", "move", partition, "--to", "nowhere")
     assert_error(done, "BrokerGroupUnknownError", 1154)
-    assert "there is no broker group 'nowhere'; those there are: broker-1, broker-2" in done.stderr
+    assert "there is no broker group 'nowhere'; known are: broker-1, broker-2" in done.stderr
     assert "keylane broker list" in done.stderr

@@ -77,7 +77,9 @@ class Shelf:
         offset = request.offset
         if not self.first_offset <= offset <= self.next_offset:
             raise OffsetOutOfRangeError(
-                offset=offset, first_offset=self.first_offset, next_offset=self.next_offset
+                offset=offset,
+                first_offset=self.first_offset,
+                next_offset=self.next_offset,
             )
         chosen: list[bytes] = []
         upto, size = offset, 0

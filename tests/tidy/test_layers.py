@@ -45,6 +45,10 @@ LAYERS: dict[str, set[str]] = {
     "cli/commands": set(),
     "cli/demo": set(),
     "cli/commands/broker": set(),
+    "cli/commands/group": set(),
+    "cli/commands/meta": set(),
+    "cli/commands/queue": set(),
+    "cli/commands/subject": {"cli/commands/broker", "cli/commands/queue"},
     "protocol/errors": set(),
 }
 

@@ -12,10 +12,6 @@ FUNCTION_LINES_MAX = 60
 LONGER: dict[str, int] = {
     "broker/app.py:running_broker": 77,
     "broker/store/store.py:__init__": 61,
-    "metaserver/cluster/subjects.py:plan_subject": 62,
-    "metaserver/groups/sessions.py:join_group": 72,
-    "metaserver/resets/rows.py:begin_reset": 61,
-    "metaserver/running.py:running_metaserver": 76,
     "producer/client.py:send": 76,
 }
 """Functions that were longer before there was this limit: what each may have.  No new ones; each comes down."""

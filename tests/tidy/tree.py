@@ -55,7 +55,7 @@ class Import:
 
 
 def package_files() -> list[Source]:
-    found = [ROOT / "__init__.py"]
+    found = sorted(ROOT.glob("*.py"))
     for room in ROOMS:
         found += sorted((ROOT / room).rglob("*.py"))
     return [Source(path) for path in found]

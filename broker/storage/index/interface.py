@@ -1,4 +1,4 @@
-"""Consume queues: where the batches of each partition lie in the commit log.  The interface; no I/O here.
+"""Consume queues: where the batches of each partition lie in the commit log.  The interface.  Pure.
 
 Invariants
     Derived: whatever is in it can be deleted and comes back from the log.

@@ -1,4 +1,4 @@
-"""`keylane broker`: look at a broker, and into its data folder."""
+"""`keylane broker`: the options and help of its commands."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from typing import Annotated
 
 import typer
 
-from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+from ...options import (
+    META_DEFAULT,
+    DryRunOption,
+    MetaOption,
+    OutputFormat,
+    OutputOption,
+    WaitOption,
+)
 
-broker_app = typer.Typer(no_args_is_help=True, help="Look at brokers and into their data folders.")
+broker_app = typer.Typer(
+    no_args_is_help=True, help="Look at brokers, take them out of use, check their data folders."
+)
 
-index_app = typer.Typer(no_args_is_help=True, help="The index of a broker that does not run now.")
+index_app = typer.Typer(no_args_is_help=True, help="The index of a broker that is not running.")
 broker_app.add_typer(index_app, name="index")
 
 FolderArgument = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Data folder of a broker that does not run now.")
+    Path, typer.Argument(metavar="DIR", help="Data folder of a broker that is not running.")
 ]
 
 
@@ -31,7 +40,7 @@ def broker_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TA
 def broker_dump(
     folder: FolderArgument,
     *,
-    partition: Annotated[int | None, typer.Option(help="Only this partition, by id.")] = None,
+    partition: Annotated[int | None, typer.Option(help="Only the partition with this id.")] = None,
     start: Annotated[
         int, typer.Option("--from", help="First log position; with --partition, first offset.")
     ] = 0,
@@ -77,7 +86,7 @@ def broker_cordon(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Keep a broker group from new partitions; what it has goes on.  An evacuation does this as well."""
+    """Keep a broker group from new partitions; those it has stay.  An evacuation does this as well."""
     from ...screen import run
     from .groups import cordon
 
@@ -97,12 +106,58 @@ def broker_uncordon(
     run(output, cordon(meta, output, group=group, cordoned=False))
 
 
+@broker_app.command("evacuate")
+def evacuate(
+    group: Annotated[
+        str, typer.Argument(metavar="GROUP", help="Broker group that is to go, or is dead.")
+    ],
+    *,
+    without_source: Annotated[
+        bool,
+        typer.Option(
+            "--without-source",
+            help="The broker is silent: best_tried subjects continue, declared as reordered; "
+            "strict and static subjects wait for its return.",
+        ),
+    ] = False,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="The broker's disk is lost for good: strict and static subjects continue as well, and messages "
+            "that only it had are given up. See --dry-run first.",
+        ),
+    ] = False,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """
+    Continue all partitions of a broker group, of every subject, on other broker groups.
+
+    The group gets no new partitions from then on, also if the evacuation is canceled: keylane broker uncordon GROUP
+    ends that.  With --without-source the exit status is 1 if partitions of a subject stay there.
+    """
+    from ..operations import change_partitions
+
+    change_partitions(
+        meta,
+        output,
+        lambda admin: admin.evacuate(
+            group, without_source=without_source, accept_loss=accept_loss, dry_run=dry_run
+        ),
+        planned=dry_run,
+        wait=wait,
+    )
+
+
 @broker_app.command("accept")
 def broker_accept(
     group: GroupArgument,
     *,
     address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Which one, if several are refused.")
+        str, typer.Option(metavar="HOST:PORT", help="Which broker, if several are refused.")
     ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be given up, change nothing.")
@@ -110,7 +165,7 @@ def broker_accept(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Go on with an older copy of a data folder, whose broker runs and is refused; what it lacks is given up."""
+    """Let a refused broker serve with an older copy of the data folder; what the copy lacks is given up."""
     from ...screen import run
     from .groups import accept
 
@@ -126,7 +181,7 @@ def index_rebuild(
     index: KindOption = "file",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Make the index anew from the log."""
+    """Rebuild the index from the log."""
     from .index import rebuild
 
     rebuild(folder, index, output)
@@ -135,10 +190,10 @@ def index_rebuild(
 @index_app.command("switch")
 def index_switch(
     folder: FolderArgument,
-    to: Annotated[str, typer.Option(help="The index to have from now on: file or rocksdb.")],
+    to: Annotated[str, typer.Option(help="The new kind of index: file or rocksdb.")],
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Convert one index into the other, which the broker is to be started with then (--index)."""
+    """Convert one kind of index into the other; start the broker with the new kind (--index)."""
     from .index import switch
 
     switch(folder, to, output)
@@ -146,7 +201,7 @@ def index_switch(
 
 @index_app.command("verify")
 def index_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Compare every index there is with the log, and both with each other.  Exit status 1 if they differ."""
+    """Compare every index with the log, and both with each other.  Exit status 1 if they differ."""
     from .index import verify
 
     verify(folder, output)

@@ -1,66 +1,61 @@
-"""`keylane broker list`, `cordon`, `uncordon`, `accept`: broker groups as the metaserver sees them."""
+"""`keylane broker` list, cordon, uncordon, accept: broker groups as the metaserver sees them."""
 
 from __future__ import annotations
 
-import msgspec
-
-from ....protocol.control import AcceptFolder, BrokerView, RefusedBroker
-from ....protocol.ids import check_name
-from ....protocol.operations import Cordon
-from ...connection import connect
+from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
 
 
-async def list_brokers(meta: str, form: OutputFormat) -> None:
+async def list_brokers(meta: str, output: OutputFormat) -> None:
     """Show every broker group that ever reported itself."""
-    async with connect(meta) as (client, _network):
-        health = await client.health()
-    found = msgspec.convert(health.details.get("brokers", []), list[BrokerView])
-    refused = msgspec.convert(health.details.get("refused", []), list[RefusedBroker])
-    if form is OutputFormat.JSON:
-        show_json(found)
-        for one in refused:
-            show_line(f"{one.broker_group} at {one.address}: {one.problem}", errors=True)
+    async with open_admin(meta) as admin:
+        listed = await admin.list_brokers()
+    if output is OutputFormat.JSON:
+        show_json(listed.brokers)
+        for refused in listed.refused:
+            show_line(
+                f"{refused.broker_group} at {refused.address}: {refused.problem}", errors=True
+            )
         return
     rows = [
         (
-            one.broker_group,
-            one.address,
-            "available" if one.available else f"silent for {one.silent_ms / 1000:.0f} s",
-            "gets none" if one.cordoned else "gets some",
+            broker.broker_group,
+            broker.address,
+            "available" if broker.available else f"silent for {broker.silent_ms / 1000:.0f} s",
+            "gets none" if broker.cordoned else "gets some",
         )
-        for one in found
+        for broker in listed.brokers
     ]
     title = "broker groups" if rows else "no broker has reported itself yet"
     show_table(make_table(title, ("broker group", "address", "state", "new partitions"), rows))
-    for one in refused:
-        show_line(f"{one.broker_group} at {one.address} is refused: {one.problem}")
+    for refused in listed.refused:
+        show_line(f"{refused.broker_group} at {refused.address} is refused: {refused.problem}")
 
 
-async def cordon(meta: str, form: OutputFormat, *, group: str, cordoned: bool) -> None:
+async def cordon(meta: str, output: OutputFormat, *, group: str, cordoned: bool) -> None:
     """Keep a broker group from new partitions, or let it have some again, and say so."""
-    check_name("broker group", group)
-    async with connect(meta) as (client, _network):
-        view = await client.cordon(group, Cordon(cordoned=cordoned))
-    if form is OutputFormat.JSON:
+    async with open_admin(meta) as admin:
+        view = await (admin.cordon(group) if cordoned else admin.uncordon(group))
+    if output is OutputFormat.JSON:
         show_json(view)
         return
     show_line(f"{group} gets {'no' if view.cordoned else 'its share of'} new partitions")
 
 
-async def accept(meta: str, form: OutputFormat, *, group: str, address: str, dry_run: bool) -> None:
-    """Go on with a copy of a broker group's data folder that is behind, and say what that gives up."""
-    check_name("broker group", group)
-    async with connect(meta) as (client, _network):
-        found = await client.accept_folder(group, AcceptFolder(address=address, dry_run=dry_run))
-    if form is OutputFormat.JSON:
-        show_json(found)
+async def accept(
+    meta: str, output: OutputFormat, *, group: str, address: str, dry_run: bool
+) -> None:
+    """Let a broker serve whose data folder is behind, and say what that gives up."""
+    async with open_admin(meta) as admin:
+        accepted = await admin.accept_folder(group, address=address, dry_run=dry_run)
+    if output is OutputFormat.JSON:
+        show_json(accepted)
         return
-    what = "would go on" if dry_run else "goes on"
-    show_line(f"{group} {what} with the data folder at {found.address}, which was refused:")
-    show_line(found.problem)
+    what = "would continue" if dry_run else "continues"
+    show_line(f"{group} {what} with the data folder at {accepted.address}, which was refused:")
+    show_line(accepted.problem)
     show_line(
-        f"its log ends at position {found.log_end}; at the group's last report it was "
-        f"{found.known_log_end}: what was stored between them is given up"
+        f"its log ends at position {accepted.log_end}; at the group's last report it ended at "
+        f"{accepted.known_log_end}: what was stored between them is given up"
     )

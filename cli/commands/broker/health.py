@@ -1,34 +1,30 @@
-"""`keylane broker health`: what a broker says of itself."""
+"""`keylane broker health`: whether a broker takes writes."""
 
 from __future__ import annotations
 
 import typer
 
-from ....rpc.client import BrokerClient
-from ....rpc.http_network import HttpNetwork
+from ...connection import open_admin
 from ...options import OutputFormat, parse_addresses
 from ...screen import make_table, show_json, show_table
 
 
-async def show_health(address: str, form: OutputFormat) -> None:
+async def show_health(address: str, output: OutputFormat) -> None:
     """
     Show a broker's health; exit status 1 if it is not ready: it takes no writes, or is refused by the metaserver.
 
     Raises:
-        ConfigError, NotSentError.
+        ConfigError, NotSentError
         InvalidRequestError: another program than a broker answers there.
     """
-    (place,) = parse_addresses(address)[:1]
-    network = HttpNetwork()
-    try:
-        health = await BrokerClient(network, place).health()
-    finally:
-        await network.close()
-    if form is OutputFormat.JSON:
+    (broker,) = parse_addresses(address)[:1]
+    async with open_admin(broker) as admin:  # it asks no metaserver
+        health = await admin.broker_health(broker)
+    if output is OutputFormat.JSON:
         show_json(health)
     else:
         title = "takes writes" if health.ready else f"not ready: {health.reason}"
         rows = [(name.replace("_", " "), value) for name, value in sorted(health.details.items())]
-        show_table(make_table(f"broker at {place}: {title}", ("", "now#"), rows))
+        show_table(make_table(f"broker at {broker}: {title}", ("", "now#"), rows))
     if not health.ready:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Grants that another metaserver changes are told to who waits here, whoever else waited or comes to wait."""
+"""Changes by another metaserver wake the heartbeats that wait here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
-from keylane.metaserver.groups.service import Members
+from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.groups.views import group_versions
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import SqlDatabase, open_database
@@ -55,14 +55,14 @@ class House:
     def __init__(self, database: SqlDatabase, folder: Path) -> None:
         settings = MetaserverSettings(data=folder)
         self.database = Watched(database)
-        self.here = Members(self.database, settings)  # type: ignore[arg-type]
+        self.here = GroupService(self.database, settings)  # type: ignore[arg-type]
 
         async def announce(group_id: int) -> None:
             await database.write(hear, group_id)
 
-        self.elsewhere = Members(database, settings, announce=announce)
+        self.elsewhere = GroupService(database, settings, announce=announce)
 
-    async def join(self, session: str, *, members: Members | None = None) -> None:
+    async def join(self, session: str, *, members: GroupService | None = None) -> None:
         ask = Join(subject="s", group="g", session=session, ttl_ms=TTL_MS)
         await (members or self.elsewhere).join(ask)
 
@@ -92,8 +92,8 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         yield House(database, tmp_path)
 
 
-async def test_a_poll_that_is_given_up_takes_no_other_with_it(house: House):
-    """A session asks again and its older long poll ends: a change elsewhere is told to the newer one."""
+async def test_newer_long_poll_is_woken_when_an_older_one_ends(house: House):
+    """Of two long polls of a session the older one ends: a change elsewhere wakes the newer one."""
     await house.join(FIRST)
     version = await house.version(FIRST)
     older = await house.waiting(FIRST, version)
@@ -101,14 +101,14 @@ async def test_a_poll_that_is_given_up_takes_no_other_with_it(house: House):
     older.cancel()
     with suppress(asyncio.CancelledError):
         await older
-    await house.here.look_around()
+    await house.here.check_for_changes()
     await house.join(SECOND)
-    await house.here.look_around()
+    await house.here.check_for_changes()
     assert (await asyncio.wait_for(newer, LONG_MS / 3_000)).version > version
 
 
-async def test_who_comes_while_it_is_looked_is_told_with_the_next_look(house: House):
-    """A session that was renewed before it was ended elsewhere, and waits since the look that saw that, hears of it."""
+async def test_waiter_joining_during_a_poll_is_woken_by_the_next_poll(house: House):
+    """A session was renewed before it was ended elsewhere, and waits since the poll that saw it ended."""
     for session in (FIRST, SECOND):
         await house.join(session)
     first, second = [await house.version(one) for one in (FIRST, SECOND)]
@@ -120,23 +120,23 @@ async def test_who_comes_while_it_is_looked_is_told_with_the_next_look(house: Ho
         await house.elsewhere.leave(Leave(session=SECOND))
 
     house.database.meanwhile = meanwhile
-    await house.here.look_around()
-    await house.here.look_around()
+    await house.here.check_for_changes()
+    await house.here.check_for_changes()
     with pytest.raises(SessionUnknownError):
         await asyncio.wait_for(tasks[1], LONG_MS / 3_000)
     tasks[0].cancel()
 
 
-async def test_nobody_is_woken_for_nothing(house: House):
-    """A look after which nothing has changed for a session lets it wait; so does one without changes."""
+async def test_poll_wakes_no_session_without_changes(house: House):
+    """A poll that finds no change of a session lets it wait."""
     await house.join(FIRST)
     version = await house.version(FIRST)
     waits = await house.waiting(FIRST, version)
     for _ in range(3):
-        await house.here.look_around()
+        await house.here.check_for_changes()
     _, still = await asyncio.wait([waits], timeout=0.3)
     assert still
     await house.elsewhere.leave(Leave(session=FIRST))
-    await house.here.look_around()
+    await house.here.check_for_changes()
     with pytest.raises(SessionUnknownError):
         await asyncio.wait_for(waits, LONG_MS / 3_000)

@@ -1,4 +1,4 @@
-"""Creations that a real broker hinders, and names as long as they may be: no metaserver ends of them."""
+"""Creations that a real broker hinders, and the longest names: no metaserver ends by them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def assert_goes_on(cluster: Cluster, meta: MetaClient) -> None:
     assert (await meta.health()).ready
 
 
-async def test_a_subject_whose_name_is_as_long_as_it_may_be(tmp_path: Path) -> None:
+async def test_subject_with_the_longest_name_is_created(tmp_path: Path) -> None:
     """It is created, written, resized and read; a longer name is refused, and stores nothing."""
     async with small_cluster(tmp_path) as (cluster, meta):
         name = "s" * NAME_CHARS_MAX
@@ -80,7 +80,7 @@ async def test_a_subject_whose_name_is_as_long_as_it_may_be(tmp_path: Path) -> N
         assert [one.subject for one in (await meta.subjects()).subjects] == [name]
 
 
-async def test_an_empty_database_is_not_ready_beside_brokers_with_partitions(
+async def test_empty_database_is_not_ready_beside_brokers_with_partitions(
     tmp_path: Path,
 ) -> None:
     """Calls are refused and name the command that helps, over a restart too; once that has run, all goes on."""
@@ -120,8 +120,8 @@ async def test_an_empty_database_is_not_ready_beside_brokers_with_partitions(
         ]
 
 
-async def test_a_producer_and_a_consumer_wait_while_the_database_is_lost(tmp_path: Path) -> None:
-    """Nobody gives up what is in hand because a database is empty."""
+async def test_clients_wait_while_the_database_is_lost(tmp_path: Path) -> None:
+    """No client gives up its messages because a database is empty."""
     async with small_cluster(tmp_path) as (cluster, _meta):
         await cluster.create("s", partitions=2)
         handled: list[Message] = []
@@ -141,7 +141,7 @@ async def test_a_producer_and_a_consumer_wait_while_the_database_is_lost(tmp_pat
         assert [one.value for one in handled] == [b"before", b"after"]
 
 
-async def test_a_creation_over_an_older_database_fails_when_its_numbers_are_in_use(
+async def test_creation_fails_when_its_partition_ids_are_in_use(
     tmp_path: Path,
 ) -> None:
     """It says so at once and in the list, leaves what the broker has alone, and its name is free again."""
@@ -179,8 +179,8 @@ async def test_a_creation_over_an_older_database_fails_when_its_numbers_are_in_u
         assert (kept.state, kept.next_offset) == (PartitionState.OPEN, 1)
 
 
-async def test_a_failed_creation_leaves_no_open_partition_behind(tmp_path: Path) -> None:
-    """Of a creation that fails on one of its numbers the other partitions are sealed where they are hosted."""
+async def test_failed_creation_leaves_no_open_partition(tmp_path: Path) -> None:
+    """One partition's id is in use; the others are sealed at their brokers."""
     async with small_cluster(tmp_path) as (cluster, meta):
         await cluster.create("old", partitions=1)
         cluster.meta_program.stop()
@@ -257,8 +257,8 @@ async def verified(meta: MetaClient) -> None:
     assert last.ok
 
 
-async def test_number_given_to_a_broker_that_died_is_never_used_again(tmp_path: Path) -> None:
-    """A stopped broker hosts its part when it goes on: that was given up, is sealed there, and has another number."""
+async def test_id_sent_to_a_broker_that_died_is_never_used_again(tmp_path: Path) -> None:
+    """A stopped broker hosts its partition when it continues: by then it was abandoned, is sealed, and has another id."""
     async with small_cluster(tmp_path, brokers=2) as (cluster, meta):
         warm = await cluster.create("warm", partitions=2)
         stopped = cluster.brokers[1]

@@ -1,4 +1,4 @@
-"""The calendar of a PostgreSQL server is set forward or back under live metaservers: leases last as they were promised."""
+"""The calendar of a PostgreSQL server is set forward or back under live metaservers: leases keep their length."""
 
 from __future__ import annotations
 
@@ -89,8 +89,10 @@ async def database(tmp_path: Path, calendar: Calendar) -> AsyncIterator[SqlDatab
         yield database
 
 
-async def test_what_met_a_jump_is_done_again(database: SqlDatabase, calendar: Calendar) -> None:
-    """A jump in the middle of a work, or before its end with a refusal: nothing of it stays, and it is done once."""
+async def test_work_is_repeated_when_the_clock_jumped(
+    database: SqlDatabase, calendar: Calendar
+) -> None:
+    """A jump in the middle of a work, or before it is refused: it is rolled back and done once."""
     tries: list[str] = []
 
     def write(connection: Connection) -> None:
@@ -111,7 +113,7 @@ async def test_what_met_a_jump_is_done_again(database: SqlDatabase, calendar: Ca
     assert tries == ["write", "write", "read", "read"]
 
 
-async def test_one_jump_restarts_the_times_once(
+async def test_jump_restarts_the_times_once(
     database: SqlDatabase, calendar: Calendar, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However many transactions meet it at the same time."""
@@ -124,9 +126,7 @@ async def test_one_jump_restarts_the_times_once(
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-async def test_a_jump_ends_nobodys_lease(
-    pair: list[MetaClient], calendar: Calendar, hours: int
-) -> None:
+async def test_jump_ends_no_lease(pair: list[MetaClient], calendar: Calendar, hours: int) -> None:
     """Whoever keeps its session keeps its partitions and tokens; another gets none of them meanwhile."""
     one, two = pair
     before = await first_owner(one)
@@ -140,7 +140,7 @@ async def test_a_jump_ends_nobodys_lease(
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-async def test_after_a_jump_the_silent_are_replaced_in_time(
+async def test_silent_consumers_are_replaced_in_time_after_a_jump(
     pair: list[MetaClient], calendar: Calendar, hours: int
 ) -> None:
     """A consumer that crashed keeps its partitions for a ttl from the jump at most, not for an hour, and not for less."""

@@ -26,7 +26,7 @@ def copy_database(source: Path, target: Path) -> None:
 
 
 @pytest.mark.crash
-async def test_a_consumer_works_on_with_a_database_that_went_back(cluster: Cluster, tmp_path: Path):
+async def test_consumer_continues_when_the_database_went_back(cluster: Cluster, tmp_path: Path):
     """Its session lives and knows newer grants than the database: it takes the older ones, asks seldom, and handles."""
     await cluster.create("back", partitions=2)
     database = tmp_path / "meta-0" / "meta.db"

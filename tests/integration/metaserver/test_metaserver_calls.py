@@ -1,4 +1,4 @@
-"""A metaserver over a real socket: every call, and what it does with bad input."""
+"""A metaserver over a real socket: every call, with good and bad input."""
 
 from __future__ import annotations
 
@@ -166,8 +166,8 @@ async def test_consumers_share_hand_over_and_leave(house: House) -> None:
     assert (await house.meta.groups("s")).groups == ["g"]
 
 
-async def test_a_switch_is_told_to_who_waits(house: House) -> None:
-    """A waiting heartbeat hears at once that its session has ended; shared sessions have everything together."""
+async def test_switch_answers_waiting_heartbeats(house: House) -> None:
+    """A waiting heartbeat learns at once that its session has ended; shared sessions are granted every partition."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=4))
     await house.meta.join(Join(subject="s", group="g", session=A))
     first = await house.meta.heartbeat(Heartbeat(session=A))
@@ -199,8 +199,8 @@ async def test_a_switch_is_told_to_who_waits(house: House) -> None:
     assert (await house.meta.switch_group("s", "g", to_shared)).sessions == 2, "it is so already"
 
 
-async def test_a_cordoned_group_and_an_unknown_operation(house: House) -> None:
-    """The words of an operator are kept by the database, and what makes no sense is a typed error."""
+async def test_cordon_is_stored_and_an_unknown_operation_refused(house: House) -> None:
+    """A cordon is kept by the database; an unknown operation or group is a typed error."""
     async with hosting_broker(house.meta, "right"):
         assert (await house.meta.cordon("left", Cordon())).cordoned
         made = await house.meta.create_subject(CreateSubject(subject="s", partitions=4))
@@ -240,7 +240,7 @@ async def test_silent_consumer_is_replaced(house: House) -> None:
     assert (await house.meta.group("s", "g")).sessions == 1
 
 
-async def test_join_again_is_harmless(house: House) -> None:
+async def test_repeated_join_changes_nothing(house: House) -> None:
     """A join that is repeated because its answer was lost changes nothing."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     ask = Join(subject="s", group="g", session=A)
@@ -252,8 +252,8 @@ async def test_join_again_is_harmless(house: House) -> None:
         await house.meta.join(Join(subject="s", group="other", session=A))
 
 
-async def test_quiet_heartbeat_waits(house: House) -> None:
-    """A heartbeat without news returns after its wait, and never waits longer than a third of the ttl."""
+async def test_heartbeat_without_changes_returns_after_its_wait(house: House) -> None:
+    """It never waits longer than a third of the ttl."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     await house.meta.join(Join(subject="s", group="g", session=A, ttl_ms=1_200))
     grants = await house.meta.heartbeat(Heartbeat(session=A))
@@ -264,8 +264,8 @@ async def test_quiet_heartbeat_waits(house: House) -> None:
         assert low <= time.monotonic() - start < high
 
 
-async def test_route_long_poll(house: House) -> None:
-    """A route's long poll returns at once when a broker comes back under another address."""
+async def test_route_long_poll_returns_when_an_address_changes(house: House) -> None:
+    """It returns at once when a broker comes back under another address."""
     made = await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     waiting = asyncio.create_task(house.meta.route("s", known_version=1, wait_ms=5_000))
     grants_before = await house.meta.join(Join(subject="s", group="g", session=A))
@@ -310,8 +310,8 @@ async def test_silent_broker_has_no_address(tmp_path: Path, database: dict[str, 
         assert {one.address for one in back.partitions} == {house.broker.address}
 
 
-async def test_creation_goes_on_after_a_refusal(house: House) -> None:
-    """A creation that a broker cut short serves no route, and is finished by itself when the broker answers."""
+async def test_creation_continues_after_a_refusal(house: House) -> None:
+    """A creation that a broker refused serves no route, and completes by itself when the broker answers."""
     house.broker.refuse_after = 1
     with pytest.raises(NotEnoughBrokersError):
         await house.meta.create_subject(CreateSubject(subject="s", partitions=3))
@@ -340,10 +340,10 @@ async def test_creation_goes_on_after_a_refusal(house: House) -> None:
     ],
     ids=lambda one: type(one).__name__,
 )
-async def test_a_creation_waits_whatever_its_broker_says(
+async def test_creation_waits_whatever_error_its_broker_answers(
     tmp_path: Path, refusal: KeylaneError
 ) -> None:
-    """It says why and where, is tried again and again, and is finished when the broker takes it; others are made then."""
+    """The error says why and where; the creation is retried and completes when the broker takes it; others are not blocked."""
     async with running_house(tmp_path) as house, hosting_broker(house.meta, "right") as right:
         house.broker.refusal, house.broker.refuse_after = refusal, 0
         ask = CreateSubject(subject="s", partitions=2)
@@ -364,8 +364,10 @@ async def test_a_creation_waits_whatever_its_broker_says(
         await house.meta.create_subject(CreateSubject(subject="t", partitions=1))
 
 
-async def test_without_a_broker(tmp_path: Path, database: dict[str, str]) -> None:
-    """Without an available broker a subject is refused, and nothing of it stays."""
+async def test_creation_is_refused_without_a_broker(
+    tmp_path: Path, database: dict[str, str]
+) -> None:
+    """Without an available broker a subject is refused, and nothing is stored."""
     async with running_house(tmp_path, **database) as house:
         await house.broker.report(house.meta, writable=False)
         with pytest.raises(NotEnoughBrokersError):
@@ -374,8 +376,8 @@ async def test_without_a_broker(tmp_path: Path, database: dict[str, str]) -> Non
         await house.meta.create_subject(CreateSubject(subject="s", partitions=1))
 
 
-async def test_another_folder_is_refused(house: House) -> None:
-    """A second data folder under the name of a live broker group is refused, and the first stays."""
+async def test_second_data_folder_of_a_live_group_is_refused(house: House) -> None:
+    """The first one stays."""
     ask = BrokerHeartbeat(broker_group="left", broker_id="copy", address="127.0.0.1:9")
     with pytest.raises(BrokerGroupTakenError, match="another data folder"):
         await house.meta.broker_heartbeat(ask)
@@ -387,8 +389,8 @@ async def test_another_folder_is_refused(house: House) -> None:
     assert [one["address"] for one in health.details["brokers"]] == [house.broker.address]
 
 
-async def test_settings_of_a_subject_are_compared(house: House) -> None:
-    """The same name with other settings is refused, and so is a client with another order strategy."""
+async def test_subject_is_refused_when_it_exists_with_other_settings(house: House) -> None:
+    """So is a client with another order strategy."""
     strict = CreateSubject(subject="s", partitions=2, order_strategy=OrderStrategy.STRICT)
     await house.meta.create_subject(strict)
     by_default = await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
@@ -404,8 +406,8 @@ async def test_settings_of_a_subject_are_compared(house: House) -> None:
 
 
 @pytest.mark.parametrize("name", ILLEGAL_NAMES)
-async def test_illegal_names(house: House, name: str) -> None:
-    """An illegal name is refused by every call that takes one, and stores nothing."""
+async def test_illegal_name_is_refused_by_every_call(house: House, name: str) -> None:
+    """Nothing is stored."""
     await house.meta.create_subject(CreateSubject(subject="s"))
     with pytest.raises(InvalidNameError):
         await house.meta.create_subject(CreateSubject(subject=name))
@@ -424,7 +426,7 @@ async def test_illegal_names(house: House, name: str) -> None:
     assert len((await house.meta.subjects()).subjects) == 1
 
 
-async def test_unknown_things(house: House) -> None:
+async def test_unknown_names_are_refused(house: House) -> None:
     """Unknown subjects, groups, sessions and tokens are refused by name."""
     await house.meta.create_subject(CreateSubject(subject="s"))
     for call in (house.meta.subject, house.meta.route, house.meta.groups):
@@ -479,7 +481,7 @@ async def test_unknown_things(house: House) -> None:
         ("DELETE", "/v1/subjects", None, 405),
     ],
 )
-async def test_bad_requests(
+async def test_bad_request_is_refused(
     house: House, method: str, path: str, data: bytes | None, status: int
 ) -> None:
     """Bad input gets a typed error body, changes nothing, and the server goes on serving."""
@@ -497,8 +499,10 @@ async def test_bad_requests(
 
 
 @pytest.mark.parametrize("address", ["", "x", "127.0.0.1", "127.0.0.1:0", "a b:1", "h:99999"])
-async def test_bad_addresses(house: House, address: str) -> None:
-    """A broker that reports what is not host:port is refused."""
+async def test_broker_heartbeat_is_refused_when_its_address_is_no_host_and_port(
+    house: House, address: str
+) -> None:
+    """A broker that reports anything but host:port is refused."""
     with pytest.raises(InvalidRequestError):
         await house.meta.broker_heartbeat(
             BrokerHeartbeat(broker_group="right", broker_id="x", address=address)
@@ -539,8 +543,8 @@ async def test_restart_keeps_everything(tmp_path: Path, database: dict[str, str]
         assert held(await house.meta.heartbeat(Heartbeat(session=A))) == held(before)
 
 
-async def test_openapi(house: House) -> None:
-    """The OpenAPI document names every path, and its references lead somewhere."""
+async def test_openapi_names_every_path(house: House) -> None:
+    """Every reference of the document resolves."""
     url = f"http://{house.address}/v1/openapi.json"
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         text = await response.text()

@@ -1,4 +1,4 @@
-"""The metaserver's database: its time across boots, its limits, and what it says when it cannot be used."""
+"""The metaserver's database: its time across boots, its limits, and its errors."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ async def populate(database: SqlDatabase) -> int:
 
 
 @pytest.mark.parametrize("uptime_ms", [10, 10_000_000_000])
-async def test_another_boot_gives_everybody_a_whole_ttl(tmp_path: Path, uptime_ms: int) -> None:
-    """After the machine started again, whatever its clock says now, nobody's lease ends early or never."""
+async def test_another_boot_gives_every_session_a_whole_ttl(tmp_path: Path, uptime_ms: int) -> None:
+    """After a restart of the machine, whatever its clock says, no lease ends early or never."""
     async with opened(tmp_path, BootClock(7_000_000)) as database:
         await populate(database)
     clock = BootClock(uptime_ms)
@@ -82,8 +82,8 @@ async def test_another_boot_gives_everybody_a_whole_ttl(tmp_path: Path, uptime_m
         assert not await database.read(writable_groups)
 
 
-async def test_another_boot_forgets_who_was_refused(tmp_path: Path) -> None:
-    """A second broker refused before the machine started again is no fault of the cluster after it."""
+async def test_another_boot_forgets_refused_brokers(tmp_path: Path) -> None:
+    """A broker that was refused before a restart of the machine is not reported after it."""
     second = BrokerHeartbeat(broker_group="b", broker_id="y", address="b:2")
     async with opened(tmp_path, BootClock(7_000_000)) as database:
         await populate(database)
@@ -94,7 +94,7 @@ async def test_another_boot_forgets_who_was_refused(tmp_path: Path) -> None:
 
 
 async def test_restart_in_one_boot_changes_no_time(tmp_path: Path) -> None:
-    """A metaserver that starts again on a machine that did not gives nobody a longer life."""
+    """A restart of the metaserver alone extends no session."""
     clock = BootClock(7_000_000)
     async with opened(tmp_path, clock) as database:
         await populate(database)
@@ -108,7 +108,7 @@ async def test_restart_in_one_boot_changes_no_time(tmp_path: Path) -> None:
             await database.read(live_session, A)
 
 
-async def test_failed_work_leaves_nothing(tmp_path: Path) -> None:
+async def test_failed_work_is_rolled_back(tmp_path: Path) -> None:
     """A transaction that ends in an error is undone as a whole."""
 
     def work(connection: sa.Connection) -> None:
@@ -123,8 +123,8 @@ async def test_failed_work_leaves_nothing(tmp_path: Path) -> None:
         assert await database.read(lambda one: one.execute(version).scalar_one()) == 1
 
 
-async def test_many_at_once(tmp_path: Path) -> None:
-    """Writers, renewals and readers of one process wait for each other and none is refused."""
+async def test_concurrent_works_wait_for_each_other(tmp_path: Path) -> None:
+    """Writers, renewals and readers of one process wait for each other, and none is refused."""
 
     def raise_version(connection: sa.Connection) -> None:
         connection.execute(sa.update(groups).values(version=groups.c.version + 1))
@@ -141,8 +141,8 @@ async def test_many_at_once(tmp_path: Path) -> None:
         assert await database.read(lambda one: one.execute(before).scalar_one()) == start + 60
 
 
-async def test_limits(tmp_path: Path) -> None:
-    """More sessions or subjects than allowed are refused and not stored."""
+async def test_sessions_and_subjects_are_refused_above_their_limits(tmp_path: Path) -> None:
+    """They are refused and not stored."""
     async with opened(tmp_path, BootClock(1_000)) as database:
         await populate(database)
         await database.write(join_group, Join(subject="s", group="g", session=B), sessions_max=2)
@@ -175,8 +175,8 @@ async def test_silent_folder_with_partitions_is_not_replaced(tmp_path: Path) -> 
         assert await database.read(lambda one: one.execute(row).scalar_one()) == "z"
 
 
-async def test_time_moves_within_a_transaction(tmp_path: Path) -> None:
-    """The database's time is the clock's, at each look at it."""
+async def test_time_advances_within_a_transaction(tmp_path: Path) -> None:
+    """Each read of the database's time reads the clock."""
     clock = BootClock(123)
 
     def look(connection: sa.Connection) -> tuple[int, int]:
@@ -188,8 +188,8 @@ async def test_time_moves_within_a_transaction(tmp_path: Path) -> None:
         assert await database.read(look) == (123, 130)
 
 
-async def test_file_that_is_no_database(tmp_path: Path) -> None:
-    """A foreign file under the database's name is refused and left alone."""
+async def test_foreign_file_is_refused(tmp_path: Path) -> None:
+    """A foreign file under the database's name is refused and not changed."""
     file = tmp_path / "meta.db"
     file.write_text("this is a letter to a friend, not a database" * 100)
     before = file.read_bytes()
@@ -199,16 +199,16 @@ async def test_file_that_is_no_database(tmp_path: Path) -> None:
     assert file.read_bytes() == before
 
 
-async def test_folder_in_place_of_the_file(tmp_path: Path) -> None:
-    """A database that cannot be opened is refused with advice."""
+async def test_folder_in_place_of_the_database_is_refused(tmp_path: Path) -> None:
+    """The error has advice."""
     (tmp_path / "meta.db").mkdir()
     with pytest.raises(DataFolderError, match="give a folder"):
         async with opened(tmp_path, BootClock(1)):
             raise AssertionError
 
 
-async def test_metaservers_that_begin_with_one_new_database(tmp_path: Path) -> None:
-    """Several that open the same new file at once all get it: SQLite refuses a change of its mode at once, not after a wait."""
+async def test_metaservers_that_open_one_new_database_at_once_all_get_it(tmp_path: Path) -> None:
+    """SQLite refuses a concurrent change of its journal mode at once, without a wait."""
 
     def begin(folder: Path, ready: threading.Barrier) -> None:
         async def work() -> None:
@@ -225,8 +225,10 @@ async def test_metaservers_that_begin_with_one_new_database(tmp_path: Path) -> N
         await asyncio.gather(*(asyncio.to_thread(begin, folder, ready) for _ in range(4)))
 
 
-async def test_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database that another program keeps locked is refused after a wait, not waited for for ever."""
+async def test_locked_database_is_refused_after_a_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that another program keeps locked is refused after a bounded wait."""
     monkeypatch.setattr(dialect, "BUSY_MS", 50)
     async with opened(tmp_path, BootClock(1)) as database:
         other = sqlite3.connect(tmp_path / "meta.db", isolation_level=None)
@@ -251,8 +253,10 @@ def now(connection: sa.Connection) -> int:
         ("nonsense", ConfigError),
     ],
 )
-async def test_unreachable_database(tmp_path: Path, url: str, error: type[Exception]) -> None:
-    """A database that is not there is named, without its password."""
+async def test_unreachable_database_is_named_without_its_password(
+    tmp_path: Path, url: str, error: type[Exception]
+) -> None:
+    """The error names the address of the database."""
     with pytest.raises((error, ConfigError)):
         async with open_database(
             folder=tmp_path, url=url, clock=SystemClock(), boot="", broker_ttl_ms=1

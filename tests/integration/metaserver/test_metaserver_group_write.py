@@ -1,4 +1,4 @@
-"""Works that wait for SQLite's one writer share a transaction, and still stand each for itself."""
+"""Works that wait for SQLite's one writer share a transaction, isolated from each other."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def stored(connection: sa.Connection) -> set[str]:
     return set(connection.execute(sa.select(facts.c.name)).scalars()) - {"boot"}
 
 
-async def test_each_has_its_answer(database: SqlDatabase) -> None:
-    """A thousand works, durable or not, are all done, each with its own answer."""
+async def test_work_gets_its_own_answer(database: SqlDatabase) -> None:
+    """A thousand works, durable or not, are all done."""
     works = [database.write, database.renew]
     names = [f"fact-{index}" for index in range(1000)]
     answers = await asyncio.gather(
@@ -47,8 +47,8 @@ async def test_each_has_its_answer(database: SqlDatabase) -> None:
     assert await database.read(stored) == set(names)
 
 
-async def test_they_share_transactions(database: SqlDatabase) -> None:
-    """What comes while a transaction is under way waits, and goes into the next one together."""
+async def test_waiting_works_share_a_transaction(database: SqlDatabase) -> None:
+    """Works that come during a transaction go into the next one together."""
     commits = 0
 
     def count(_connection: object) -> None:
@@ -60,8 +60,8 @@ async def test_they_share_transactions(database: SqlDatabase) -> None:
     assert commits <= 3
 
 
-async def test_a_failed_work_takes_nothing_from_the_others(database: SqlDatabase) -> None:
-    """A refusal, and a fault of ours, undo their own work and nobody else's."""
+async def test_failed_work_does_not_affect_others(database: SqlDatabase) -> None:
+    """A KeylaneError, or a bug, undoes its own work only."""
     answers = await asyncio.gather(
         database.write(store, "a"),
         database.write(store, "b", fault=SubjectUnknownError(subject="b")),
@@ -76,8 +76,8 @@ async def test_a_failed_work_takes_nothing_from_the_others(database: SqlDatabase
     assert await database.read(stored) == {"a", "d"}
 
 
-async def test_a_failed_statement_takes_nothing_from_the_others(database: SqlDatabase) -> None:
-    """When the database itself refuses one work, the others of its transaction are done alone."""
+async def test_failed_statement_does_not_affect_other_works(database: SqlDatabase) -> None:
+    """When the database refuses one work, the others of its transaction are done alone."""
     answers = await asyncio.gather(
         database.write(store, "a"),
         database.write(store, "b"),
@@ -89,7 +89,7 @@ async def test_a_failed_statement_takes_nothing_from_the_others(database: SqlDat
     assert await database.read(stored) == {"a", "b", "c"}
 
 
-async def test_who_gives_up_before_the_turn_does_nothing(database: SqlDatabase) -> None:
+async def test_cancelled_work_is_not_done(database: SqlDatabase) -> None:
     """A caller that is gone before its work began leaves no trace; the others are served."""
     tasks = [asyncio.create_task(database.write(store, f"fact-{index}")) for index in range(3)]
     await asyncio.sleep(0)
@@ -99,8 +99,8 @@ async def test_who_gives_up_before_the_turn_does_nothing(database: SqlDatabase) 
     assert await database.read(stored) == {"fact-0", "fact-2"}
 
 
-async def test_closing_waits_for_what_is_under_way(tmp_path: Path) -> None:
-    """Works that were begun are answered before the database closes."""
+async def test_close_waits_for_submitted_works(tmp_path: Path) -> None:
+    """Works that were submitted are answered before the database closes."""
     options = {"url": None, "clock": SystemClock(), "boot": "b", "broker_ttl_ms": 1_000}
     async with open_database(folder=tmp_path, **options) as database:  # type: ignore[arg-type]
         tasks = [asyncio.create_task(database.write(store, f"fact-{i}")) for i in range(300)]
@@ -114,8 +114,8 @@ def slowly(_connection: sa.Connection, done: list[str], name: str) -> None:
     done.append(name)
 
 
-async def test_heartbeats_go_before_what_waits(database: SqlDatabase) -> None:
-    """Behind hundreds of slow works a renewal waits for one short transaction, and these all are done in their order."""
+async def test_urgent_works_go_before_waiting_ones(database: SqlDatabase) -> None:
+    """Behind hundreds of slow works a renewal waits for one short transaction; the works keep their order."""
     done: list[str] = []
     count = 200
     works = [
@@ -135,8 +135,8 @@ async def test_heartbeats_go_before_what_waits(database: SqlDatabase) -> None:
     assert [name for name in done if name.isdigit()] == [f"{index}" for index in range(count)]
 
 
-async def test_renewals_without_end_starve_nobody(database: SqlDatabase) -> None:
-    """However many renewals there are, each transaction does one of the other works too."""
+async def test_endless_renewals_do_not_starve_other_works(database: SqlDatabase) -> None:
+    """Each transaction does one of the other works too."""
     done: list[str] = []
     stop = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The metaserver's SQL on PostgreSQL: the schema, many that start at once, refusals that ask to be repeated."""
+"""The metaserver's SQL on PostgreSQL: schema, concurrent starts, transactions that are retried."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from keylane import migrations
+from keylane.metaserver.catalogue.accepted import accept_folder
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.sessions import join_group, renew_sessions
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.migrate import HEAD, migrate
-from keylane.metaserver.sql.schema import brokers, facts, metadata, subjects
+from keylane.metaserver.sql.schema import brokers, facts, metadata, refused_brokers, subjects
 from keylane.protocol.clock import SystemClock
-from keylane.protocol.control import CreateSubject, Join
+from keylane.protocol.control import AcceptFolder, CreateSubject, Join
 from keylane.protocol.errors import StorageError
 from support.postgres import Postgres, machine_programs, packaged_programs, running_postgres
 from support.told_groups import settle_group
@@ -53,7 +54,7 @@ async def in_transaction(url: str, work) -> object:
 
 
 @pytest.mark.parametrize("programs", [machine_programs, packaged_programs])
-def test_a_real_server_is_there(programs) -> None:
+def test_postgresql_server_answers(programs) -> None:
     """With the machine's own programs or without, the tests find a PostgreSQL that answers."""
     with running_postgres(programs()) as server:
         (row,) = server.execute("SELECT version()")
@@ -71,8 +72,8 @@ async def test_migrated_schema_is_the_metadata(url: str) -> None:
     assert await in_transaction(url, compare) == []
 
 
-async def test_down_to_nothing(url: str) -> None:
-    """Every migration can be undone, and done again."""
+async def test_every_migration_can_be_undone(url: str) -> None:
+    """All migrations are undone, and done again."""
 
     def down_and_up(connection: Connection) -> tuple[set[str], set[str]]:
         migrate(connection)
@@ -89,8 +90,8 @@ async def test_down_to_nothing(url: str) -> None:
     assert back == {*metadata.tables, "alembic_version"}
 
 
-async def test_many_start_at_once(url: str, tmp_path: Path) -> None:
-    """Metaservers that start on one empty database at the same time migrate it once, and none fails."""
+async def test_concurrent_starts_migrate_once(url: str, tmp_path: Path) -> None:
+    """Metaservers that start on one empty database at once migrate it once, and none fails."""
 
     async def start() -> str:
         async with opened(url, tmp_path) as database:
@@ -100,8 +101,8 @@ async def test_many_start_at_once(url: str, tmp_path: Path) -> None:
     assert await asyncio.gather(*(start() for _ in range(4))) == [HEAD] * 4
 
 
-async def test_a_deadlock_is_tried_again(url: str, tmp_path: Path) -> None:
-    """Two transactions that lock the same rows in opposite orders both come through, each once."""
+async def test_deadlock_is_retried(url: str, tmp_path: Path) -> None:
+    """Two transactions that lock the same rows in opposite orders both complete, each once."""
     async with opened(url, tmp_path) as database:
 
         def prepare(connection: Connection) -> None:
@@ -142,8 +143,8 @@ async def test_a_deadlock_is_tried_again(url: str, tmp_path: Path) -> None:
         assert await database.read(values) == ["2", "2"]
 
 
-async def test_server_that_goes_away(tmp_path: Path) -> None:
-    """A server that has ended is named, without a traceback; another one is connected to without a restart."""
+async def test_ended_server_is_named(tmp_path: Path) -> None:
+    """There is no traceback; a restarted server is connected to without a restart here."""
     with running_postgres() as server:
         url = server.url()
         async with opened(url, tmp_path) as database:
@@ -170,7 +171,7 @@ def one_broker(connection: Connection) -> None:
     connection.execute(sa.insert(brokers).values(**who, **seen))
 
 
-async def test_renewals_and_changes_wait_in_one_order(
+async def test_renewals_and_changes_lock_in_one_order(
     url: str, tmp_path: Path, postgres: Postgres
 ) -> None:
     """Renewing many sessions while all their grants change costs no deadlock, which would stop both for a second."""
@@ -204,8 +205,42 @@ async def test_renewals_and_changes_wait_in_one_order(
     assert deadlocks(postgres) == before
 
 
+async def test_renewals_and_an_accepted_copy_lock_in_one_order(
+    url: str, tmp_path: Path, postgres: Postgres
+) -> None:
+    """An accepted copy ends leases of many groups, whose sessions' ids are mixed, while heartbeats renew all of them."""
+    rng = random.Random(1)
+    ids = [f"{rng.getrandbits(128):032x}" for _ in range(60)]
+    before = deadlocks(postgres)
+    async with opened(url, tmp_path) as one, opened(url, tmp_path) as other:
+        await one.write(one_broker)
+        await one.write(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
+        await one.write(open_subject, "s")
+        for number, session in enumerate(ids):
+            ask = Join(subject="s", group=f"g{number % 6}", session=session)
+            await one.write(join_group, ask, sessions_max=99)
+
+        def lose_broker(connection: Connection) -> None:
+            connection.execute(sa.update(brokers).values(expires_at=0))
+            report = {"broker_group": "b", "broker_id": "b", "address": "b:1"}
+            connection.execute(sa.insert(refused_brokers).values(**report, expires_at=2**62))
+
+        await one.write(lose_broker)
+
+        async def renew() -> None:
+            for _ in range(30):
+                assert len(await one.renew(renew_sessions, ids)) == len(ids)
+
+        async def accept() -> None:
+            for _ in range(30):
+                await other.write(accept_folder, "b", AcceptFolder())
+
+        await asyncio.gather(renew(), renew(), accept())
+    assert deadlocks(postgres) == before
+
+
 @pytest.mark.parametrize("given_up", [False, True])
-async def test_work_under_way_at_the_end(
+async def test_close_waits_for_running_works(
     url: str, tmp_path: Path, postgres: Postgres, given_up: bool
 ) -> None:
     """What is under way when the database is closed is done, its caller still there or not; no connection stays."""
@@ -230,7 +265,7 @@ async def test_work_under_way_at_the_end(
         await database.read(slow)
 
 
-async def test_work_that_takes_too_long_at_the_end(
+async def test_close_cancels_works_that_take_too_long(
     url: str, tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A statement that does not end is broken off, and its connection closed: a metaserver can always end."""

@@ -89,7 +89,7 @@ def create(folder: Path) -> None:
 
 
 def test_two_processes_never_grant_a_token_twice(tmp_path: Path) -> None:
-    """Whoever grants, a token of a partition belongs to one session, and tokens only rise."""
+    """A token of a partition belongs to one session, and tokens only rise."""
     create(tmp_path)
     players = [
         subprocess.Popen(

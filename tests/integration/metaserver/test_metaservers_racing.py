@@ -1,4 +1,4 @@
-"""Metaservers as processes of their own, on one database, asked for everything at once."""
+"""Metaservers as processes of their own, on one database, with concurrent calls of every kind."""
 
 from __future__ import annotations
 
@@ -210,8 +210,8 @@ def deadlocks(postgres: Postgres) -> int:
     return row[0]
 
 
-async def test_grants_are_never_given_twice(metas: list[MetaClient]) -> None:
-    """Under joins, hand-overs, leaves and crashes: a token has one owner, a partition one holder at a time."""
+async def test_tokens_have_one_owner_and_partitions_one_holder(metas: list[MetaClient]) -> None:
+    """Under joins, hand-overs, leaves and crashes at several metaservers."""
     await metas[0].create_subject(CreateSubject(subject="s", partitions=PARTITIONS))
     ledger = Ledger()
     rng = random.Random(SEED)
@@ -249,8 +249,8 @@ async def settle(consumers: list[Consumer]) -> None:
         assert time.monotonic() < until, (held, shares)
 
 
-async def test_subjects_are_created_once(metas: list[MetaClient]) -> None:
-    """Operators at every metaserver create the same subjects at once: one of each, others with settings refused."""
+async def test_subject_is_created_once_by_concurrent_calls(metas: list[MetaClient]) -> None:
+    """Operators at every metaserver create the same subjects at once: one of each; other settings are refused."""
     names = [f"s{number}" for number in range(4)]
     asked = [
         meta.create_subject(CreateSubject(subject=name, partitions=4))
@@ -277,8 +277,10 @@ async def test_subjects_are_created_once(metas: list[MetaClient]) -> None:
     assert {one.name for one in stored.partitions} in ({"t.p0", "t.p1"}, {"t.p0", "t.p1", "t.p2"})
 
 
-async def test_wake_ups_cross(metas: list[MetaClient]) -> None:
-    """What one metaserver changes answers the long poll at another at its next look, not at its end."""
+async def test_change_at_one_metaserver_wakes_a_long_poll_at_another(
+    metas: list[MetaClient],
+) -> None:
+    """The long poll is answered at the next poll of its metaserver, not at its end."""
     await metas[0].create_subject(CreateSubject(subject="s", partitions=2))
     first, second = "a" * 16, "b" * 16
     await metas[0].join(Join(subject="s", group="g", session=first))
@@ -307,7 +309,7 @@ async def test_wake_ups_cross(metas: list[MetaClient]) -> None:
     assert max(waits) < 4.5  # it looks each half second; the poll itself would end after nine
 
 
-async def test_operations_exclude_each_other(race: Race) -> None:
+async def test_operations_on_a_subject_exclude_each_other(race: Race) -> None:
     """Resizes, evacuations and cancels at every metaserver at once: one operation runs on a subject, who comes second
     is refused by type, every operation comes to its end, and the database and the brokers agree."""
     metas, names = race.metas, ["s0", "s1", "s2"]

@@ -1,4 +1,4 @@
-"""Several metaservers on one database: what one changes, clients of the other hear of."""
+"""Several metaservers on one database: a change at one reaches the clients of the other."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def held(grants: Grants) -> dict[int, int]:
     return {one.partition.partition_id: one.token for one in grants.grants}
 
 
-async def test_hand_over_across_metaservers(pair: Pair) -> None:
-    """A release told to one metaserver ends the long poll at the other within its poll."""
+async def test_release_at_one_metaserver_answers_a_heartbeat_at_the_other(pair: Pair) -> None:
+    """The long poll ends within the other metaserver's poll interval."""
     await pair.one.create_subject(CreateSubject(subject="s", partitions=2))
     await pair.one.join(Join(subject="s", group="g", session=A))
     first = await pair.one.heartbeat(Heartbeat(session=A))
@@ -77,8 +77,8 @@ async def test_hand_over_across_metaservers(pair: Pair) -> None:
     assert len((await pair.two.heartbeat(Heartbeat(session=A))).grants) == 2
 
 
-async def test_route_across_metaservers(pair: Pair) -> None:
-    """A broker's new address, told to one metaserver, ends the wait for a route at the other."""
+async def test_new_address_at_one_metaserver_answers_a_route_at_the_other(pair: Pair) -> None:
+    """A broker's new address ends the wait for a route at the other metaserver."""
     await pair.one.create_subject(CreateSubject(subject="s"))
     waiting = asyncio.create_task(pair.two.route("s", known_version=1, wait_ms=5_000))
     await asyncio.sleep(0.15)
@@ -89,8 +89,8 @@ async def test_route_across_metaservers(pair: Pair) -> None:
     assert {one.address for one in route.partitions} == {moved.address}
 
 
-async def test_two_create_at_once(pair: Pair) -> None:
-    """The same subject created at both, many times at once, is one subject with one route."""
+async def test_concurrent_creations_make_one_subject(pair: Pair) -> None:
+    """The same subject created at both metaservers, many times at once, is one subject with one route."""
     ask = CreateSubject(subject="s", partitions=16)
     made = await asyncio.gather(
         *(meta.create_subject(ask) for meta in (pair.one, pair.two) for _ in range(4))
@@ -100,8 +100,8 @@ async def test_two_create_at_once(pair: Pair) -> None:
     assert len(made[0].route.partitions) == len(pair.broker.hosted) == 16
 
 
-async def test_one_ends_and_the_other_goes_on(tmp_path: Path) -> None:
-    """When a metaserver ends, its clients find sessions, tokens and expiry at the other."""
+async def test_clients_continue_when_one_metaserver_ends(tmp_path: Path) -> None:
+    """They find sessions, tokens and expiry at the other metaserver."""
     network = HttpNetwork()
     settings = MetaserverSettings(data=tmp_path, port=0, poll_ms=100)
     async with running_metaserver(settings) as staying:

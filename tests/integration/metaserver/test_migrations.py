@@ -62,7 +62,7 @@ def _words(sql: str) -> list[str]:
 
 
 def test_head_is_the_newest_revision() -> None:
-    """The revision known without Alembic is the one that the files end with, and they are one line."""
+    """HEAD is the last revision of the files, which form one line."""
     config = Config()
     config.set_main_option("script_location", str(FOLDER))
     script = ScriptDirectory.from_config(config)
@@ -70,8 +70,8 @@ def test_head_is_the_newest_revision() -> None:
     assert script.get_bases() == ["0001"]
 
 
-def test_down_to_nothing(engine: sa.Engine) -> None:
-    """Every migration can be undone."""
+def test_every_migration_can_be_undone(engine: sa.Engine) -> None:
+    """Nothing but Alembic's own table is left."""
     with engine.begin() as connection:
         migrate(connection)
         config = Config()
@@ -153,16 +153,36 @@ def test_abandoned_partitions_keep_their_mark_under_its_new_name(engine: sa.Engi
     engine.dispose()
 
 
-def test_again_is_harmless(engine: sa.Engine) -> None:
-    """A database that is up to date is left alone."""
+def test_migrate_does_nothing_when_repeated(engine: sa.Engine) -> None:
+    """A database that is up to date is not changed."""
     for _ in range(2):
         with engine.begin() as connection:
             migrate(connection)
     engine.dispose()
 
 
+def test_duties_are_kept_when_their_table_is_made(engine: sa.Engine) -> None:
+    """A lease that a metaserver holds is held in the new table too, and in the facts again after a downgrade."""
+    lease = {"name": "duty:reset:7", "value": "1234 holder.1"}
+    facts = sa.text("SELECT name, value FROM facts WHERE name LIKE 'duty:%'")
+    with engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(FOLDER))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0010")
+        connection.execute(sa.text("INSERT INTO facts VALUES (:name, :value)"), lease)
+        command.upgrade(config, "0011")
+        assert connection.execute(sa.text("SELECT * FROM duties")).all() == [
+            ("reset:7", "holder.1", 1234)
+        ]
+        assert connection.execute(facts).all() == []
+        command.downgrade(config, "0010")
+        assert connection.execute(facts).mappings().all() == [lease]
+    engine.dispose()
+
+
 def test_newer_database_is_refused(engine: sa.Engine) -> None:
-    """A database that a newer version has written is not touched."""
+    """A database that a newer version has written is not changed."""
     with engine.begin() as connection:
         migrate(connection)
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))

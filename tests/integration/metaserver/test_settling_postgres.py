@@ -1,4 +1,4 @@
-"""Two metaservers on PostgreSQL, one of them slow: whatever the other does between two statements, order is kept."""
+"""Two metaservers on PostgreSQL, one of them slow: a change between two of its statements breaks no order."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def slow(postgres: Postgres, tmp_path: Path) -> AsyncIterator[Slow]:
             await engine.dispose()
 
 
-async def test_a_child_opened_while_a_group_is_settled_waits_for_its_parent(slow: Slow):
+async def test_child_opened_during_settling_waits_for_its_parent(slow: Slow):
     """Before whichever statement of the settling the subject is resized: only the parent is granted, which the group
     has not drained."""
     for pause in range(1, STATEMENTS_MAX):
@@ -109,8 +109,8 @@ async def test_a_child_opened_while_a_group_is_settled_waits_for_its_parent(slow
 
 
 @pytest.mark.parametrize("read", [read_route, subject_history])
-async def test_what_is_read_while_partitions_change_hangs_together(slow: Slow, read: Any):
-    """Before whichever statement the subject is resized: no partition is shown without what it continues."""
+async def test_views_read_during_a_resize_are_consistent(slow: Slow, read: Any):
+    """The subject is resized before each statement in turn: no partition is shown without its parents."""
     for pause in range(1, STATEMENTS_MAX):
         subject = f"s{pause}"
         await slow.create(subject)

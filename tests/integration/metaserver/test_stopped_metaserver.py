@@ -1,4 +1,4 @@
-"""All metaservers but one stop (SIGSTOP): they still take connections and answer nothing.  Nobody waits for them."""
+"""All metaservers but one stop (SIGSTOP): they accept connections and answer nothing.  No client waits for them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def three_metas(tmp_path: Path, postgres: Postgres) -> Iterator[Cluster]:
 
 
 @pytest.mark.crash
-async def test_a_stopped_metaserver_costs_no_lease(cluster: Cluster) -> None:
-    """Everybody goes over to the other one in time: leases hold, new clients open, partitions can be changed hands."""
+async def test_stopped_metaserver_costs_no_lease(cluster: Cluster) -> None:
+    """All clients change to the other one in time: leases hold, new clients open, partitions change hands."""
     await cluster.create("s", partitions=2)
     handled: list[Message] = []
 
@@ -69,7 +69,7 @@ async def test_a_stopped_metaserver_costs_no_lease(cluster: Cluster) -> None:
 
 @pytest.mark.crash
 async def test_two_of_three_stopped_metaservers_cost_no_lease(three_metas: Cluster) -> None:
-    """A consumer with a short ttl, with something to report just then, asks the third before its lease ends."""
+    """A consumer with a short ttl and something to report asks the third before its lease ends."""
     await three_metas.create("s", partitions=2)
     handled: list[Message] = []
     settings = ConsumerSettings(ttl_ms=SHORT_TTL_MS)

@@ -1,4 +1,4 @@
-"""A database that can be read and not written: the metaserver says so, and is ready again by itself."""
+"""A database that can be read and not written: the metaserver is not ready until it can be written again."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_metaserver_is_not_ready_while_its_disk_takes_nothing(
 
 
 async def test_metaserver_is_not_ready_while_its_database_is_locked(tmp_path: Path) -> None:
-    """Another program keeps the write lock: health answers in time, and says that it is not ready."""
+    """Another program keeps the write lock: health answers in time that it is not ready."""
     settings = MetaserverSettings(data=tmp_path / "meta", port=0)
     async with running_metaserver(settings) as running, client_of(running.address) as meta:
         other = sqlite3.connect(tmp_path / "meta" / "meta.db", isolation_level=None)

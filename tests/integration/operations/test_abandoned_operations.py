@@ -12,7 +12,7 @@ import pytest
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
-from keylane.metaserver.groups.service import Members
+from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.begin import begin_operations
 from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.operations.journal import finish_round, idle_operations
@@ -100,7 +100,10 @@ async def abandoned(
         async with open_database(
             folder=folder, url=None, clock=clock, boot="boot", broker_ttl_ms=TTL_MS
         ) as database:
-            catalogue, members = Catalogue(database, network, settings), Members(database, settings)
+            catalogue, members = (
+                Catalogue(database, network, settings),
+                GroupService(database, settings),
+            )
             operations = OperationDriver(
                 database, network, settings,
                 catalogue=catalogue, members=members, driver="next", rng=random.Random(1),

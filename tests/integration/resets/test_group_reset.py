@@ -1,4 +1,4 @@
-"""A group's progress set by an operator, on real processes: back over segments, on past them, cut off half-way."""
+"""A group's progress set by an operator, on real processes: back, ahead, and interrupted."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ async def reset(cluster: Cluster, subject: str, to: ResetTo, **more: Any) -> Gro
         return await meta.reset_group(subject, "g", ResetGroup(to=to, **more))
 
 
-async def test_back_to_any_segment_and_on_to_the_end(shared_cluster: Cluster):
-    """Earliest, a logic offset in the first, a middle and the last segment, a time, latest: just that comes, in order."""
+async def test_reset_goes_to_any_segment_and_to_the_end(shared_cluster: Cluster):
+    """Earliest, a logic offset in the first, a middle and the last segment, a time, latest: exactly that comes, in order."""
     times = await fill(shared_cluster, "back")
     assert await handle(shared_cluster, "back", 40) == VALUES
     async with QueueReader(shared_cluster.meta, subject="back") as reader:
@@ -117,8 +117,8 @@ async def test_back_to_any_segment_and_on_to_the_end(shared_cluster: Cluster):
         assert await handle(shared_cluster, "back", 1) == [b"40"]
 
 
-async def test_a_subject_without_queues(shared_cluster: Cluster):
-    """After a resize: earliest brings everything, in the order of each key; a partition alone; latest nothing."""
+async def test_reset_of_a_resized_subject_brings_each_key_in_order(shared_cluster: Cluster):
+    """After a resize: earliest brings every message, in the order of each key; one partition alone; latest brings nothing."""
     route = await shared_cluster.create("plain", partitions=1)
     sent: dict[bytes, list[bytes]] = {}
 
@@ -153,8 +153,8 @@ async def test_a_subject_without_queues(shared_cluster: Cluster):
     assert [one.value for one in await all_of(2)] == [b"28", b"29"]
 
 
-async def test_a_shared_group(shared_cluster: Cluster):
-    """Its cursor is set alike, and everything behind it comes to its consumers again, each once."""
+async def test_reset_of_a_shared_group_brings_later_messages_once(shared_cluster: Cluster):
+    """Every message behind the new cursor comes to its consumers again, each once."""
     await fill(shared_cluster, "everybodys")
     settings = ConsumerSettings(ttl_ms=1_500, strategy="shared")
     for begin in (0, 15, 38):
@@ -174,8 +174,8 @@ async def test_a_shared_group(shared_cluster: Cluster):
         assert (await reader.progress(0, "g")).lag == 0
 
 
-async def test_a_busy_group_is_left_alone(shared_cluster: Cluster):
-    """While a consumer lives the reset is refused and nothing changes; who was stopped in a handler is fenced after it."""
+async def test_reset_is_refused_while_a_consumer_lives(shared_cluster: Cluster):
+    """Nothing changes; a consumer that was stopped in a handler is fenced after the reset."""
     await fill(shared_cluster, "busy")
     async with (
         meta_of(shared_cluster) as meta,
@@ -210,8 +210,8 @@ async def test_a_busy_group_is_left_alone(shared_cluster: Cluster):
         assert (await reader.progress(0, "g")).cursor == 3
 
 
-async def test_bad_requests(shared_cluster: Cluster):
-    """Each has an error of its own, and nothing changes."""
+async def test_bad_reset_is_refused(shared_cluster: Cluster):
+    """Each problem has an error of its own, and nothing changes."""
     await shared_cluster.create("wrong", partitions=2, static=True)
     await shared_cluster.create("other", partitions=2)
     for subject in ("wrong", "other"):
@@ -240,8 +240,10 @@ async def test_bad_requests(shared_cluster: Cluster):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("step", ["reset-begun", "reset-generation", "reset-told"])
-async def test_a_metaserver_killed_in_it(cluster: Cluster, step: str):
-    """The caller hears UNKNOWN; the same call again, to the next metaserver, finishes it; a restart of all keeps it."""
+async def test_reset_is_finished_by_a_retry_when_its_metaserver_is_killed(
+    cluster: Cluster, step: str
+):
+    """The caller gets UNKNOWN; the same call to the next metaserver finishes it; a restart of all keeps it."""
     await fill(cluster, "cut")
     assert await handle(cluster, "cut", 40) == VALUES
     program = cluster.meta_program
@@ -276,8 +278,8 @@ async def brokers_known(cluster: Cluster, ask: ResetGroup) -> GroupReset:
 
 
 @pytest.mark.crash
-async def test_a_broker_that_does_not_answer(cluster: Cluster):
-    """Silent before it begins: nothing is changed.  Gone in the middle: UNKNOWN, and the same again finishes it."""
+async def test_reset_is_refused_or_unfinished_when_a_broker_does_not_answer(cluster: Cluster):
+    """Silent before it begins: nothing is changed.  Silent in the middle: UNKNOWN, and the same call finishes it."""
     await fill(cluster, "cut")
     assert await handle(cluster, "cut", 40) == VALUES
     ask = ResetGroup(to=ResetTo.OFFSET, queue=0, offset=5)
@@ -329,7 +331,7 @@ async def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[
     )
 
 
-async def test_the_commands(shared_cluster: Cluster):
+async def test_reset_command_sets_what_describe_shows(shared_cluster: Cluster):
     """`keylane group reset` sets it, and `describe` shows cursor and lag of each queue in logic offsets."""
     await fill(shared_cluster, "cmds")
     assert await handle(shared_cluster, "cmds", 40) == VALUES

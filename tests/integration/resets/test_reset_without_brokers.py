@@ -1,4 +1,4 @@
-"""The progress of a group is set although a broker group that was left behind does not answer."""
+"""A group's progress is set although a silent broker has abandoned partitions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from support.cluster import alert_cluster, eventually, silent
 SETTINGS = ConsumerSettings(ttl_ms=1_000)
 
 
-async def test_a_reset_passes_over_a_broker_that_was_left_behind(tmp_path: Path) -> None:
-    """What is there stays as it was, and is told; all else is set, and what it means comes again."""
+async def test_reset_leaves_out_abandoned_partitions_on_a_silent_broker(tmp_path: Path) -> None:
+    """They stay as they were, and are listed; all others are set."""
     with alert_cluster(tmp_path) as cluster:
         await cluster.create("s", partitions=4, strategy="best_tried")
         network = HttpNetwork()

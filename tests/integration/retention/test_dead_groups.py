@@ -1,4 +1,4 @@
-"""Groups whose consumers died before they came to a partition find all of it, whatever retention has done meanwhile."""
+"""Groups whose consumers died before they began a partition find all of it, despite retention."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ async def cleaned(cluster: Cluster) -> None:
     await network.close()
 
 
-async def test_a_group_that_was_granted_and_died_finds_everything(cluster: Cluster):
-    """What the others have handled stays for it, though none of its consumers ever asked a broker for anything."""
+async def test_group_that_died_after_its_grant_finds_every_message(cluster: Cluster):
+    """Messages that the others have handled stay for it, though none of its consumers ever called a broker."""
     await cluster.create("orders", partitions=2)
     network = HttpNetwork()
     meta = MetaClient(network, [cluster.meta])
@@ -85,8 +85,8 @@ async def test_a_group_that_was_granted_and_died_finds_everything(cluster: Clust
     await network.close()
 
 
-async def test_a_group_that_lags_finds_all_of_a_moved_partition(cluster: Cluster):
-    """It is behind in the parent and has not come to the child; the metaserver dies right after the move."""
+async def test_lagging_group_finds_all_of_a_moved_partition(cluster: Cluster):
+    """It is behind in the parent and has not begun the child; the metaserver dies right after the move."""
     await cluster.create("orders", partitions=1)
     network = HttpNetwork()
     meta = MetaClient(network, [cluster.meta])

@@ -1,4 +1,4 @@
-"""Brokers that do not hear of groups keep no other broker from hearing of them."""
+"""Brokers that refuse to be told of groups do not delay the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def moved(meta: MetaClient, subject: str, to: str) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_those_that_refuse_hold_up_no_other(
+async def test_broker_that_refuses_a_group_blocks_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With more refusals than a round asks for, partitions behind them are known to their broker in one look."""
@@ -66,8 +66,8 @@ async def test_those_that_refuse_hold_up_no_other(
                 await asyncio.sleep(0.05)
 
 
-async def test_a_broker_that_asks_for_the_groups_of_a_partition_is_told(tmp_path: Path) -> None:
-    """Also without a group on the subject, and although the database knows that it has heard before."""
+async def test_broker_that_asks_for_the_groups_of_a_partition_is_told(tmp_path: Path) -> None:
+    """Also without a group on the subject, and although SQL notes that it has heard."""
     settings = MetaserverSettings(
         data=tmp_path, port=0, poll_ms=50, expire_ms=200, broker_ttl_ms=600_000
     )

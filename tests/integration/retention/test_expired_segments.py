@@ -51,8 +51,8 @@ async def all_expired(reader: QueueReader, starts: list[int]) -> None:
         await asyncio.sleep(0.1)
 
 
-async def test_head_segments_vanish_and_the_rest_goes_on(cluster: Cluster):
-    """The min rises, what is below is refused by name, a group that stopped and one that is new go on in order."""
+async def test_queue_continues_behind_expired_head_segments(cluster: Cluster):
+    """Its min rises, offsets below are refused by name, a stopped group and a new one continue in order."""
     await cluster.create("aged", partitions=1, static=True)
     await cluster.create("filler", partitions=2)
     network = HttpNetwork()
@@ -100,8 +100,8 @@ async def test_head_segments_vanish_and_the_rest_goes_on(cluster: Cluster):
     await network.close()
 
 
-async def test_what_a_group_has_yet_to_come_to_is_kept(cluster: Cluster):
-    """A group that stopped in the first segment misses nothing of those that came later and aged meanwhile."""
+async def test_segments_that_a_group_has_not_read_are_kept(cluster: Cluster):
+    """A group that stopped in the first segment misses no message of later segments that aged meanwhile."""
     await cluster.create("kept", partitions=1, static=True)
     await cluster.create("filler", partitions=2)
     seen: list[Message] = []

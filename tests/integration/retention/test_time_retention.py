@@ -1,4 +1,4 @@
-"""Retention by time is faster than a consumer: it goes on at what is left, and says what it did not get."""
+"""Retention by time overtakes a consumer: it continues at the first message left and reports the loss."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from keylane import Consumer, Message, Producer
-from keylane.cli.commands.group import describe_group, group_progress
+from keylane import Admin, Consumer, Message, Producer
+from keylane.cli.commands.group.describe import describe_group
 from keylane.cli.options import OutputFormat
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import Retention
@@ -37,7 +37,7 @@ async def removed(partition: Partition) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["exclusive", "shared"])
-async def test_a_slow_consumer_goes_on_at_what_is_left(
+async def test_slow_consumer_continues_at_the_first_message_left(
     cluster: Cluster, strategy: str, caplog, capsys
 ):
     """It keeps its partition, handles the rest in order, and counts what was gone before it was pulled."""
@@ -73,7 +73,8 @@ async def test_a_slow_consumer_goes_on_at_what_is_left(
         gate.set()
         await eventually(lambda: seen[-1].value == b"last", seconds=30)
         (held,) = consumer.assignment
-        (counted,) = (await group_progress(cluster.meta, subject="aged", group="g")).partitions
+        async with Admin(cluster.meta) as admin:
+            (counted,) = (await admin.describe_group("aged", "g")).partitions
         await describe_group(cluster.meta, OutputFormat.TABLE, subject="aged", group="g")
     first, *rest = (one.offset for one in seen)
     assert first == 0

@@ -1,4 +1,4 @@
-"""The dealing out of partitions, over random groups: complete, balanced, sticky, with the least movement."""
+"""Allocation of partitions over random groups: complete, balanced, sticky, with the least movement."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def fewest_moves(
 
 
 @given(counts, counts, rng)
-def test_complete_and_balanced(sessions: int, partitions: int, rng: random.Random) -> None:
+def test_allocation_is_complete_and_balanced(
+    sessions: int, partitions: int, rng: random.Random
+) -> None:
     """Every partition has one live session, and shares differ by at most one."""
     live, all_ids = names(sessions), ids(partitions)
     heirs = some_owners(rng, live, all_ids)
@@ -57,7 +59,9 @@ def test_complete_and_balanced(sessions: int, partitions: int, rng: random.Rando
 
 
 @given(counts, counts, rng)
-def test_least_movement(sessions: int, partitions: int, rng: random.Random) -> None:
+def test_allocation_moves_no_more_than_needed(
+    sessions: int, partitions: int, rng: random.Random
+) -> None:
     """No more partitions leave a live owner than the shares demand."""
     live, all_ids = names(sessions), ids(partitions)
     owners = some_owners(rng, live, all_ids)
@@ -67,8 +71,10 @@ def test_least_movement(sessions: int, partitions: int, rng: random.Random) -> N
 
 
 @given(counts, counts, rng)
-def test_settled_stays_settled(sessions: int, partitions: int, rng: random.Random) -> None:
-    """Dealing out again what was dealt out changes nothing, whoever is asked first."""
+def test_allocation_is_stable_when_repeated(
+    sessions: int, partitions: int, rng: random.Random
+) -> None:
+    """The order of the sessions does not matter."""
     live, all_ids = names(sessions), ids(partitions)
     dealt = allocate(live, all_ids, current={}, preferred={})
     rng.shuffle(live)
@@ -77,7 +83,9 @@ def test_settled_stays_settled(sessions: int, partitions: int, rng: random.Rando
 
 
 @given(st.integers(2, 32), counts, rng)
-def test_one_leaves(sessions: int, partitions: int, rng: random.Random) -> None:
+def test_leaving_session_moves_only_its_own_partitions(
+    sessions: int, partitions: int, rng: random.Random
+) -> None:
     """When a session leaves, only its own partitions change hands."""
     live, all_ids = names(sessions), ids(partitions)
     before = allocate(live, all_ids, current={}, preferred={})
@@ -88,8 +96,10 @@ def test_one_leaves(sessions: int, partitions: int, rng: random.Random) -> None:
 
 
 @given(counts, counts, rng)
-def test_heirs_come_first(sessions: int, partitions: int, rng: random.Random) -> None:
-    """A free partition goes to its parent's owner whenever that owner's share leaves room for it."""
+def test_free_partition_goes_to_its_parents_owner_up_to_its_share(
+    sessions: int, partitions: int, rng: random.Random
+) -> None:
+    """Only as many as the owner's share allows."""
     live, all_ids = names(sessions), ids(partitions)
     heirs = {one: rng.choice(live) for one in all_ids}
     dealt = allocate(live, all_ids, current={}, preferred=heirs)

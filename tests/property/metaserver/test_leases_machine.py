@@ -384,8 +384,8 @@ class LeaseMachine(RuleBasedStateMachine):
         assert count == len(live)
 
 
-def test_leases_against_the_model() -> None:
-    """Tokens strictly rise, no partition has two unexpired grants, nothing expired is renewed, parents drain first."""
+def test_leases_follow_the_model() -> None:
+    """Tokens strictly rise, no partition has two unexpired grants, no expired session is renewed, parents drain first."""
     run_state_machine_as_test(
         LeaseMachine,
         settings=settings(max_examples=60, stateful_step_count=40, deadline=None),

@@ -57,8 +57,8 @@ def messages(chain: list[Segment]) -> list[tuple[int, int, int]]:
 
 
 @given(lengths)
-def test_min_and_max(sizes):
-    """Min is the first message still there, max one past the last that ever came; they meet when all is gone."""
+def test_queue_min_and_max_bound_its_messages(sizes):
+    """Min is the first message left, max one past the last ever stored; they are equal when none is left."""
     chain = chain_of(sizes)
     left = [logic for logic, _, _ in messages(chain)]
     total = sum(count + lost for count, _, lost in sizes)
@@ -67,8 +67,8 @@ def test_min_and_max(sizes):
 
 
 @given(lengths, st.integers(0, 70))
-def test_an_offset_becomes_cursors_and_comes_back(sizes, logic):
-    """After a reset to an offset the group has acked what lies below, and comes to the first message at or above it."""
+def test_logic_offset_and_physical_cursors_are_inverse(sizes, logic):
+    """After a reset to an offset the group has acked every message below it, and reads the first at or above it."""
     chain = chain_of(sizes)
     cursors = physical_cursors(chain, logic)
     for one, cursor in zip(chain, cursors, strict=True):
@@ -80,8 +80,8 @@ def test_an_offset_becomes_cursors_and_comes_back(sizes, logic):
 
 
 @given(lengths, st.dictionaries(st.integers(1, 6), st.integers(0, 6)))
-def test_the_cursor_of_a_group(sizes, cursors):
-    """It is the first message that is still there and not acked, whatever the group has done in later segments."""
+def test_group_cursor_is_the_first_unacked_message(sizes, cursors):
+    """Whatever the group has acked in later segments."""
     chain = chain_of(sizes)
     left = [
         where
@@ -92,8 +92,8 @@ def test_the_cursor_of_a_group(sizes, cursors):
 
 
 @given(lengths, st.data())
-def test_an_offset_for_a_time(sizes, data):
-    """LOWER is the first message at or after a time, UPPER the last at or before it, as a look at each would find."""
+def test_offset_at_a_time_is_the_bound_asked_for(sizes, data):
+    """LOWER is the first message at or after a time, UPPER the last at or before it, as a scan would find."""
     chain = chain_of(sizes)
     times: dict[tuple[int, int], int] = {}
     for one in chain:  # within a partition times never fall; the clocks of two brokers may differ
@@ -123,8 +123,8 @@ def test_an_offset_for_a_time(sizes, data):
 
 
 @given(lengths, st.integers(-1, 70))
-def test_an_offset_outside_is_refused(sizes, logic):
-    """Between min and max, both included, is let through; the refusal names the two."""
+def test_logic_offset_outside_the_queue_is_refused(sizes, logic):
+    """Min and max are accepted; the refusal names both."""
     chain = chain_of(sizes)
     low, high = queue_min(chain), queue_max(chain)
     if low <= logic <= high:
@@ -140,7 +140,7 @@ def test_an_offset_outside_is_refused(sizes, logic):
 
 @given(st.lists(st.tuples(st.integers(0, PARTITION_MESSAGES_MAX), st.booleans()), max_size=9))
 def test_logic_offsets_grow_over_losses(chain):
-    """However full each partition was, what comes behind a loss is above all of it, and is told from what counts on."""
+    """However full each partition was, offsets behind a loss are above all before it, and can be told from other starts."""
     end = 0
     for number, (count, behind_loss) in enumerate(chain, 1):
         name = f"s.p{number}"

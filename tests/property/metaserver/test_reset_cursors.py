@@ -1,4 +1,4 @@
-"""Cursors of a reset, for any lineage and any request: what comes again comes in order, and nothing behind it is left out."""
+"""Cursors of a reset, for any lineage and any request: messages come again in order, without a gap."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from keylane.metaserver.resets.cursors import Found, check_ask, generations, new_cursors
+from keylane.metaserver.resets.cursors import PartitionOffsets, check_ask, generations, new_cursors
 from keylane.protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import Partition, PartitionState
 
 
 @st.composite
-def lineages(draw: st.DrawFn) -> list[Found]:
+def lineages(draw: st.DrawFn) -> list[PartitionOffsets]:
     """Partitions of a subject that was changed at random; parents have lower ids."""
-    found: list[Found] = []
+    found: list[PartitionOffsets] = []
     for number in range(1, draw(st.integers(2, 9))):
         parents = draw(st.sets(st.integers(1, number - 1), max_size=3)) if number > 1 else set()
         found.append(one(draw, number, tuple(sorted(parents)), queue=number))
@@ -23,10 +23,10 @@ def lineages(draw: st.DrawFn) -> list[Found]:
 
 
 @st.composite
-def chains(draw: st.DrawFn) -> list[Found]:
+def chains(draw: st.DrawFn) -> list[PartitionOffsets]:
     """One or two queues, each a chain of partitions with ids that are mixed."""
-    found: list[Found] = []
-    last: dict[int, Found] = {}
+    found: list[PartitionOffsets] = []
+    last: dict[int, PartitionOffsets] = {}
     for number in range(1, draw(st.integers(2, 9))):
         queue = draw(st.integers(0, 1))
         before = last.get(queue)
@@ -37,7 +37,7 @@ def chains(draw: st.DrawFn) -> list[Found]:
     return found
 
 
-def one(draw: st.DrawFn, number: int, parents: tuple[int, ...], **more: int) -> Found:
+def one(draw: st.DrawFn, number: int, parents: tuple[int, ...], **more: int) -> PartitionOffsets:
     count = draw(st.integers(0, 6))
     first = draw(st.integers(0, count))
     at_time = draw(st.none() | st.integers(first, count - 1)) if first < count else None
@@ -51,7 +51,9 @@ def one(draw: st.DrawFn, number: int, parents: tuple[int, ...], **more: int) -> 
         parents=parents,
         **more,
     )
-    return Found(partition=partition, first_offset=first, next_offset=count, at_time=at_time)
+    return PartitionOffsets(
+        partition=partition, first_offset=first, next_offset=count, at_time=at_time
+    )
 
 
 targets = st.sampled_from(
@@ -63,7 +65,7 @@ targets = st.sampled_from(
 )
 
 
-def check_no_gap(found: list[Found], cursors: dict[int, int]) -> None:
+def check_no_gap(found: list[PartitionOffsets], cursors: dict[int, int]) -> None:
     """What continues a partition that is not acked to its end begins at its first message, and so on."""
     behind: set[int] = set()
     for each in found:
@@ -77,8 +79,8 @@ def check_no_gap(found: list[Found], cursors: dict[int, int]) -> None:
 
 
 @given(lineages(), targets)
-def test_a_subject_without_queues(found, ask):
-    """Earliest is every first message, latest every end, a time never further than a parent that is not at its end."""
+def test_cursors_without_queues_leave_no_child_ahead_of_its_parents(found, ask):
+    """Earliest is every first message, latest every end, a time never beyond a parent that is not at its end."""
     cursors = new_cursors(ask, found, static=False)
     check_no_gap(found, cursors)
     for each in found:
@@ -92,8 +94,8 @@ def test_a_subject_without_queues(found, ask):
 
 
 @given(chains(), targets)
-def test_a_subject_of_queues(found, ask):
-    """Each queue on its own: the first partition with a message of that time has it, those behind come whole."""
+def test_cursors_of_queues_are_set_queue_by_queue(found, ask):
+    """The first partition with a message of that time has the cursor; the later ones are read whole."""
     cursors = new_cursors(ask, found, static=True)
     for queue in {each.partition.queue for each in found}:
         chain = [each for each in found if each.partition.queue == queue]
@@ -109,7 +111,7 @@ def test_a_subject_of_queues(found, ask):
 
 
 @given(chains(), st.integers(0, 60))
-def test_a_logic_offset(found, offset):
+def test_queue_is_set_to_an_offset_in_it_only(found, offset):
     """A queue is set to a logic offset in it, and to no other."""
     chain = [each for each in found if each.partition.queue == 0]
     assume(chain)
@@ -136,7 +138,7 @@ def test_a_logic_offset(found, offset):
 
 @given(lineages())
 def test_children_are_set_before_their_parents(found):
-    """Every partition is in one generation, behind all that continue it."""
+    """Every partition is in one generation, after all its children."""
     order = generations([each.partition for each in found])
     place = {number: index for index, ids in enumerate(order) for number in ids}
     assert sorted(place) == [each.partition.partition_id for each in found]
@@ -157,7 +159,7 @@ def test_children_are_set_before_their_parents(found):
         (ResetGroup(to=ResetTo.LATEST, partition_id=1), True),
     ],
 )
-def test_requests_that_say_two_things_or_none(ask, static):
-    """Each is refused before anybody is asked."""
+def test_request_with_two_meanings_or_none_is_refused(ask, static):
+    """It is refused before a broker is asked."""
     with pytest.raises(InvalidRequestError):
         check_ask(ask, static=static)

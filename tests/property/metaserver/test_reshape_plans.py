@@ -77,8 +77,8 @@ def after(current: list[OpenPartition], plan: Plan) -> list[tuple[int, int, str]
 
 
 @given(subjects(), st.integers(1, 40), hosts)
-def test_a_resize_ends_in_the_exact_split_and_moves_no_more_than_it_must(current, count, groups):
-    """The ranges are those of the exact split; whatever had such a range before keeps its partition."""
+def test_resize_ends_in_the_exact_split_and_keeps_equal_ranges(current, count, groups):
+    """The ranges are those of the exact split; a partition that has such a range stays."""
     plan = plan_resize(current, count, groups)
     found = after(current, plan)
     assert [(start, end) for start, end, _ in found] == split_ranges(count)
@@ -88,7 +88,7 @@ def test_a_resize_ends_in_the_exact_split_and_moves_no_more_than_it_must(current
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.sets(st.sampled_from(GROUPS), min_size=1))
-def test_resizing_there_and_on_stays_balanced(first, second, names):
+def test_repeated_resize_stays_balanced(first, second, names):
     """From a balanced subject over the available groups a resize leaves them within one of each other."""
     groups = dict.fromkeys(sorted(names), 0)
     current = [
@@ -110,8 +110,8 @@ def test_resizing_there_and_on_stays_balanced(first, second, names):
 
 
 @given(subjects(), st.data(), hosts)
-def test_a_split_cuts_one_in_the_middle(current, data, groups):
-    """Two children of one parent, their ranges within one of each other; the rest stays."""
+def test_split_cuts_a_partition_in_the_middle(current, data, groups):
+    """Two children of one parent, their ranges within one of each other; the others stay."""
     one = data.draw(st.sampled_from(current))
     if one.range_end - one.range_start == 1:
         with pytest.raises(InvalidRequestError):
@@ -126,7 +126,7 @@ def test_a_split_cuts_one_in_the_middle(current, data, groups):
 
 
 @given(subjects(), st.data(), hosts)
-def test_a_merge_takes_neighbours_only(current, data, groups):
+def test_merge_takes_neighbours_only(current, data, groups):
     """Partitions without a gap become one; with a gap, or fewer than two, nothing is planned."""
     chosen = sorted(data.draw(st.sets(st.integers(0, len(current) - 1))))
     ids = [current[index].partition_id for index in chosen]
@@ -142,8 +142,8 @@ def test_a_merge_takes_neighbours_only(current, data, groups):
 
 
 @given(subjects(), st.data(), st.sampled_from(GROUPS))
-def test_a_move_changes_the_place_and_nothing_else(current, data, target):
-    """Each partition has one child of its range and queue on the target; who is there already stays."""
+def test_move_changes_the_broker_group_only(current, data, target):
+    """Each partition has one child of its range and queue on the target; partitions on the target stay."""
     ids = data.draw(st.sets(st.sampled_from([one.partition_id for one in current]), min_size=1))
     plan = plan_move(current, ids, target)
     after(current, plan)
@@ -162,8 +162,8 @@ def test_a_move_changes_the_place_and_nothing_else(current, data, target):
 
 
 @given(subjects(), st.sampled_from(GROUPS), hosts)
-def test_an_evacuation_leaves_nothing_behind(current, source, groups):
-    """Afterwards nothing is open on the group; what was elsewhere stays; without another group it is refused."""
+def test_evacuation_empties_its_source(current, source, groups):
+    """No partition is open on the group afterwards; the others stay; without another group it is refused."""
     concerned = {one.partition_id for one in current if one.broker_group == source}
     if concerned and not set(groups) - {source}:
         with pytest.raises(NotEnoughBrokersError):
@@ -182,8 +182,8 @@ def test_impossible_counts_are_refused(count):
         plan_resize([], count, {"g1": 0})
 
 
-def test_what_is_not_open_here_is_refused():
-    """An unknown partition, none at all, and no broker each have their error."""
+def test_plan_is_refused_without_open_partitions_or_brokers():
+    """An unknown partition, no partition, and no broker have an error each."""
     whole = OpenPartition(partition_id=1, range_start=0, range_end=1024, broker_group="g1", queue=0)
     with pytest.raises(PartitionUnknownError):
         plan_split([whole], 2, {"g1": 0})

@@ -25,9 +25,9 @@ from keylane.checker.events import Event, Expired, Recovered, Resetting, Served
 from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.calls import control_routes
 from keylane.metaserver.catalogue.service import Catalogue
-from keylane.metaserver.groups.service import Members
+from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.driver import OperationDriver
-from keylane.metaserver.resets.service import Resetter
+from keylane.metaserver.resets.service import ResetService
 from keylane.metaserver.retention.announcer import Announcer
 from keylane.metaserver.retention.expirer import Expirer
 from keylane.metaserver.settings import MetaserverSettings
@@ -144,7 +144,7 @@ class MetaHost(Host):
             catalogue=catalogue,
             holder=f"{self.name}.{self.starts}",
         )
-        members = Members(database, META_SETTINGS, announce=announcer.announce)
+        members = GroupService(database, META_SETTINGS, announce=announcer.announce)
         operations = OperationDriver(
             database,
             network,
@@ -160,7 +160,7 @@ class MetaHost(Host):
             await catalogue.brokers()
             return Health(program="metaserver", ready=True)
 
-        resetter = Resetter(
+        resetter = ResetService(
             database,
             network,
             META_SETTINGS,
@@ -178,14 +178,14 @@ class MetaHost(Host):
             META_SETTINGS,
             operations,
             duties=duties,
-            quick_duties=(announcer.look,),
+            quick_duties=(announcer.run_once,),
         )
         self.spawn(attendant.run(), self.process.context.copy())
 
     def _duties(self, database: Any, network: SimNetwork, catalogue: Catalogue) -> tuple[Any, ...]:
         holder = f"{self.name}.{self.starts}"
         expirer = Expirer(database, network, META_SETTINGS, catalogue=catalogue, holder=holder)
-        return (expirer.look,)
+        return (expirer.run_once,)
 
     def _stepped(self, step: str) -> None:
         """An operation has finished a step; some of them are the last thing this process does."""

@@ -108,12 +108,12 @@ def sessions_expire_early(patches: Patches) -> None:
 def unheard_grants_stay(patches: Patches) -> None:
     """A lease withdrawn before its holder heard of it is never given on, nor one whose release was lost."""
     patches.set(
-        groups_service, "release_unheld", lambda connection, ask, holding: lease_rows.NOTHING
+        groups_service, "release_unheld", lambda connection, ask, holding: lease_rows.NO_CHANGES
     )
 
 
 def releases_ignored(patches: Patches) -> None:
-    nothing = lease_rows.Released(changes=lease_rows.NOTHING, refused={})
+    nothing = lease_rows.ReleaseOutcome(changes=lease_rows.NO_CHANGES, refused={})
     patches.set(groups_service, "release_leases", lambda connection, asks: nothing)
     unheard_grants_stay(patches)
 

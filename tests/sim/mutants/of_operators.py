@@ -60,7 +60,7 @@ def reset_forgets_the_last_one(patches: Patches) -> None:
         await real(self, group, scope, left, tokens, cursors, done)
         done |= {one: cursors[one] for one in ids if one not in left}
 
-    real = patches.set(resets_service.Resetter, "_tell", tell)
+    real = patches.set(resets_service.ResetService, "_set_cursors", tell)
 
 
 def reset_drains_empty_partitions(patches: Patches) -> None:

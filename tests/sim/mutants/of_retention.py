@@ -59,16 +59,16 @@ def granted_counts_as_heard(patches: Patches) -> None:
 def opens_before_groups_are_told(patches: Patches) -> None:
     """Whoever opens partitions leaves their brokers to the announcer, which comes by every ten seconds."""
 
-    async def look(self: Any) -> int:
+    async def run_once(self: Any) -> int:
         now = asyncio.get_running_loop().time()
         if now - _looked.get(self, -10.0) < 10:
             return 0
         _looked[self] = now
-        told: int = await real_look(self)
+        told: int = await real_run(self)
         return told
 
     _looked: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
-    real_look = patches.set(Announcer, "look", look)
+    real_run = patches.set(Announcer, "run_once", run_once)
 
     def told_nothing(**facts: Any) -> Any:
         return replace(real_host(**facts), groups=())
@@ -135,7 +135,7 @@ def never_told_counts_as_told(patches: Patches) -> None:
         return max(min(cursors, default=partition.readable_offset), partition.first_offset)
 
     granted_counts_as_heard(patches)
-    patches.set(Announcer, "look", nothing)
+    patches.set(Announcer, "run_once", nothing)
     patches.set(Cleaning, "_needed_from", needed)
     real = patches.set(HostedPartition, "status", status)
 

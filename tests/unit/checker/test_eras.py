@@ -94,7 +94,7 @@ ABOVE = [
             *owner(3, 2, COUNT), Ended("g", 1, 1, 1)]),
     ],
 )  # fmt: skip
-def test_what_a_reset_repeats_and_leaves_out_is_no_anomaly(what, events):
+def test_messages_that_a_reset_repeats_or_passes_are_no_anomaly(what, events):
     """Set back it is all owed again, set on the rest is; an unanswered one was done or was not."""
     found = check_history([*LOG, *events])
     assert not found.total, (what, found.examples)
@@ -128,7 +128,7 @@ def test_what_a_reset_repeats_and_leaves_out_is_no_anomaly(what, events):
             *ALL, ASKED, served("acquire", 3, 1), *handled(1, 2, 3, token=3)]),
     ],
 )  # fmt: skip
-def test_what_a_reset_does_not_excuse(what, anomaly, events):
+def test_reset_does_not_excuse(what, anomaly, events):
     """Behind the cursor it set everything is owed, in order, to owners above its token."""
     found = check_history([*LOG, *events])
     assert found.counts[anomaly], (what, found.examples)
@@ -148,7 +148,7 @@ def test_what_a_reset_does_not_excuse(what, anomaly, events):
             *ALL, Expired(1, 2, ("g",)), Recovered("g", 1, 1, COUNT), Expired(1, 2, ("g",))]),
     ],
 )  # fmt: skip
-def test_what_retention_removes_is_no_anomaly(what, events):
+def test_messages_removed_by_retention_are_no_anomaly(what, events):
     """What every known group has handled may go, and is owed to nobody from then on."""
     found = check_history([*LOG, *events])
     assert not found.total, (what, found.examples)
@@ -165,7 +165,7 @@ def test_what_retention_removes_is_no_anomaly(what, events):
         ("what is left is not handled", "starvation", [*owner(1, 0, 2), Expired(1, 2, ("g",))]),
     ],
 )  # fmt: skip
-def test_what_retention_must_not_remove(what, anomaly, events):
+def test_retention_must_not_remove(what, anomaly, events):
     """What a known group has not handled stays, and what stays is owed."""
     found = check_history([*LOG, *events])
     assert found.counts[anomaly], (what, found.examples)

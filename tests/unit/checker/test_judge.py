@@ -196,7 +196,7 @@ def test_each_anomaly_is_named(anomaly):
         ("two routes of one version", "nonmonotonic", [Routed("p", 2, (1,)), Routed("q", 2, (1, 3))]),
     ],
 )  # fmt: skip
-def test_its_finer_rules(what, anomaly, events):
+def test_finer_rules_of_an_anomaly(what, anomaly, events):
     """The rules behind the names."""
     base = [sent(0), settled(0), sent(1, b"other"), settled(1)]
     log = [stored(0), stored(1, key=b"other")]
@@ -232,12 +232,12 @@ def test_order_is_kept_from_one_partition_to_the_next(strict):
     assert _kinds(_child_first(strict=strict)) == {"skip"}
 
 
-def test_what_a_receipt_calls_reordered_is_waited_for_by_nobody():
+def test_message_declared_as_reordered_is_not_waited_for():
     """A best_tried message that was declared may be handled after a later one elsewhere."""
     assert not _kinds(_child_first(strict=False, reordered=True))
 
 
-def test_a_release_that_is_sent_again_lets_go_of_nothing_newer():
+def test_repeated_release_releases_nothing_newer():
     """The session has the partition again under a newer token, and handles it; of that one it would be a fault."""
     again = [granted(1), LetGo(A, 1, 1), granted(2, A, A, 9)]
     running = [started(0, 2, ours=True), LetGo(A, 1, 1), ended(0, 2), Dropped(A, 1, 0)]
@@ -248,7 +248,7 @@ def test_a_release_that_is_sent_again_lets_go_of_nothing_newer():
     }
 
 
-def test_what_was_abandoned_is_waited_for_by_nobody():
+def test_abandoned_partition_is_not_waited_for():
     """What continues a abandoned partition goes on without it, where that was declared: under best_tried alone."""
     declared = [Ranged(1, 0, 1024), Abandoned(1)]
     assert not _kinds([*declared, *_child_first(strict=False)])
@@ -269,7 +269,7 @@ def _around_a_lost_partition(*handled_before):
     ]
 
 
-def test_a_lost_partition_is_owed_to_nobody_once_that_is_accepted():
+def test_lost_partition_is_not_owed_after_the_loss_is_accepted():
     """What continues it waits until then, and for ever for what is before it."""
     first = [started(0, offset=0), ended(0, offset=0)]
     assert not _kinds(_around_a_lost_partition(*first, AcceptedLost(2)))

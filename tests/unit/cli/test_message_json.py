@@ -75,7 +75,7 @@ def test_base64_of_readable_properties_is_refused_too():
         b'{"value": "v", "valu_base64": "dg=="}',
     ],
 )
-def test_a_line_that_says_two_things_or_none_is_refused(line):
+def test_line_with_two_values_or_none_is_refused(line):
     """Nothing is guessed."""
     with pytest.raises(InvalidRequestError, match="not a message in JSON"):
         parse_line(line, JSON)

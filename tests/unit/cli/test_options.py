@@ -91,6 +91,6 @@ def test_help_loads_little():
         ("produce s -- -o json", False),
     ],
 )
-def test_who_asks_for_json(line, asked):
+def test_json_is_asked_for_by_the_options(line, asked):
     """Whether JSON was asked for is known even of a command line that makes no sense."""
     assert asks_for_json(line.split()) is asked

@@ -1,4 +1,4 @@
-"""The periodic work of a metaserver: what fails is done again, what is a fault of ours is not hidden."""
+"""The periodic work of a metaserver: failed work is retried, a bug ends it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.catalogue.service import Catalogue
-from keylane.metaserver.groups.service import Members
+from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import open_database
@@ -32,7 +32,7 @@ async def attending(
         folder=folder, url=None, clock=SystemClock(), boot="boot", broker_ttl_ms=10_000
     ) as database:
         catalogue = Catalogue(database, network, settings)
-        members = Members(database, settings)
+        members = GroupService(database, settings)
         operations = OperationDriver(
             database,
             network,
@@ -54,10 +54,10 @@ async def attending(
 
 
 @pytest.mark.parametrize("error", [InternalError, OverloadedError, StorageError])
-async def test_what_fails_is_done_again(
+async def test_failed_work_is_logged_and_retried(
     tmp_path: Path, error: type[KeylaneError], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever error of ours a duty ends with, it is logged and done again, and the other work goes on."""
+    """A KeylaneError of a duty is logged and the duty called again; the other work continues."""
     failed: list[int] = []
     done: list[int] = []
 
@@ -75,8 +75,10 @@ async def test_what_fails_is_done_again(
     assert caplog.text.count("the reason") >= 3
 
 
-async def test_a_fault_of_ours_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Who supervises the process sees it end, with the traceback in the log."""
+async def test_bug_in_periodic_work_ends_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run ends, with the traceback in the log."""
 
     async def faulty() -> None:
         raise ZeroDivisionError

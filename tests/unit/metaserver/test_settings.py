@@ -1,4 +1,4 @@
-"""The metaserver's settings: where they come from, and what is said about bad ones."""
+"""The metaserver's settings: their sources, and the errors of impossible ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keylane.metaserver.settings import MetaserverSettings, prepare_folder, read
 from keylane.protocol.errors import ConfigError, DataFolderError
 
 
-def test_given_wins_over_file(tmp_path: Path) -> None:
+def test_settings_prefer_a_flag_to_the_file_to_the_default(tmp_path: Path) -> None:
     """A flag wins over the file, the file over the default."""
     file = tmp_path / "meta.toml"
     file.write_text('data = "/somewhere"\nport = 7100\npoll_ms = 250\n')
@@ -18,7 +18,7 @@ def test_given_wins_over_file(tmp_path: Path) -> None:
     assert found == MetaserverSettings(data=Path("/somewhere"), port=7200, poll_ms=250)
 
 
-def test_all_problems_at_once() -> None:
+def test_error_names_every_impossible_setting() -> None:
     """One error names every setting that cannot work."""
     bad = {
         "data": Path("x"),
@@ -35,7 +35,7 @@ def test_all_problems_at_once() -> None:
     assert raised.value.problems == 5
 
 
-def test_unknown_and_missing_settings() -> None:
+def test_error_names_unknown_and_missing_settings() -> None:
     """A misspelt setting and a missing folder are both named."""
     with pytest.raises(ConfigError, match=r"'prot'.*data"):
         read_settings({"prot": 1})
@@ -43,15 +43,15 @@ def test_unknown_and_missing_settings() -> None:
         read_settings({"data": 5})
 
 
-def test_related_settings() -> None:
-    """A broker that reports less often than it is given up can never be available."""
+def test_broker_ttl_is_refused_when_it_is_below_two_heartbeats() -> None:
+    """A broker that reports less often than its ttl could never be available."""
     with pytest.raises(ConfigError, match="twice"):
         MetaserverSettings(data=Path("x"), broker_heartbeat_ms=1_000, broker_ttl_ms=1_500)
 
 
 @pytest.mark.parametrize("text", [b"data = ", b"\xff\xfe"])
-def test_unreadable_file(tmp_path: Path, text: bytes) -> None:
-    """A settings file that is none is refused by its name."""
+def test_settings_file_is_refused_when_it_is_no_toml(tmp_path: Path, text: bytes) -> None:
+    """The error names the file."""
     file = tmp_path / "meta.toml"
     file.write_bytes(text)
     with pytest.raises(ConfigError, match=r"meta\.toml"):
@@ -60,7 +60,7 @@ def test_unreadable_file(tmp_path: Path, text: bytes) -> None:
         read_settings({}, tmp_path / "missing.toml")
 
 
-def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_data_folder_is_refused_when_it_cannot_be_created(tmp_path: Path) -> None:
     """A data folder below a file is refused with the reason."""
     file = tmp_path / "file"
     file.write_text("")
@@ -70,7 +70,7 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rest", ["//", "///", "///:memory:"])
-def test_an_embedded_database_is_a_file(rest: str) -> None:
+def test_database_url_is_refused_when_it_names_no_file(rest: str) -> None:
     """A database in memory would be another one for each connection."""
     with pytest.raises(ConfigError, match="names a file"):
         MetaserverSettings(data=Path("x"), database_url=f"sqlite+aiosqlite:{rest}")

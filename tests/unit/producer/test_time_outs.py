@@ -104,6 +104,8 @@ async def test_flush_counts_unawaited_messages_when_they_time_out():
         longer = producer.send("s", b"v", key=b"k", timeout=600)
         with pytest.raises(DeliveryTimeoutError):
             await asyncio.wait_for(futures[50], 30)
+        while not all(future.done() for future in futures):
+            await asyncio.sleep(0.005)
         network.unreachable.clear()
         with pytest.raises(GivenUpError) as told:
             await asyncio.wait_for(producer.flush(), 30)

@@ -77,7 +77,7 @@ def test_a_value_that_cannot_be_is_refused_by_its_name(name, value):
     assert len(str(caught.value)) < 600
 
 
-def test_all_problems_are_told_at_once():
+def test_options_name_all_problems_at_once():
     """Unknown, missing and impossible options are in one error."""
     with pytest.raises(ConfigError) as caught:
         parse_options({"subjects": "flights", "start": "soon", "path": "/x", "batchRows": "0"})

@@ -84,10 +84,13 @@ def test_each_partition_has_one_pinned_range(chosen, ranges):
         ),
         ({"end": {3: 21}}, {"partition_id": 3, "offset": 21, "first_offset": 5, "next_offset": 20}),
         ({"end": {4: 1}}, {"partition_id": 4, "offset": 1, "first_offset": 0, "next_offset": 0}),
-        ({"start": {3: 9}, "end": {3: 8}}, {"partition_id": 3, "offset": 9, "next_offset": 8}),
+        (
+            {"start": {3: 9}, "end": {3: 8}},
+            {"partition_id": 3, "offset": 9, "first_offset": 5, "next_offset": 8},
+        ),
         (
             {"start": "latest", "end": "earliest"},
-            {"partition_id": 3, "offset": 20, "next_offset": 5},
+            {"partition_id": 3, "offset": 20, "first_offset": 5, "next_offset": 5},
         ),
     ],
     ids=str,

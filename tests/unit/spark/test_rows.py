@@ -167,14 +167,14 @@ def test_batches_after_the_end_are_left():
     ],
     ids=["hole", "again", "late", "stranger", "cut", "tail", "damage", "zeros", "lengths"],
 )
-def test_what_is_not_the_next_offsets_is_refused(payload, reason):
+def test_batch_without_the_next_offsets_is_refused(payload, reason):
     """A hole, an overlap, damage or another partition's batch is a typed error, never silent."""
     build = builder(0, 9)
     with pytest.raises(CorruptBatchError, match=reason):
         list(build.take(memoryview(payload)))
 
 
-def test_properties_that_are_none_are_a_typed_error():
+def test_undecodable_properties_are_a_typed_error():
     """Property bytes of a hostile sender are told, not guessed at."""
     record = bytearray(
         encode_batch(

@@ -146,7 +146,7 @@ def test_an_empty_range_yields_nothing_and_asks_nothing(filled):
     assert filled.reads == []
 
 
-def test_what_spark_makes_of_no_partitions_reads_as_nothing(shelves):
+def test_empty_list_of_partitions_reads_as_no_rows(shelves):
     """A subject without partitions plans an empty list; the one task Spark makes of it has no rows."""
     found = reader(shelves)
     assert found.partitions() == []
@@ -306,7 +306,7 @@ def test_a_log_shorter_than_planned_is_told(filled):
 
 
 @pytest.mark.parametrize("error", [OverloadedError(), StaleRouteError()], ids=str)
-def test_errors_that_pass_are_waited_for(filled, quick, error):
+def test_passing_error_is_waited_for(filled, quick, error):
     """A refusal that says "later" or "new route" is tried again, and the rows are whole."""
     filled.fail = [error] * (TRIES_MAX - 1)
     found = reader(filled, partitions="3", columns="offset")
@@ -314,7 +314,7 @@ def test_errors_that_pass_are_waited_for(filled, quick, error):
     assert filled.calls.count("route") == 1 + TRIES_MAX - 1
 
 
-def test_errors_that_do_not_pass_are_raised_at_last(filled, quick):
+def test_persistent_error_is_raised_after_the_last_try(filled, quick):
     """After its last try the error itself is raised, marked; one that says "never" is raised at once."""
     found = reader(filled, partitions="3")
     filled.fail = [OverloadedError(in_flight=3)] * TRIES_MAX

@@ -63,7 +63,7 @@ def test_a_line_has_no_control_character_of_the_message():
     assert message_json(message).isprintable()
 
 
-def test_properties_that_are_none_are_shown_all_the_same():
+def test_undecodable_properties_are_shown():
     """Only the sender looked at them."""
     message = Message("s", b"k", b"v", 5, 2, 7, packed_properties=b"\xff")
     assert parse_format("{value} {properties}")(message) == "v \\xff"

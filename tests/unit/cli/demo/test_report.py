@@ -54,7 +54,7 @@ def problems(result=GOOD, findings=None, failed=0):
     return problems_of(result, findings or Findings(), rows=6, failover_limit_s=3.0, failed=failed)
 
 
-def test_nothing_is_off():
+def test_report_of_a_good_run_has_no_problem():
     """A good run has no problem; redelivery is none."""
     assert problems() == ()
 

@@ -1,4 +1,4 @@
-"""Creations that are planned anew: ids and names stay used, what is there stays, nothing of an open subject changes."""
+"""Creations that are planned anew: ids and names are used once, open subjects do not change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def planned(rows: Rows, count: int = 6) -> int:
 
 
 def test_partitions_of_a_silent_broker_are_planned_elsewhere(rows: Rows):
-    """Under new ids and names, in the same queues and ranges, spread over what is there; the others stay."""
+    """They get new ids and names in the same queues and ranges, spread over the available brokers; the others stay."""
     subject_id = planned(rows)
     before = rows.run(planned_partitions, subject_id)
     rows.silence("g2")
@@ -52,7 +52,7 @@ def test_partitions_of_a_silent_broker_are_planned_elsewhere(rows: Rows):
 
 
 def test_partition_left_on_a_silent_broker_is_sealed_when_it_is_back(rows: Rows):
-    """It is never opened; a canceled operation has it sealed, and is done with that."""
+    """It is never opened; a canceled operation seals it."""
     subject_id = planned(rows, 3)
     (left,) = (one for one in rows.run(planned_partitions, subject_id) if one.broker_group == "g2")
     rows.silence("g2")
@@ -70,8 +70,8 @@ def test_partition_left_on_a_silent_broker_is_sealed_when_it_is_back(rows: Rows)
     assert stored.state == PartitionState.EXPIRED
 
 
-def test_creation_stays_as_planned_when_no_other_broker_is_there(rows: Rows):
-    """With nobody to take it, it waits for those it was planned on."""
+def test_creation_stays_as_planned_when_no_other_broker_is_available(rows: Rows):
+    """It waits for the brokers that it was planned on."""
     subject_id = planned(rows)
     before = rows.run(planned_partitions, subject_id)
     rows.silence("g1", "g2", "g3")
@@ -108,8 +108,8 @@ def test_subject_is_not_opened_when_another_plan_was_hosted(rows: Rows):
     assert rows.run(find_subject, "s").route_version == 0
 
 
-def test_operation_of_kind_create_cannot_be_asked_for(rows: Rows):
-    """It is only a name for what a creation left."""
+def test_operation_of_kind_create_is_refused_as_a_request(rows: Rows):
+    """The kind names only what a creation left."""
     rows.create("s", 3)
     with pytest.raises(InvalidRequestError):
         rows.begin(Reshape(kind=OperationKind.CREATE, subject="s", partitions=2))

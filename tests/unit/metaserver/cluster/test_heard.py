@@ -1,4 +1,4 @@
-"""Which brokers have to hear of which groups, what is granted and opened before they have, and what is noted after."""
+"""Which brokers are told of which groups, and the grants and openings that wait for it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import sqlalchemy as sa
 
 from keylane.metaserver.cluster.heard import (
+    mark_told,
     note_heard,
-    note_told,
-    tellings,
+    read_announcements,
     unheard_partitions,
     untold_groups,
 )
@@ -49,11 +49,11 @@ class Groups(Rows):
         return [(one.partition_id, tuple(name for _, name in one.groups)) for one in found]
 
     def hear(self, *ids: int) -> None:
-        self.run(note_heard, self.run(tellings, ids))
+        self.run(note_heard, self.run(read_announcements, ids))
 
 
-def test_a_partition_is_granted_when_its_broker_has_heard():
-    """A group that its first consumer made holds nothing until brokers know of it, then what these have."""
+def test_partition_is_granted_when_its_broker_knows_the_group():
+    """A new group holds nothing until brokers know it, then the partitions of these brokers."""
     rows = Groups()
     group_id = rows.join("a")
     assert rows.granted("a") == []
@@ -63,13 +63,13 @@ def test_a_partition_is_granted_when_its_broker_has_heard():
     assert rows.told() == [(2, ("a",)), (4, ("a",))]
     rows.hear(2, 4)
     assert rows.granted("a") == [1, 2, 3, 4]
-    rows.run(note_told)
+    rows.run(mark_told)
     assert rows.run(untold_groups) == 0
     assert rows.told(group_id=group_id) == []
 
 
-def test_a_grant_is_not_taken_for_hearing():
-    """A consumer that holds a partition from before brokers were told keeps it, and its broker still has to hear."""
+def test_grant_does_not_count_as_heard():
+    """A consumer keeps a partition that it held before, and its broker still has to be told."""
     rows = Groups()
     rows.join("a")
     rows.hear(1, 2, 3, 4)
@@ -83,7 +83,7 @@ def test_a_grant_is_not_taken_for_hearing():
     assert [one for one, _ in rows.told()] == [1, 2, 3, 4]
 
 
-def test_silent_brokers_hear_when_they_are_back():
+def test_silent_brokers_are_told_when_they_are_back():
     """Only live brokers are told; the group counts as told when the others have heard too."""
     rows = Groups()
     rows.join("a")
@@ -91,17 +91,17 @@ def test_silent_brokers_hear_when_they_are_back():
     rows.join("a")
     assert [one for one, _ in rows.told()] == [1, 3]
     rows.hear(1, 3)
-    rows.run(note_told)
+    rows.run(mark_told)
     assert rows.run(untold_groups) == 1
     rows.report("g2")
     assert [one for one, _ in rows.told()] == [2, 4]
     rows.hear(2, 4)
-    rows.run(note_told)
+    rows.run(mark_told)
     assert rows.run(untold_groups) == 0
 
 
-def test_partitions_that_have_not_heard_come_in_pages():
-    """Each on one page, in order, with every group of its subject, those that it has heard of too."""
+def test_unheard_partitions_come_in_pages():
+    """Each is on one page, in order, with every group of its subject, known ones too."""
     rows = Groups()
     for name in "abc":
         rows.join(name)
@@ -116,15 +116,15 @@ def test_partitions_that_have_not_heard_come_in_pages():
         assert found == every
 
 
-def test_nobody_is_told_where_time_alone_counts():
-    """A subject whose messages wait for nobody is granted at once."""
+def test_group_is_granted_at_once_when_retention_is_by_time():
+    """No broker has to be told."""
     rows = Groups()
     timed = sa.update(subjects).values(retention=Retention.TIME)
     rows.run(lambda connection: connection.execute(timed))
     rows.join("a")
     assert rows.granted("a") == [1, 2, 3, 4]
     assert rows.told() == []
-    rows.run(note_told)
+    rows.run(mark_told)
     assert rows.run(untold_groups) == 0
 
 
@@ -144,8 +144,8 @@ def step(rows: Groups, operation_id: int, *, hears: bool = True) -> OperationSta
     return state
 
 
-def test_a_child_opens_when_its_broker_has_heard_of_all_groups():
-    """Hosted before a group was made, a child waits in OPEN until its broker knows that group too."""
+def test_child_opens_when_its_broker_knows_all_groups():
+    """A child that was hosted before a group was made waits in OPEN until its broker knows that group too."""
     rows = Groups()
     rows.join("a")
     rows.hear(1, 2, 3, 4)
@@ -162,12 +162,12 @@ def test_a_child_opens_when_its_broker_has_heard_of_all_groups():
     rows.run(note_drained, (b"a".hex() * 16)[:16], [1])
 
 
-def test_a_reset_lets_brokers_be_told_again():
-    """What a group had drained it may need again: whether its broker has heard is looked at anew."""
+def test_reset_has_brokers_told_again():
+    """A group may need again what it had drained, so its brokers are checked again."""
     rows = Groups()
     group_id = rows.join("a")
     rows.hear(1, 2, 3, 4)
-    rows.run(note_told)
+    rows.run(mark_told)
     assert rows.run(untold_groups) == 0
     from keylane.metaserver.groups.sessions import leave_group
     from keylane.metaserver.resets.rows import begin_reset, reset_scope
@@ -180,7 +180,7 @@ def test_a_reset_lets_brokers_be_told_again():
     assert scope.group_id == group_id
 
 
-def test_a_subject_has_a_limit_of_groups():
+def test_group_is_refused_when_the_subject_has_too_many():
     """One more than brokers keep for a partition is refused, and nothing is stored."""
     rows = Groups()
     subject_id = 1

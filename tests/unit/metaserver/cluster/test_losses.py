@@ -1,4 +1,4 @@
-"""The rows of a loss that is accepted: what waits for the lost disk goes on, and what is elsewhere is still read first."""
+"""The rows of an accepted loss: operations continue, and grandparents are read first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.heard import unheard_children
 from keylane.metaserver.cluster.subjects import find_subject, read_route
-from keylane.metaserver.groups.leases import Readable, readable_partitions
+from keylane.metaserver.groups.leases import PartitionFacts, readable_partitions
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.begin import plan_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round, idle_operations
@@ -34,8 +34,8 @@ def lost(rows: Rows, name: str) -> set[int]:
     return {one.partition.partition_id for one in found if one.lost}
 
 
-def test_a_strict_subject_leaves_a_lost_disk_open_and_sealed_partitions_alike(rows: Rows) -> None:
-    """A dry run tells what is given up and changes nothing; then it is done, and the folder is refused for ever."""
+def test_strict_subject_leaves_a_lost_disk_with_all_its_partitions(rows: Rows) -> None:
+    """A dry run lists the losses and changes nothing; the real one refuses the folder for ever."""
     rows.create("s", 3, order_strategy=STRICT)
     rows.resize("s", 6)
     there = {
@@ -63,8 +63,8 @@ def test_a_strict_subject_leaves_a_lost_disk_open_and_sealed_partitions_alike(ro
     rows.run(report_broker, empty, ttl_ms=DAY_MS)
 
 
-def test_an_operation_that_waits_for_a_lost_disk_goes_on(rows: Rows) -> None:
-    """One in its seal opens its children; one that had only to fence has nothing left to do."""
+def test_operation_continues_when_the_disk_it_waits_for_is_lost(rows: Rows) -> None:
+    """An operation in SEAL opens its children; one that had only to fence is done."""
     rows.create("fenced", 2, order_strategy=OrderStrategy.BEST_TRIED)
     rows.create("sealing", 3, order_strategy=STRICT)
     (source,) = (
@@ -90,8 +90,8 @@ def test_an_operation_that_waits_for_a_lost_disk_goes_on(rows: Rows) -> None:
     assert view.state is OperationState.DONE
 
 
-def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> Readable:
-    return Readable(
+def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> PartitionFacts:
+    return PartitionFacts(
         partition_id=PartitionId(number),
         state=state,
         parents=tuple(PartitionId(one) for one in parents),
@@ -101,7 +101,7 @@ def part(number: int, *parents: int, state: PartitionState, lost: bool = False) 
 
 
 @pytest.mark.parametrize(("drained", "readable"), [((), [1]), ((1,), [3])])
-def test_a_child_of_a_lost_partition_waits_for_what_that_continued(
+def test_child_of_a_lost_partition_waits_for_its_grandparents(
     drained: tuple[int, ...], readable: list[int]
 ) -> None:
     """1 is unread elsewhere, 2 continued it and is lost, 3 continues 2."""
@@ -114,7 +114,7 @@ def test_a_child_of_a_lost_partition_waits_for_what_that_continued(
     assert [one.partition_id for one in readable_partitions(chain, through)] == readable
 
 
-def test_the_loss_of_a_disk_gives_up_nothing_of_another_that_is_silent(rows: Rows) -> None:
+def test_loss_of_a_disk_spares_another_silent_one(rows: Rows) -> None:
     """A resize waits for two silent brokers; the loss of one is accepted, and it waits for the other."""
     rows.create("s", 3, order_strategy=STRICT)
     ((operation_id, _),) = rows.begin(Reshape(kind=OperationKind.RESIZE, subject="s", partitions=1))
@@ -159,7 +159,7 @@ def unheard(rows: Rows, name: str, broker_group: str) -> list[int]:
     return list(rows.run(unheard_children, subject_id, found))
 
 
-def test_an_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_group(
+def test_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_group(
     rows: Rows,
 ) -> None:
     """Nobody else would end the operation, and with it the subject could not leave the lost disk."""
@@ -173,7 +173,7 @@ def test_an_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_grou
     assert "g3" not in open_places(rows, "s")
 
 
-def test_a_folder_is_refused_when_its_loss_let_a_child_open_before_it_heard_of_a_group(
+def test_folder_is_refused_when_its_loss_opened_a_child_that_had_not_heard_of_a_group(
     rows: Rows,
 ) -> None:
     """It would serve the child, and remove messages there that the group has not read."""
@@ -185,7 +185,7 @@ def test_a_folder_is_refused_when_its_loss_let_a_child_open_before_it_heard_of_a
         rows.report("g3")
 
 
-def test_a_child_hears_of_a_group_when_its_broker_returns_before_the_loss_took_effect(
+def test_child_hears_of_a_group_when_its_broker_returns_before_the_loss_takes_effect(
     rows: Rows,
 ) -> None:
     """As with parents: what a broker that is back can still do is not given up."""

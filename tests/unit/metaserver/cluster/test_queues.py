@@ -1,4 +1,4 @@
-"""The rows of static subjects: chains that go on where they ended, a number of queues that never changes."""
+"""The rows of static subjects: chains without gaps, and a constant number of queues."""
 
 from collections.abc import Callable
 from typing import Any
@@ -78,8 +78,8 @@ def rows() -> Rows:
     return rows
 
 
-def test_segments_go_on_where_the_one_before_ended(rows: Rows):
-    """Three moves of a queue, one of a single message and one of none: no logic offset is missing or there twice."""
+def test_segments_begin_where_the_previous_ones_end(rows: Rows):
+    """Three moves of a queue, of one message and of none: no logic offset is missing or used twice."""
     for partition_id, to, end in ((1, "g2", 40), (3, "g1", 1), (4, "g2", 0)):
         rows.move(partition_id, to, end)
     assert rows.chain(0) == [(1, 0, 40), (3, 40, 41), (4, 41, 41), (5, 41, None)]
@@ -91,8 +91,8 @@ def test_segments_go_on_where_the_one_before_ended(rows: Rows):
     ]
 
 
-def test_the_view_of_a_subject_says_so(rows: Rows):
-    """Who asks for the subject hears that it is static."""
+def test_subject_view_shows_static(rows: Rows):
+    """The view of a subject says whether it is static."""
     assert rows.run(read_subject, "s").static
     rows.run(plan_subject, CreateSubject(subject="other"), subjects_max=9)
     rows.run(open_subject, "other")
@@ -109,7 +109,7 @@ def test_the_view_of_a_subject_says_so(rows: Rows):
     ],
     ids=lambda ask: f"{ask.kind} {ask.partitions}",
 )
-def test_the_number_of_queues_never_changes(rows: Rows, ask: Reshape):
+def test_reshape_of_a_static_subject_is_refused(rows: Rows, ask: Reshape):
     """Resize, split and merge are refused by name, planned or done, and the route stays."""
     route = rows.run(read_route, "s")
     with pytest.raises(StaticSubjectError, match="never changes") as refused:
@@ -120,14 +120,14 @@ def test_the_number_of_queues_never_changes(rows: Rows, ask: Reshape):
     assert rows.run(read_route, "s") == route
 
 
-def test_created_again_with_the_other_word_is_refused(rows: Rows):
+def test_subject_is_refused_when_it_exists_with_another_static_setting(rows: Rows):
     """Static and not static are different settings."""
     with pytest.raises(SubjectExistsError):
         rows.run(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
 
 
-def test_only_static_subjects_have_queues(rows: Rows):
-    """Another subject is refused by name, and one that is not there as such."""
+def test_queues_of_other_subjects_are_refused(rows: Rows):
+    """A subject that is not static is refused by name, an unknown one as unknown."""
     rows.run(plan_subject, CreateSubject(subject="other"), subjects_max=9)
     rows.run(open_subject, "other")
     with pytest.raises(SubjectNotStaticError):
@@ -136,8 +136,8 @@ def test_only_static_subjects_have_queues(rows: Rows):
         rows.run(read_queues, "nothing")
 
 
-def test_without_its_source_a_static_subject_is_held():
-    """No queue goes on at an offset that nobody knows: an evacuation waits for the silent broker, best_tried or not."""
+def test_static_subject_waits_for_a_silent_source():
+    """No queue continues at an unknown offset: an evacuation waits for the silent broker, best_tried or not."""
     rows = Rows()
     rows.report("g1", "g2")
     best = CreateSubject(

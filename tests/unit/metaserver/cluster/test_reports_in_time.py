@@ -1,4 +1,4 @@
-"""Reports of brokers: those in time change no route, those about to be late do."""
+"""Reports of brokers: a report in time changes no route, a late one does."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ TTL_MS = 1_000
 HERE = BrokerHeartbeat(broker_group="g1", broker_id="g1", address="g1:1")
 
 
-def test_a_report_at_the_last_moment_tells_the_route_again():
-    """A reader beside it may have seen the broker silent, and would never hear of its address."""
+def test_late_report_raises_the_route_version():
+    """A concurrent reader may have seen the broker silent, and would never get its address."""
     rows = Rows()
     rows.report("g1")
     rows.create("s", 2)

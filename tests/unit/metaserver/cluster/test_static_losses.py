@@ -1,4 +1,4 @@
-"""A static subject whose disk is lost: its queues go on above all offsets that they can have had."""
+"""A static subject whose disk is lost: its queues continue above every offset of the lost partitions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keylane.metaserver.operations.views import subject_history
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.rows import Word
 from keylane.metaserver.rebuild.writer import store_rebuilt
-from keylane.metaserver.resets.cursors import Found, new_cursors
+from keylane.metaserver.resets.cursors import PartitionOffsets, new_cursors
 from keylane.metaserver.sql.schema import subjects
 from keylane.metaserver.verify.checks import verify
 from keylane.metaserver.verify.reader import read_sql_view
@@ -67,8 +67,8 @@ def broken(rows: Rows) -> list[str]:
 
 
 @pytest.mark.parametrize("strategy", list(OrderStrategy))
-def test_a_static_queue_goes_on_when_its_disk_is_lost(rows: Rows, strategy: OrderStrategy) -> None:
-    """Behind each of two losses it begins above all before; a move in between counts on from there."""
+def test_static_queue_continues_when_its_disk_is_lost(rows: Rows, strategy: OrderStrategy) -> None:
+    """Behind each of two losses it begins above every earlier offset; a move in between continues from there."""
     rows.create("s", 3, static=True, order_strategy=strategy)
     assert chain(rows) == [("s.p0", 0, None)]
     lose_group(rows, place(rows).broker_group)
@@ -91,7 +91,7 @@ def test_a_static_queue_goes_on_when_its_disk_is_lost(rows: Rows, strategy: Orde
     assert lost["s.p0"] is lost["s.p4"] is None
 
 
-def test_a_sealed_partition_that_is_lost_leaves_its_continuation_where_it_begins(
+def test_child_keeps_its_start_when_its_sealed_parent_is_lost(
     rows: Rows,
 ) -> None:
     """Its end was known: no offset of what continues it changes, and nothing counts as missing."""
@@ -105,7 +105,7 @@ def test_a_sealed_partition_that_is_lost_leaves_its_continuation_where_it_begins
     assert broken(rows) == []
 
 
-def test_a_move_of_a_static_queue_that_waits_for_a_lost_disk_goes_on(rows: Rows) -> None:
+def test_move_of_a_static_queue_continues_when_its_source_is_lost(rows: Rows) -> None:
     """The move waits for its source, whose loss is accepted: its child begins behind the loss."""
     rows.create("s", 3, static=True)
     operation_id = move(rows, place(rows).partition_id, "g2")
@@ -120,7 +120,7 @@ def test_a_move_of_a_static_queue_that_waits_for_a_lost_disk_goes_on(rows: Rows)
     assert broken(rows) == []
 
 
-def test_a_loss_is_refused_when_logic_offsets_end(rows: Rows) -> None:
+def test_loss_is_refused_when_no_logic_offsets_are_left(rows: Rows) -> None:
     """A subject that has named two million partitions has no offsets left behind a loss; nothing is changed."""
     rows.create("s", 3, static=True)
     rows.silence("g1")
@@ -132,7 +132,7 @@ def test_a_loss_is_refused_when_logic_offsets_end(rows: Rows) -> None:
     assert rows.run(read_route, "s") == before
 
 
-def test_the_highest_start_behind_a_loss_leaves_room_for_a_full_partition() -> None:
+def test_highest_start_behind_a_loss_fits_a_full_partition() -> None:
     """Offsets stay numbers of 63 bits."""
     last = MAX_I64 // SPAN - 1
     assert start_behind_loss(f"s.p{last}") + SPAN <= MAX_I64
@@ -140,8 +140,8 @@ def test_the_highest_start_behind_a_loss_leaves_room_for_a_full_partition() -> N
         start_behind_loss(f"s.p{last + 1}")
 
 
-def test_a_rebuild_finds_the_start_behind_a_loss_again() -> None:
-    """Only the broker that is left is asked: its partitions begin where they began, and every check holds."""
+def test_rebuild_restores_the_start_behind_a_loss() -> None:
+    """Only the broker that is left is asked: its partitions begin where they began, and every check passes."""
     rows = Rows()
     rows.report("g1", "g2")
     rows.create("s", 2, static=True)
@@ -179,7 +179,7 @@ def test_a_rebuild_finds_the_start_behind_a_loss_again() -> None:
     assert broken(again) == []
 
 
-def segment(number: int, start: int, messages: int, *, first: int = 0) -> Found:
+def segment(number: int, start: int, messages: int, *, first: int = 0) -> PartitionOffsets:
     partition = Partition(
         partition_id=number,
         name=f"s.p{number - 1}",
@@ -190,16 +190,16 @@ def segment(number: int, start: int, messages: int, *, first: int = 0) -> Found:
         state=OPEN,
         logic_start=start,
     )
-    return Found(partition=partition, first_offset=first, next_offset=messages)
+    return PartitionOffsets(partition=partition, first_offset=first, next_offset=messages)
 
 
-def reset(offset: int, *found: Found) -> dict[int, int]:
+def reset(offset: int, *found: PartitionOffsets) -> dict[int, int]:
     ask = ResetGroup(to=ResetTo.OFFSET, offset=offset, queue=0)
     return new_cursors(ask, found, static=True)
 
 
-def test_a_reset_to_a_lost_offset_goes_to_the_first_message_behind_it() -> None:
-    """Between two partitions, and before the first that is left; above the end it is refused as ever."""
+def test_reset_to_a_lost_offset_goes_to_the_first_message_behind_it() -> None:
+    """Between two partitions, and before the first that is left; an offset above the end is refused."""
     before, behind = segment(1, 0, 40), segment(5, 4 * SPAN, 7)
     assert reset(39, before, behind) == {1: 39, 5: 0}
     assert reset(1_000, before, behind) == {1: 40, 5: 0}

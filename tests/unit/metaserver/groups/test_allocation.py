@@ -1,4 +1,4 @@
-"""The dealing out of partitions: the cases with a name."""
+"""Allocation of partitions: named cases."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ def test_rolling_restart_moves_each_partition_at_most_twice() -> None:
     assert max(moves.values()) <= 2
 
 
-def test_without_sessions() -> None:
-    """Without sessions nobody gets anything."""
+def test_allocation_is_empty_without_sessions() -> None:
+    """Without sessions nothing is allocated."""
     assert allocate([], SIXTEEN, current={SIXTEEN[0]: names(1)[0]}, preferred={}) == {}
 
 
-def test_without_partitions() -> None:
-    """What is not readable any more is dealt to nobody."""
+def test_allocation_is_empty_without_partitions() -> None:
+    """A partition that is not readable is allocated to no session."""
     owners = dict.fromkeys(SIXTEEN, names(1)[0])
     assert allocate(names(1, 2), [], current=owners, preferred={}) == {}
 
 
-def test_more_sessions_than_partitions() -> None:
+def test_surplus_sessions_get_nothing() -> None:
     """A thousand sessions over 24 partitions: 24 of them have one each, the others none."""
     dealt = allocate(names(*range(1000)), SIXTEEN[:5], current={}, preferred={})
     assert sorted(Counter(dealt.values()).values()) == [1] * 5
 
 
-def test_children_go_to_their_parents_owner() -> None:
-    """When a partition is split in two, its owner gets the children that its share has room for."""
+def test_children_go_to_the_owner_of_their_parent() -> None:
+    """When a partition is split, its owner gets the children up to its share."""
     one, two = names(1, 2)
     owners = {PartitionId(1): one, PartitionId(2): two}
     children = [PartitionId(3), PartitionId(4)]

@@ -6,7 +6,7 @@ import pytest
 
 from keylane.metaserver.groups.leases import (
     Lease,
-    Readable,
+    PartitionFacts,
     Settlement,
     grant,
     readable_partitions,
@@ -21,34 +21,34 @@ A, B, C = SessionId("a"), SessionId("b"), SessionId("c")
 Leases = dict[PartitionId, Lease]
 
 
-def readable(*ids: int) -> list[Readable]:
-    return [Readable(partition_id=PartitionId(one), state=PartitionState.OPEN) for one in ids]
+def readable(*ids: int) -> list[PartitionFacts]:
+    return [PartitionFacts(partition_id=PartitionId(one), state=PartitionState.OPEN) for one in ids]
 
 
 def settled(
-    leases: Leases, sessions: list[SessionId], ids: list[Readable], last_token: int
+    leases: Leases, sessions: list[SessionId], ids: list[PartitionFacts], last_token: int
 ) -> tuple[Leases, Settlement]:
     found = settle_leases(leases, sessions, ids, last_token=FencingToken(last_token))
     return leases | {one.partition_id: one for one in found.leases}, found
 
 
-def test_first_grants_count_up() -> None:
-    """Free partitions are granted at once, each with a token of its own."""
+def test_free_partitions_are_granted_at_once() -> None:
+    """Each gets a token of its own."""
     leases, found = settled({}, [A], readable(1, 2, 3), 7)
     assert [lease.token for lease in leases.values()] == [8, 9, 10]
     assert found.last_token == 10
     assert found.sessions == {A}
 
 
-def test_settled_is_settled() -> None:
-    """Settling again changes nothing and tells nobody."""
+def test_settling_again_changes_nothing() -> None:
+    """No lease and no session changes."""
     leases, first = settled({}, [A, B], readable(1, 2, 3), 0)
     _, again = settled(leases, [A, B], readable(1, 2, 3), first.last_token)
     assert again == Settlement(leases=(), sessions=frozenset(), last_token=first.last_token)
 
 
-def test_live_owner_is_asked_first() -> None:
-    """A partition that moves stays its owner's until the owner releases it."""
+def test_live_owner_keeps_its_partition_until_it_releases_it() -> None:
+    """A partition that moves is withdrawn first, and granted after the release."""
     leases, _ = settled({}, [A], readable(1, 2), 0)
     leases, found = settled(leases, [A, B], readable(1, 2), 2)
     (moving,) = found.leases
@@ -63,7 +63,7 @@ def test_live_owner_is_asked_first() -> None:
     assert (granted.session, granted.token, granted.withdrawn) == (B, 3, False)
 
 
-def test_withdrawn_does_not_come_back_with_the_same_token() -> None:
+def test_withdrawn_lease_is_granted_again_with_a_new_token_only() -> None:
     """If the next owner dies during a hand-over, the old one gets the partition back only with a new token."""
     leases, _ = settled({}, [A], readable(1), 0)
     leases[PartitionId(1)] = Lease(
@@ -81,7 +81,7 @@ def test_withdrawn_does_not_come_back_with_the_same_token() -> None:
 
 
 def test_dead_owner_is_replaced_at_once() -> None:
-    """What a dead session held, withdrawn or not, is granted to a live one with a higher token."""
+    """The leases of a dead session, withdrawn or not, are granted to a live one with a higher token."""
     leases, _ = settled({}, [A], readable(1, 2), 0)
     leases, _ = settled(leases, [A, B], readable(1, 2), 2)
     leases, found = settled(leases, [B], readable(1, 2), 2)
@@ -91,8 +91,8 @@ def test_dead_owner_is_replaced_at_once() -> None:
     assert found.sessions == {B}
 
 
-def test_suspended_hands_over_and_gets_nothing() -> None:
-    """What a suspended session holds stays its own until it lets go, and goes to another; all of them: to nobody."""
+def test_suspended_session_hands_over_and_gets_nothing() -> None:
+    """It keeps its leases until it releases them to another session; if all are suspended, nothing is granted."""
     leases, found = settled({}, [A, B], readable(1, 2), 0)
     found = settle_leases(
         leases, [A, B], readable(1, 2), suspended={A}, last_token=found.last_token
@@ -109,8 +109,8 @@ def test_suspended_hands_over_and_gets_nothing() -> None:
     }
 
 
-def test_nobody_left() -> None:
-    """Without sessions all is free, and the tokens are kept."""
+def test_leases_are_free_and_keep_their_tokens_without_sessions() -> None:
+    """Without sessions all leases are free, and keep their tokens."""
     leases, _ = settled({}, [A], readable(1), 0)
     leases, found = settled(leases, [], readable(1), 1)
     assert leases[PartitionId(1)] == Lease(partition_id=PartitionId(1), token=FencingToken(1))
@@ -118,12 +118,12 @@ def test_nobody_left() -> None:
     assert leases[PartitionId(1)].token == 2
 
 
-def test_drained_is_withdrawn_and_its_children_granted() -> None:
-    """The owner of a drained partition is asked to let go of it, and gets the children first."""
+def test_drained_partition_is_withdrawn_and_its_children_granted() -> None:
+    """The owner of a drained partition gets its children first."""
     leases, _ = settled({}, [A, B], readable(1, 2), 0)
     owner = leases[PartitionId(1)].session
     children = [
-        Readable(
+        PartitionFacts(
             partition_id=PartitionId(one),
             state=PartitionState.OPEN,
             parents=(PartitionId(1),),
@@ -137,7 +137,7 @@ def test_drained_is_withdrawn_and_its_children_granted() -> None:
 
 
 @pytest.mark.parametrize("token", [0, -1, 6, 10**9])
-def test_release_of_a_token_never_granted(token: int) -> None:
+def test_release_is_refused_when_the_token_was_never_granted(token: int) -> None:
     """A token from the future, or none at all, is refused."""
     lease = Lease(partition_id=PartitionId(1), token=FencingToken(5), session=A, wanted=A)
     with pytest.raises(TokenUnknownError):
@@ -146,7 +146,7 @@ def test_release_of_a_token_never_granted(token: int) -> None:
         release(None, A, 1)
 
 
-def test_release_again_is_harmless() -> None:
+def test_repeated_release_changes_nothing() -> None:
     """A release that is repeated, or of an older grant, changes nothing."""
     lease = Lease(partition_id=PartitionId(1), token=FencingToken(5), session=B, wanted=B)
     assert release(lease, A, 4) is None
@@ -155,18 +155,18 @@ def test_release_again_is_harmless() -> None:
     assert release(free, B, 5) is None
 
 
-def test_release_of_anothers_grant() -> None:
-    """A session cannot release what another one holds."""
+def test_release_is_refused_when_another_session_holds_the_lease() -> None:
+    """A session cannot release the lease of another one."""
     lease = Lease(partition_id=PartitionId(1), token=FencingToken(5), session=B, wanted=B)
     with pytest.raises(TokenUnknownError):
         release(lease, A, 5)
 
 
-def test_parents_drain_first() -> None:
-    """A child is readable only when all its parents are drained; one whose data is gone holds nobody up."""
+def test_child_is_readable_when_all_parents_are_drained() -> None:
+    """A parent whose data has expired does not block."""
 
-    def one(key: int, state: PartitionState, *parents: int) -> Readable:
-        return Readable(
+    def one(key: int, state: PartitionState, *parents: int) -> PartitionFacts:
+        return PartitionFacts(
             partition_id=PartitionId(key),
             state=state,
             parents=tuple(PartitionId(parent) for parent in parents),
@@ -195,15 +195,15 @@ def test_parents_drain_first() -> None:
     ("ended", "begun", "expected"),
     [(False, False, [1, 2]), (True, False, [1]), (True, True, [1, 2])],
 )
-def test_a_abandoned_parent_is_let_by_until_its_end_is_known(
+def test_abandoned_parent_blocks_only_when_its_end_is_known_and_the_child_not_begun(
     ended: bool, begun: bool, expected: list[int]
 ) -> None:
     """From then on the child waits for it as for any other, unless the group has the child already."""
     partitions = [
-        Readable(
+        PartitionFacts(
             partition_id=PartitionId(1), state=PartitionState.SEALED, abandoned=True, ended=ended
         ),
-        Readable(
+        PartitionFacts(
             partition_id=PartitionId(2),
             state=PartitionState.OPEN,
             parents=(PartitionId(1),),

@@ -85,8 +85,8 @@ def sixteen() -> Side:
     return Side(16)
 
 
-def test_a_fifth_consumer_moves_at_most_four_of_sixteen(sixteen: Side):
-    """What moves goes to the new one, and nothing else moves."""
+def test_fifth_consumer_moves_at_most_four_of_sixteen(sixteen: Side):
+    """All moved partitions go to the new consumer."""
     live = [sixteen.join() for _ in range(4)]
     before = sixteen.calm()
     live.append(sixteen.join())
@@ -96,7 +96,7 @@ def test_a_fifth_consumer_moves_at_most_four_of_sixteen(sixteen: Side):
     assert balanced(after, live)
 
 
-def test_a_rolling_restart_of_eight_moves_each_partition_at_most_twice(sixteen: Side):
+def test_rolling_restart_of_eight_moves_each_partition_at_most_twice(sixteen: Side):
     """Each consumer leaves gracefully and joins again, one after another; in between the shares stay even."""
     live = [sixteen.join() for _ in range(8)]
     sixteen.calm()
@@ -109,8 +109,8 @@ def test_a_rolling_restart_of_eight_moves_each_partition_at_most_twice(sixteen: 
 
 
 @pytest.mark.parametrize("order", ["newest first", "every other"])
-def test_a_rolling_restart_in_another_order(sixteen: Side, order: str):
-    """Whichever consumer is restarted next, no partition moves more than twice."""
+def test_rolling_restart_in_any_order_moves_each_partition_at_most_twice(sixteen: Side, order: str):
+    """The order of the restarts does not matter."""
     live = [sixteen.join() for _ in range(8)]
     sixteen.calm()
     turns = live[::-1] if order == "newest first" else live[::2] + live[1::2]
@@ -122,8 +122,8 @@ def test_a_rolling_restart_in_another_order(sixteen: Side, order: str):
     assert max(sixteen.moves.values()) <= 2, sixteen.moves
 
 
-def test_a_graceful_leave_moves_only_its_own(sixteen: Side):
-    """What the others have stays where it is."""
+def test_graceful_leave_moves_only_the_leavers_partitions(sixteen: Side):
+    """The partitions of the other consumers stay."""
     live = [sixteen.join() for _ in range(4)]
     before = sixteen.calm()
     sixteen.rows.run(leave_group, live[1])
@@ -132,8 +132,8 @@ def test_a_graceful_leave_moves_only_its_own(sixteen: Side):
     assert balanced(after, [one for one in live if one != live[1]])
 
 
-def test_a_crash_moves_only_its_own_after_the_ttl(sixteen: Side):
-    """Until then nothing is granted to anybody else, from then on everything is."""
+def test_crash_moves_only_the_dead_consumers_partitions_after_its_ttl(sixteen: Side):
+    """Nothing is granted before the ttl has passed, and everything right after it."""
     live = [sixteen.join() for _ in range(4)]
     before = sixteen.calm()
     sixteen.rows.now_ms += TTL_MS - 1
@@ -145,8 +145,8 @@ def test_a_crash_moves_only_its_own_after_the_ttl(sixteen: Side):
     assert balanced(after, live[:3])
 
 
-def test_suspended_hands_over_and_resumed_gets_its_share(sixteen: Side):
-    """The others share what a suspended one had; on its return no more moves than its share."""
+def test_suspended_consumer_hands_over_and_gets_its_share_when_resumed(sixteen: Side):
+    """The others share its partitions; on its return no more than its share moves."""
     live = [sixteen.join() for _ in range(4)]
     before = sixteen.calm()
     sixteen.rows.run(suspend_session, Suspend(session=live[0], suspended=True))
@@ -159,8 +159,8 @@ def test_suspended_hands_over_and_resumed_gets_its_share(sixteen: Side):
     assert balanced(after, live)
 
 
-def test_without_consumers_nothing_is_granted_and_tokens_go_on(sixteen: Side):
-    """Nobody owns anything while there is nobody; whoever comes then has tokens above all before."""
+def test_tokens_continue_when_consumers_return_to_an_empty_group(sixteen: Side):
+    """Nothing is granted without consumers; later grants have tokens above all earlier ones."""
     first = sixteen.join()
     sixteen.calm()
     before = max(one.token for one in sixteen.rows.run(read_grants, first).grants)
@@ -173,7 +173,7 @@ def test_without_consumers_nothing_is_granted_and_tokens_go_on(sixteen: Side):
     assert min(one.token for one in sixteen.rows.run(read_grants, second).grants) > before
 
 
-def test_who_waits_longest_is_granted_first():
+def test_longest_waiting_consumer_is_granted_first():
     """Consumers without a share are served in the order in which they joined."""
     side = Side(1)
     live = [side.join() for _ in range(5)]
@@ -186,7 +186,7 @@ def test_who_waits_longest_is_granted_first():
     assert served == [f"{number:032x}" for number in range(1, 6)]
 
 
-def test_a_thousand_consumers_on_a_thousand_partitions():
+def test_thousand_consumers_share_a_thousand_partitions():
     """Each has one or two; one more join, leave or crash moves a handful, in about a second or less of work."""
     side = Side(1024)
     live = [side.join() for _ in range(1_000)]

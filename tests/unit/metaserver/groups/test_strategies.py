@@ -1,4 +1,4 @@
-"""Exclusive and shared groups in SQL: who decides, who is refused, and what a switch ends."""
+"""Exclusive and shared groups in SQL: the strategy, refusals, and switches."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def switch(rows: Rows, strategy: ConsumeStrategy) -> Any:
 
 
 @pytest.mark.parametrize("first", ConsumeStrategy)
-def test_the_first_join_decides(rows: Rows, first: ConsumeStrategy):
-    """A join that disagrees is refused and changes nothing; the error says what is stored."""
+def test_first_join_decides_the_strategy(rows: Rows, first: ConsumeStrategy):
+    """A join with another strategy is refused and changes nothing; the error has the stored one."""
     join(rows, A, first)
     other = SHARED if first is EXCLUSIVE else EXCLUSIVE
     with pytest.raises(GroupStrategyError, match="keylane group switch") as refused:
@@ -69,8 +69,8 @@ def test_the_first_join_decides(rows: Rows, first: ConsumeStrategy):
     assert rows.run(read_group, "s", "g").strategy is first
 
 
-def test_a_shared_group_grants_everything_to_everybody(rows: Rows):
-    """Every session has every partition, under one token each; joins and leaves move nothing."""
+def test_shared_group_grants_every_partition_to_every_session(rows: Rows):
+    """Each partition has one token for all; joins and leaves move nothing."""
     group_id = join(rows, A, SHARED)
     join(rows, B, SHARED)
     mine = tokens(rows, A)
@@ -84,7 +84,7 @@ def test_a_shared_group_grants_everything_to_everybody(rows: Rows):
 
 
 @pytest.mark.parametrize("first", ConsumeStrategy)
-def test_a_switch_ends_the_sessions_and_every_token(rows: Rows, first: ConsumeStrategy):
+def test_switch_ends_all_sessions_and_tokens(rows: Rows, first: ConsumeStrategy):
     """Old sessions are unknown, new ones have tokens above all before, in one transaction."""
     other = SHARED if first is EXCLUSIVE else EXCLUSIVE
     join(rows, A, first)
@@ -103,8 +103,8 @@ def test_a_switch_ends_the_sessions_and_every_token(rows: Rows, first: ConsumeSt
     assert tokens(rows, B) == after
 
 
-def test_there_and_back_every_token_is_new(rows: Rows):
-    """Two switches without anybody in between leave no old token good."""
+def test_two_switches_leave_no_old_token_valid(rows: Rows):
+    """Two switches without a session in between end every old token."""
     join(rows, A, SHARED)
     before = max(tokens(rows, A).values())
     switch(rows, EXCLUSIVE)
@@ -113,14 +113,14 @@ def test_there_and_back_every_token_is_new(rows: Rows):
     assert min(tokens(rows, B).values()) > before
 
 
-def test_an_unknown_group_is_not_switched(rows: Rows):
+def test_switch_of_an_unknown_group_is_refused(rows: Rows):
     """A group exists from its first consumer on."""
     with pytest.raises(GroupUnknownError):
         switch(rows, SHARED)
 
 
-def test_a_token_its_broker_refuses_is_replaced_once(rows: Rows):
-    """All sessions get the next token, whoever says it first; who says it later changes nothing."""
+def test_refused_shared_token_is_replaced_once(rows: Rows):
+    """The first report gives all sessions the next token; later ones change nothing."""
     join(rows, A, SHARED)
     join(rows, B, SHARED)
     (partition_id, token), *_ = tokens(rows, A).items()
@@ -140,8 +140,8 @@ def test_a_token_its_broker_refuses_is_replaced_once(rows: Rows):
     assert highest == max(tokens(rows, A).values())
 
 
-def test_a_drained_parent_lets_everybody_go_on(rows: Rows):
-    """Children of a sealed partition are everybody's once one session said that the parent is drained."""
+def test_drained_parent_unblocks_its_children_for_every_session(rows: Rows):
+    """One session's report that the parent is drained is enough."""
     group_id = join(rows, A, SHARED)
     join(rows, B, SHARED)
     rows.resize("s", 2)
@@ -156,8 +156,8 @@ def test_a_drained_parent_lets_everybody_go_on(rows: Rows):
     assert set(held) == {None}
 
 
-def test_a_suspended_session_has_no_part(rows: Rows):
-    """It is granted nothing until it takes part again; the others keep what they have."""
+def test_suspended_session_of_a_shared_group_is_granted_nothing(rows: Rows):
+    """It is granted nothing until it resumes; the others keep their partitions."""
     join(rows, A, SHARED)
     join(rows, B, SHARED)
     before = rows.run(read_grants, A).version

@@ -229,11 +229,11 @@ BAD = [
         ),
         (
             Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="nowhere"),
-            "there is no broker group 'nowhere'; those there are: g1, g2",
+            "there is no broker group 'nowhere'; known are: g1, g2",
         ),
         (
             Reshape(kind=OperationKind.EVACUATE, broker_group="nowhere"),
-            "there is no broker group 'nowhere'; those there are: g1, g2",
+            "there is no broker group 'nowhere'; known are: g1, g2",
         ),
     ],
 )

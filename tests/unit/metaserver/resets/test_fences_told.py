@@ -1,4 +1,4 @@
-"""What is said of a broker's fence sets the tokens: past a database that is behind, and never where brokers refuse them."""
+"""A broker's fence raises the tokens: above a database that is behind, and never to where brokers refuse them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def rows() -> Rows:
 
 @WAYS
 @STRATEGIES
-def test_a_database_that_is_behind_goes_on_from_the_fence(
+def test_tokens_continue_above_the_fence_when_the_database_is_behind(
     rows: Rows, say: Say, strategy: ConsumeStrategy
 ):
     """Restored from a copy of long ago, it grants above what the broker has seen at the next try."""
@@ -76,7 +76,7 @@ def test_a_database_that_is_behind_goes_on_from_the_fence(
 
 @WAYS
 @STRATEGIES
-def test_no_fence_takes_the_tokens_where_brokers_refuse_them(
+def test_tokens_stay_where_brokers_accept_them_whatever_the_fence(
     rows: Rows, say: Say, strategy: ConsumeStrategy
 ):
     """Whatever is said, and however often, a broker that has seen none takes the next token as well as one that has."""

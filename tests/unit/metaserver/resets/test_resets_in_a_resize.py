@@ -1,4 +1,4 @@
-"""A reset that is planned while the partitions of its subject change: it sets those that are there when it begins."""
+"""A reset while the partitions of its subject change: it sets those that exist when it begins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants
 from keylane.metaserver.groups.sessions import join_group, leave_group
-from keylane.metaserver.resets.service import PLANS_MAX, Resetter
+from keylane.metaserver.resets.service import PLANS_MAX, ResetService
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import GroupStatus, Join, PartitionStatus
 from keylane.protocol.errors import GroupBusyError
@@ -91,12 +91,12 @@ def read_all(rows: Rows, *drained: int) -> set[int]:
 
 async def reset(rows: Rows, brokers: Brokers) -> None:
     settings = MetaserverSettings(data=Path("meta"))
-    resetter = Resetter(InMemory(rows), brokers, settings, holder="m")  # type: ignore[arg-type]
+    resetter = ResetService(InMemory(rows), brokers, settings, holder="m")  # type: ignore[arg-type]
     await resetter.reset("s", "g", ResetGroup(to=ResetTo.EARLIEST))
 
 
-async def test_children_read_while_it_was_planned_are_set_too(rows: Rows):
-    """The subject was resized, and a consumer came, read the parent to its end, began with the children and went."""
+async def test_reset_includes_children_that_were_read_while_it_was_planned(rows: Rows):
+    """The subject was resized, and a consumer read the parent to its end, began the children and left."""
     held: set[int] = set()
 
     def meanwhile() -> None:
@@ -111,11 +111,11 @@ async def test_children_read_while_it_was_planned_are_set_too(rows: Rows):
     assert read_all(rows) == {1}, "the parent is read again before its children"
 
 
-async def test_partitions_that_change_again_and_again_put_it_off(rows: Rows):
-    """After a few plans the operator is told so, and nothing was set."""
+async def test_reset_is_refused_when_the_partitions_keep_changing(rows: Rows):
+    """It gives up after a few plans, and nothing was set."""
     counts = iter(range(2, 2 + PLANS_MAX))
     brokers = Brokers(lambda: rows.resize("s", next(counts)))
-    with pytest.raises(GroupBusyError, match="again and again"):
+    with pytest.raises(GroupBusyError, match="keep changing"):
         await reset(rows, brokers)
     assert brokers.cursors == {}
     assert next(counts, None) is None

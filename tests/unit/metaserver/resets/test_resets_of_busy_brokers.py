@@ -1,4 +1,4 @@
-"""A reset goes on when a broker has, for a while, more to write than it takes."""
+"""A reset continues while a broker is overloaded for a moment."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from keylane.metaserver.resets.rows import ResetScope
-from keylane.metaserver.resets.service import OVERLOADED_PAUSES_MS, Resetter
+from keylane.metaserver.resets.service import OVERLOADED_PAUSES_MS, ResetService
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import GroupStatus, PartitionStatus
 from keylane.protocol.errors import OverloadedError, ResetUnfinishedError
@@ -52,9 +52,9 @@ async def tell(broker: BusyBroker) -> dict[int, int]:
         partitions=(one,),
     )
     settings = MetaserverSettings(data=Path("meta"))
-    resetter = Resetter(None, broker, settings, holder="m")  # type: ignore[arg-type]
+    resetter = ResetService(None, broker, settings, holder="m")  # type: ignore[arg-type]
     done: dict[int, int] = {}
-    await resetter._tell("g", scope, [1], {1: 5}, {1: 3}, done)
+    await resetter._set_cursors("g", scope, [1], {1: 5}, {1: 3}, done)
     return done
 
 
@@ -64,15 +64,15 @@ def no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "sleep", lambda _seconds: sleep(0))
 
 
-async def test_a_full_broker_is_asked_again():
-    """It takes the cursor as soon as its disk has caught up."""
+async def test_reset_retries_an_overloaded_broker():
+    """The broker takes the cursor when its disk has caught up."""
     broker = BusyBroker(3)
     assert await tell(broker) == {1: 3}
     assert broker.asked == 4
 
 
-async def test_a_broker_that_stays_full_ends_the_reset():
-    """After a few seconds the operator is told that it is unfinished, and why."""
+async def test_reset_is_unfinished_when_a_broker_stays_overloaded():
+    """After a few seconds the error says why."""
     broker = BusyBroker(1_000)
     with pytest.raises(ResetUnfinishedError, match="waiting for the disk"):
         await tell(broker)

@@ -1,4 +1,4 @@
-"""The rows of a reset: who keeps whom off, what is drained, which tokens are given."""
+"""The rows of a reset: exclusion, drained partitions, tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -93,8 +93,8 @@ def rows() -> Rows:
     return Rows()
 
 
-def test_the_scope_is_what_has_data(rows: Rows):
-    """Sealed and open partitions; not those that are planned or gone."""
+def test_scope_is_the_partitions_with_data(rows: Rows):
+    """Sealed and open partitions; not planned or expired ones."""
     scope = rows.scope()
     assert [one.partition_id for one in scope.partitions] == [1, 2]
     rows.say(sa.update(partitions).where(partitions.c.partition_id == 1).values(state="expired"))
@@ -102,8 +102,8 @@ def test_the_scope_is_what_has_data(rows: Rows):
     assert [one.partition_id for one in scope.partitions] == [2]
 
 
-def test_tokens_are_above_all_that_were_granted(rows: Rows):
-    """Fresh ones, each its own; and the next grant is above them."""
+def test_reset_tokens_are_above_all_granted_ones(rows: Rows):
+    """Each partition has a token of its own, and the next grant is above them."""
     before = rows.last_token()
     tokens = rows.begin()
     assert sorted(tokens.values()) == [before + 1, before + 2]
@@ -114,14 +114,14 @@ def test_tokens_are_above_all_that_were_granted(rows: Rows):
     assert [one.partition.partition_id for one in grants] == [1, 2]
 
 
-def test_tokens_count_on_from_what_a_broker_has_seen(rows: Rows):
+def test_reset_tokens_continue_above_the_brokers_fence(rows: Rows):
     """A database restored from a copy does not give tokens that every broker would refuse."""
     seen = rows.last_token() + 1_000
     tokens = rows.run(begin_reset, rows.scope(), holder="one", lease_ms=1_000, fence=seen)
     assert min(tokens.values()) == seen + 1
 
 
-def test_partitions_opened_since_it_was_planned_are_set_too(rows: Rows):
+def test_reset_is_planned_anew_when_partitions_opened_since(rows: Rows):
     """What was planned before they were there is refused, with nothing changed: a consumer may have read them.  One
     partition by itself is set whatever becomes of the others."""
     all_of_them, alone = rows.scope(), rows.scope(partition_id=2)
@@ -134,8 +134,8 @@ def test_partitions_opened_since_it_was_planned_are_set_too(rows: Rows):
     assert set(rows.run(begin_reset, alone, holder="one", lease_ms=2_000)) == {2}
 
 
-def test_a_group_switched_since_it_was_planned_is_planned_anew(rows: Rows):
-    """Brokers are told how it consumes now."""
+def test_reset_is_planned_anew_when_the_strategy_changed(rows: Rows):
+    """Brokers are told the present strategy."""
     before = rows.scope()
     rows.run(switch_group, "s", "g", ConsumeStrategy.SHARED)
     assert rows.run(begin_reset, before, holder="one", lease_ms=2_000) is None
@@ -143,8 +143,8 @@ def test_a_group_switched_since_it_was_planned_is_planned_anew(rows: Rows):
     assert set(rows.begin()) == {1, 2}
 
 
-def test_a_live_session_and_another_reset_keep_it_off(rows: Rows):
-    """Refused, with no token taken; a session whose ttl has passed is none, and a crashed reset's hold ends."""
+def test_reset_is_refused_while_a_session_lives_or_another_reset_runs(rows: Rows):
+    """No token is taken; an expired session does not count, and a crashed reset's lease ends."""
     rows.join(B)
     before = rows.last_token()
     with pytest.raises(GroupBusyError):
@@ -158,8 +158,8 @@ def test_a_live_session_and_another_reset_keep_it_off(rows: Rows):
     rows.begin("two")
 
 
-def test_nobody_joins_meanwhile(rows: Rows):
-    """A consumer is refused while the cursors are set, and let in afterwards, or when the hold has ended by itself."""
+def test_join_is_refused_while_a_reset_runs(rows: Rows):
+    """A consumer may join after the reset, or when the reset's lease has ended."""
     tokens = rows.begin()
     with pytest.raises(GroupBusyError, match="join again"):
         rows.join(B)
@@ -171,8 +171,8 @@ def test_nobody_joins_meanwhile(rows: Rows):
     rows.join(A)
 
 
-def test_drained_is_what_was_set_to_its_end(rows: Rows):
-    """Forgotten first; noted again for the sealed partition whose cursor is at its end, and for no other."""
+def test_partition_is_drained_when_its_cursor_was_set_to_its_end(rows: Rows):
+    """It is forgotten first, and noted again only for the sealed partition whose cursor is at its end."""
     tokens = rows.begin()
     assert rows.drained() == []
     rows.end(tokens, {1: 10, 2: 10})
@@ -182,8 +182,8 @@ def test_drained_is_what_was_set_to_its_end(rows: Rows):
     assert rows.drained() == []
 
 
-def test_an_empty_partition_is_drained_behind_what_it_continues(rows: Rows):
-    """At its end as it is, it lets nobody past its parents that are read again; nor does what continues it."""
+def test_empty_partition_is_drained_after_its_parents(rows: Rows):
+    """It is at its end, and still blocks while its parents are read again; so do its children."""
     rows.say(sa.insert(partition_parents).values(partition_id=2, parent_id=1))
     empty = sa.update(partitions).where(partitions.c.partition_id == 2)
     rows.say(empty.values(state=PartitionState.SEALED, end_offset=0))
@@ -201,8 +201,8 @@ def test_an_empty_partition_is_drained_behind_what_it_continues(rows: Rows):
     assert rows.drained() == [2], "of the parent nothing is left"
 
 
-def test_what_was_granted_since_is_left_to_its_owner(rows: Rows):
-    """The hold had ended and a consumer was granted the partition: its own word counts."""
+def test_reset_leaves_partitions_granted_since_to_their_owners(rows: Rows):
+    """The reset's lease had ended and a consumer was granted the partition: its own report counts."""
     tokens = rows.begin()
     rows.now_ms += 2_000
     rows.join(B)
@@ -212,8 +212,8 @@ def test_what_was_granted_since_is_left_to_its_owner(rows: Rows):
     assert {row.session for row in held} == {B}
 
 
-def test_a_named_lease(rows: Rows):
-    """One holder at a time; it renews, gives back or loses it; a new beginning of time ends all."""
+def test_duty_has_one_holder_until_it_ends(rows: Rows):
+    """The holder renews it, gives it back or loses it; a restart of the times ends all."""
     assert rows.run(take_duty, "x", holder="one", lease_ms=100)
     assert not rows.run(take_duty, "x", holder="two", lease_ms=100)
     rows.now_ms += 60
@@ -232,7 +232,7 @@ def test_a_named_lease(rows: Rows):
 
 
 @pytest.mark.parametrize(("cursor", "through"), [(4, []), (10, [1, 4])])
-def test_an_empty_partition_behind_a_loss_waits_for_what_the_lost_one_continued(
+def test_empty_partition_behind_a_loss_waits_for_its_grandparents(
     rows: Rows, cursor: int, through: list[int]
 ):
     """1 ends at 10, 3 continued it and is lost, 4 is sealed empty behind that: it is drained with 1, not before."""

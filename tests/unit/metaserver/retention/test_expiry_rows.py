@@ -1,4 +1,4 @@
-"""Which sealed partitions may expire, and what follows from it for routes, groups and queues."""
+"""Which sealed partitions may expire, and the effect on routes, groups and queues."""
 
 from collections.abc import Callable
 from typing import Any
@@ -86,8 +86,8 @@ def rows() -> Rows:
     return Rows()
 
 
-def test_parents_first(rows: Rows):
-    """A partition behind one that still has messages does not expire, also not an empty one: readers would be let past."""
+def test_partition_expires_after_its_parents(rows: Rows):
+    """A partition behind one with messages does not expire, not even an empty one: groups would read past the parent."""
     assert rows.candidates() == [(1, 10)]
     assert rows.run(mark_expired, {2: 0}) == []
     assert rows.run(mark_expired, {1: 10}) == ["s"]
@@ -96,8 +96,8 @@ def test_parents_first(rows: Rows):
     assert rows.candidates() == []
 
 
-def test_the_route_and_the_queue_lose_it(rows: Rows):
-    """It is in no route and no queue any more, the version rises, the others begin where they began."""
+def test_expired_partition_leaves_the_route_and_the_queue(rows: Rows):
+    """The route's version rises; the other partitions begin where they began."""
     before = rows.run(read_route, "s")
     rows.run(mark_expired, {1: 10})
     after = rows.run(read_route, "s")
@@ -110,14 +110,14 @@ def test_the_route_and_the_queue_lose_it(rows: Rows):
     ]
 
 
-def test_a_group_that_had_not_drained_it_goes_on(rows: Rows):
-    """A group that begins later is granted what follows, and nothing that is gone."""
+def test_group_continues_behind_an_expired_partition_it_had_not_drained(rows: Rows):
+    """A later group is granted the children, and no expired partition."""
     rows.run(mark_expired, {1: 10})
     assert rows.join() == [2]
 
 
-def test_whoever_holds_it_is_waited_for(rows: Rows):
-    """While a session has it and has not drained it, its last messages may be in a handler."""
+def test_partition_does_not_expire_while_a_session_holds_it_undrained(rows: Rows):
+    """Its last messages may be in a handler."""
     assert rows.join() == [1]
     assert rows.candidates() == []
     assert rows.run(mark_expired, {1: 10}) == []
@@ -127,8 +127,8 @@ def test_whoever_holds_it_is_waited_for(rows: Rows):
     assert rows.run(mark_expired, {1: 10}) == ["s"]
 
 
-def test_what_does_not_fit_stays(rows: Rows):
-    """Another end than the one known, an open partition, one whose end nobody knows, a silent broker: nothing expires."""
+def test_partition_does_not_expire_when_its_facts_have_changed(rows: Rows):
+    """Another end, an open partition, an unknown end, a silent broker: nothing expires."""
     assert rows.run(mark_expired, {1: 9}) == []
     assert rows.run(mark_expired, {3: 0}) == []
     rows.now_ms += TTL_MS

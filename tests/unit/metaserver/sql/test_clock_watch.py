@@ -1,4 +1,4 @@
-"""A database's clock beside this machine's: jumps are seen, waits and drift are none."""
+"""A database's clock compared with this machine's: jumps are detected, waits and drift are not jumps."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.metaserver.sql.clock_watch import DRIFT_SHARE, TOLERANCE_MS, Reading, TimeWatch
+from keylane.metaserver.sql.clock_watch import DRIFT_SHARE, TOLERANCE_MS, ClockReading, ClockWatch
 
 HOUR_MS = 3_600_000
 
 
 @pytest.mark.parametrize("by_ms", [HOUR_MS, -HOUR_MS, 500, -500])
-def test_a_jump_is_told_until_it_was_mended(by_ms: int) -> None:
-    """It is told at each look, so that one that was not acted upon is not forgotten."""
-    watch = TimeWatch()
-    assert watch.jump_ms(Reading(0, 1_000_000, 0)) == 0
+def test_jump_is_reported_until_restart(by_ms: int) -> None:
+    """Each reading reports it, so that a jump that was not handled is not forgotten."""
+    watch = ClockWatch()
+    assert watch.jump_ms(ClockReading(0, 1_000_000, 0)) == 0
     for passed_ms in (500, 600):
         told_ms = 1_000_000 + passed_ms + by_ms
-        assert watch.jump_ms(Reading(passed_ms, told_ms, passed_ms)) == by_ms
+        assert watch.jump_ms(ClockReading(passed_ms, told_ms, passed_ms)) == by_ms
     watch.restart()
-    assert watch.jump_ms(Reading(700, 1_000_700 + by_ms, 700)) == 0
-    assert watch.jump_ms(Reading(800, 1_000_800 + by_ms, 800)) == 0
+    assert watch.jump_ms(ClockReading(700, 1_000_700 + by_ms, 700)) == 0
+    assert watch.jump_ms(ClockReading(800, 1_000_800 + by_ms, 800)) == 0
 
 
-def test_of_a_slow_answer_only_what_is_sure_is_a_jump() -> None:
-    """The clock was read somewhere in the wait for it."""
-    watch = TimeWatch()
-    assert watch.jump_ms(Reading(0, 0, 0)) == 0
-    assert watch.jump_ms(Reading(100, 5_000, 5_100)) == 0
-    watch = TimeWatch()
-    assert watch.jump_ms(Reading(0, 0, 0)) == 0
-    assert watch.jump_ms(Reading(100, 9_100, 5_100)) == 4_000
+def test_slow_answer_counts_as_jump_only_beyond_its_round_trip() -> None:
+    """The clock was read at some moment of the wait."""
+    watch = ClockWatch()
+    assert watch.jump_ms(ClockReading(0, 0, 0)) == 0
+    assert watch.jump_ms(ClockReading(100, 5_000, 5_100)) == 0
+    watch = ClockWatch()
+    assert watch.jump_ms(ClockReading(0, 0, 0)) == 0
+    assert watch.jump_ms(ClockReading(100, 9_100, 5_100)) == 4_000
 
 
-def test_one_that_was_read_earlier_and_comes_later_counts_for_nothing() -> None:
-    """Transactions at the same time end in any order."""
-    watch = TimeWatch()
-    assert watch.jump_ms(Reading(1_000, 1_000, 1_001)) == 0
-    assert watch.jump_ms(Reading(900, 900, 901)) == 0
-    assert watch.jump_ms(Reading(1_100, 1_100 + TOLERANCE_MS + 11, 1_100)) > 0
+def test_older_reading_is_ignored_when_it_arrives_later() -> None:
+    """Concurrent transactions end in any order."""
+    watch = ClockWatch()
+    assert watch.jump_ms(ClockReading(1_000, 1_000, 1_001)) == 0
+    assert watch.jump_ms(ClockReading(900, 900, 901)) == 0
+    assert watch.jump_ms(ClockReading(1_100, 1_100 + TOLERANCE_MS + 11, 1_100)) > 0
 
 
 @given(
@@ -51,9 +51,9 @@ def test_waits_and_drift_are_no_jumps(
     pauses: list[int], waits: list[tuple[int, int]], drift: float
 ) -> None:
     """However long it takes to ask, and however a clock is pulled to the right time."""
-    watch, boot_ms = TimeWatch(), 0
+    watch, boot_ms = ClockWatch(), 0
     for pause_ms, (before_ms, after_ms) in zip([0, *pauses], waits, strict=False):
         boot_ms += pause_ms
         told_ms = round((boot_ms + before_ms) * drift)
-        assert watch.jump_ms(Reading(boot_ms, told_ms, boot_ms + before_ms + after_ms)) == 0
+        assert watch.jump_ms(ClockReading(boot_ms, told_ms, boot_ms + before_ms + after_ms)) == 0
         boot_ms += before_ms + after_ms

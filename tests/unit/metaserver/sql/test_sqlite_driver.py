@@ -46,14 +46,14 @@ def _fill(connection):
     return [dict(one) for one in rows]
 
 
-async def test_a_statement_is_one_hop(database, hops):
-    """Two statements in a transaction: begin, both, commit, and nothing else."""
+async def test_statement_takes_one_hop(database, hops):
+    """Two statements in a transaction: begin, both, commit, and no further hop."""
     assert await database.write(_fill) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
     assert len(hops) == 4
 
 
-async def test_a_failed_transaction_leaves_nothing(database):
-    """It is rolled back, its error is SQLite's own, and the connection serves the next one."""
+async def test_failed_transaction_is_rolled_back(database):
+    """Its error is SQLite's own, and the connection serves the next transaction."""
 
     def fail(connection):
         _fill(connection)
@@ -69,8 +69,8 @@ async def test_a_failed_transaction_leaves_nothing(database):
     assert len(await database.write(_fill)) == 2
 
 
-async def test_many_rows_at_once(database):
-    """Statements with many parameter sets and results of many rows go the same way."""
+async def test_statement_takes_many_rows(database):
+    """Statements with many parameter sets and results of many rows take one hop too."""
     rows = [{"a": number, "b": str(number)} for number in range(1000)]
 
     def fill(connection):

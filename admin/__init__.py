@@ -1,0 +1,72 @@
+"""Administration: subjects, consumer groups, partitions and brokers of a cluster, as typed calls."""
+
+from ..protocol.control import (
+    BrokerView,
+    GroupSummary,
+    GroupView,
+    Health,
+    OwnerView,
+    RefusedBroker,
+    Retention,
+    SubjectSummary,
+    SubjectView,
+)
+from ..protocol.operations import (
+    BusySubject,
+    LossView,
+    OperationKind,
+    OperationList,
+    OperationState,
+    OperationView,
+    PartitionHistory,
+    StepAction,
+    StepView,
+    SubjectHistory,
+)
+from ..protocol.progress import CursorView, GroupReset, ResetTo
+from ..protocol.routing import Partition, PartitionState, Route
+from ..protocol.verification import CheckView, Verification
+from .client import Admin
+from .views import (
+    BrokerList,
+    GroupDescription,
+    PartitionDescription,
+    PartitionProgress,
+    SubjectDescription,
+)
+
+__all__ = [
+    "Admin",
+    "BrokerList",
+    "BrokerView",
+    "BusySubject",
+    "CheckView",
+    "CursorView",
+    "GroupDescription",
+    "GroupReset",
+    "GroupSummary",
+    "GroupView",
+    "Health",
+    "LossView",
+    "OperationKind",
+    "OperationList",
+    "OperationState",
+    "OperationView",
+    "OwnerView",
+    "Partition",
+    "PartitionDescription",
+    "PartitionHistory",
+    "PartitionProgress",
+    "PartitionState",
+    "RefusedBroker",
+    "ResetTo",
+    "Retention",
+    "Route",
+    "StepAction",
+    "StepView",
+    "SubjectDescription",
+    "SubjectHistory",
+    "SubjectSummary",
+    "SubjectView",
+    "Verification",
+]

@@ -1,0 +1,519 @@
+"""The admin client: a method for each thing an operator asks of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import msgspec
+
+from ..protocol.address import addresses_of
+from ..protocol.control import (
+    AcceptFolder,
+    BrokerView,
+    CreateSubject,
+    GroupSummary,
+    GroupView,
+    Health,
+    PartitionStatus,
+    RefusedBroker,
+    Retention,
+    SubjectSummary,
+    SubjectView,
+    SwitchGroup,
+)
+from ..protocol.errors import InvalidRequestError, KeylaneError, NotSentError
+from ..protocol.ids import MAX_I64, check_name
+from ..protocol.operations import (
+    Cordon,
+    OperationKind,
+    OperationList,
+    OperationState,
+    OperationView,
+    Reshape,
+    SubjectHistory,
+)
+from ..protocol.progress import GroupReset, ResetGroup, ResetTo
+from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition
+from ..protocol.verification import Verification
+from ..rpc.client import MetaClient
+from ..rpc.connections import Connections
+from ..rpc.home import Resident
+from .views import BrokerList, GroupDescription, SubjectDescription
+from .views import describe_group as join_group
+from .views import describe_subject as join_subject
+
+T = TypeVar("T")
+POLL_MS = 100
+ROUTE_SETTLED = frozenset({OperationState.DONE, OperationState.FENCE, OperationState.CANCELED})
+"""States in which an operation will not change the route any more."""
+
+
+class Admin(Resident):
+    """
+    Administers a cluster.
+
+        async with Admin("127.0.0.1:7000") as admin:
+            await admin.create_subject("orders", partitions=4)
+            operation = await admin.resize("orders", 6)
+            await admin.wait(operation)
+            print(await admin.lag("orders", "billing"))
+
+    Entering the block connects to nothing; each call connects to what it needs.  An admin works in the event loop and
+    the process in which it was opened.
+
+    Besides the errors that are named there, each call raises
+        InvalidNameError, InvalidRequestError: an argument cannot be right; nothing was done.
+        NotSentError: no metaserver was reached; nothing was done.
+        OutcomeUnknownError: no answer came; a call that changes something may have done so.
+        ClosedError, ForkedError, OtherLoopError: the admin is not open, or not here.
+    """
+
+    def __init__(self, meta: str | Iterable[str], *, call_timeout_ms: int = 5_000) -> None:
+        """
+        Make an admin; `async with` opens it.
+
+        Args:
+            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
+            call_timeout_ms: time for one call, in milliseconds; calls that work at the brokers have longer.
+
+        Raises:
+            ConfigError: `meta` names no address.
+        """
+        self._addresses = addresses_of(meta)
+        self._timeout_ms = call_timeout_ms
+        self._connections = Connections(None, timeout_ms=call_timeout_ms, what="admin")
+
+    async def __aenter__(self) -> Self:
+        network = self._connections.open()
+        self._metaserver = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._connections.close()
+
+    # ── subjects ──────────────────────────────────────────────────────────────────────────────────────
+    async def create_subject(
+        self,
+        subject: str,
+        *,
+        partitions: int = 2,
+        order_strategy: OrderStrategy | str = OrderStrategy.STRICT,
+        retention: Retention | str = Retention.ACKED,
+        static: bool = False,
+    ) -> SubjectView:
+        """
+        Create a subject; again with the same settings changes nothing.
+
+        Args:
+            partitions: 1 to 1024 physical partitions, spread over the available broker groups.
+            order_strategy: what producers do while a partition does not answer.
+            retention: what an old message waits for before it is removed.
+            static: the partitions are logic queues, whose number never changes.
+
+        Raises:
+            SubjectExistsError: it exists with other settings.
+            NotEnoughBrokersError: no broker group is available.
+            CreationRunningError, CreationFailedError: an earlier creation has not ended, or cannot end.
+        """
+        body = _checked(
+            CreateSubject,
+            {
+                "subject": check_name("subject", subject),
+                "partitions": partitions,
+                "order_strategy": order_strategy,
+                "retention": retention,
+                "static": static,
+            },
+        )
+        return await self._meta.create_subject(body)
+
+    async def list_subjects(self) -> list[SubjectSummary]:
+        """Every subject, by name."""
+        return (await self._meta.subjects()).subjects
+
+    async def describe_subject(self, subject: str) -> SubjectDescription:
+        """
+        A subject's settings, and each partition with its broker, state and offsets.
+
+        A broker that does not answer is no error: its partitions have a `problem`.
+
+        Raises:
+            SubjectUnknownError
+        """
+        view = await self._meta.subject(check_name("subject", subject))
+        return join_subject(view, await self._statuses(view.route.partitions))
+
+    async def history(self, subject: str) -> SubjectHistory:
+        """
+        Every partition that a subject ever had, the oldest first; `parents` make the lineage.
+
+        Raises:
+            SubjectUnknownError
+        """
+        return await self._meta.history(check_name("subject", subject))
+
+    # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
+    async def list_groups(self, subject: str) -> list[GroupSummary]:
+        """
+        The consumer groups of a subject, by name.
+
+        Raises:
+            SubjectUnknownError
+        """
+        return (await self._meta.groups(check_name("subject", subject))).summaries
+
+    async def describe_group(self, subject: str, group: str) -> GroupDescription:
+        """
+        A consumer group's owner, token, cursor and lag on each partition.
+
+        A broker that does not answer is no error: its partitions have a `problem`.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+        """
+        view = await self._group(subject, group)
+        partitions = [owner.partition for owner in view.owners]
+        return join_group(view, await self._statuses(partitions))
+
+    async def lag(self, subject: str, group: str) -> int:
+        """
+        How many messages are stored and not acked by a consumer group, over all partitions.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+            UnreachableError: a broker does not answer, so that the lag is unknown.
+        """
+        view = await self._group(subject, group)
+        owned = [owner.partition for owner in view.owners]
+        statuses = await asyncio.gather(*(self._status(partition) for partition in owned))
+        described = join_group(view, {status.partition_id: status for status in statuses})
+        assert described.lag is not None
+        return described.lag
+
+    async def reset_group(
+        self,
+        subject: str,
+        group: str,
+        to: ResetTo | str,
+        *,
+        offset: int | None = None,
+        at_ms: int | None = None,
+        queue: int | None = None,
+        partition_id: int | None = None,
+    ) -> GroupReset:
+        """
+        Set the cursors of a consumer group that has no live consumers.
+
+        Args:
+            to: "earliest", "latest", "offset" or "time".
+            offset: for "offset": a logic offset with `queue`, a physical one with `partition_id`.
+            at_ms: for "time": milliseconds since 1970; the first message stored at or after it.
+            queue: this logic queue of a static subject only.
+            partition_id: this partition only; partitions before and behind it keep their cursors.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError, QueueUnknownError, PartitionUnknownError
+            SubjectNotStaticError, StaticSubjectError: `queue` for a subject without queues, or `partition_id` for one
+                with them.
+            GroupBusyError: it has live consumers, or had some until a moment ago.
+            OffsetOutOfRangeError: `offset` is not stored.
+            ResetUnfinishedError: some cursors are set; the same call again sets the rest.
+        """
+        check_name("subject", subject)
+        check_name("consumer group", group)
+        body = _checked(
+            ResetGroup,
+            {
+                "to": to,
+                "offset": offset,
+                "at_ms": at_ms,
+                "queue": queue,
+                "partition_id": partition_id,
+            },
+        )
+        return await self._meta.reset_group(subject, group, body)
+
+    async def switch_group(
+        self, subject: str, group: str, strategy: ConsumeStrategy | str
+    ) -> GroupView:
+        """
+        Change how a consumer group shares out messages: "exclusive" or "shared".
+
+        Its consumers end with an error; those that are started with the new strategy continue.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+        """
+        check_name("subject", subject)
+        check_name("consumer group", group)
+        body = _checked(SwitchGroup, {"strategy": strategy})
+        return await self._meta.switch_group(subject, group, body)
+
+    # ── partitions ────────────────────────────────────────────────────────────────────────────────────
+    async def resize(
+        self, subject: str, partitions: int, *, dry_run: bool = False
+    ) -> OperationView:
+        """
+        Change the number of open partitions of a subject to `partitions`, 1 to 1024, while messages flow.
+
+        Returns:
+            The operation, which continues by itself: see `wait`.  With `dry_run` its plan, of which nothing is done;
+            then, and if there is nothing to change, `operation_id` is 0.
+
+        Raises:
+            SubjectUnknownError, NotEnoughBrokersError
+            OperationRunningError: another operation on the subject has not changed the route yet.
+            StaticSubjectError: the number of logic queues of a static subject never changes.
+        """
+        check_name("subject", subject)
+        return await self._change(
+            OperationKind.RESIZE, dry_run, subject=subject, partitions=partitions
+        )
+
+    async def split(self, partition_id: int, *, dry_run: bool = False) -> OperationView:
+        """
+        Cut an open partition in the middle of its range; returns and raises as `resize`.
+
+        Raises:
+            PartitionUnknownError: no open partition has this id.
+        """
+        return await self._change(OperationKind.SPLIT, dry_run, partition_ids=[partition_id])
+
+    async def merge(self, partition_ids: Sequence[int], *, dry_run: bool = False) -> OperationView:
+        """
+        Join open partitions whose ranges are neighbours; returns and raises as `resize`.
+
+        Raises:
+            PartitionUnknownError: no open partition has one of these ids.
+        """
+        return await self._change(OperationKind.MERGE, dry_run, partition_ids=partition_ids)
+
+    async def move(
+        self, partition_ids: Sequence[int], *, to: str, dry_run: bool = False
+    ) -> OperationView:
+        """
+        Continue open partitions of one subject on the broker group `to`; returns and raises as `resize`.
+
+        Raises:
+            PartitionUnknownError: no open partition has one of these ids.
+            BrokerGroupUnknownError: `to` never reported itself.
+            BrokerCordonedError: `to` gets no new partitions.
+        """
+        check_name("broker group", to)
+        return await self._change(
+            OperationKind.MOVE, dry_run, partition_ids=partition_ids, broker_group=to
+        )
+
+    async def evacuate(
+        self,
+        broker_group: str,
+        *,
+        without_source: bool = False,
+        accept_loss: bool = False,
+        dry_run: bool = False,
+    ) -> OperationList:
+        """
+        Continue all open partitions of a broker group, of every subject, on other broker groups.
+
+        The broker group is cordoned from then on, also if the evacuation is canceled: see `uncordon`.
+
+        Args:
+            without_source: although the broker is silent; strict and static subjects wait for its return.
+            accept_loss: the silent broker's disk is lost for good: strict and static subjects continue too.
+
+        Returns:
+            One operation for each subject; `busy` names the subjects of which something stays there, and why.
+
+        Raises:
+            BrokerGroupUnknownError, NotEnoughBrokersError
+        """
+        check_name("broker group", broker_group)
+        body = _checked(
+            Reshape,
+            {
+                "kind": OperationKind.EVACUATE,
+                "broker_group": broker_group,
+                "without_source": without_source,
+                "accept_loss": accept_loss,
+                "dry_run": dry_run,
+            },
+        )
+        return await self._meta.reshape(body)
+
+    async def list_operations(self, subject: str) -> list[OperationView]:
+        """
+        The latest operations of a subject, the newest first, each with what it waits for.
+
+        Raises:
+            SubjectUnknownError
+        """
+        return (await self._meta.operations(check_name("subject", subject))).operations
+
+    async def follow(self, operation: OperationView) -> AsyncIterator[OperationView]:
+        """
+        Yield an operation now and after each change, until the route has changed or the operation is canceled.
+
+        Raises:
+            UnreachableError: no metaserver answers; the operation continues, and may be followed again.
+        """
+        view = operation
+        yield view
+        while view.operation_id and view.state not in ROUTE_SETTLED:
+            await asyncio.sleep(POLL_MS / 1000)
+            for latest in await self.list_operations(view.subject):
+                if latest.operation_id == view.operation_id and latest != view:
+                    view = latest
+                    yield view
+
+    async def wait(self, operation: OperationView) -> OperationView:
+        """
+        Wait until an operation has changed the route (state DONE or FENCE) or is canceled (CANCELED); returns it.
+
+        A plan, and an operation that has nothing to do, are returned as they are.
+
+        Raises:
+            UnreachableError: as `follow`.
+        """
+        return [view async for view in self.follow(operation)][-1]
+
+    async def cancel(self, operation_id: int) -> OperationView:
+        """
+        Undo an operation that has sealed nothing yet; again changes nothing.
+
+        Raises:
+            OperationUnknownError
+            OperationForwardError: it has begun to seal, and can only go forward.
+        """
+        if not isinstance(operation_id, int) or not 0 < operation_id <= MAX_I64:
+            raise InvalidRequestError(
+                f"an operation's id is a number from 1 on, not {operation_id!r:.40}"
+            )
+        return await self._meta.cancel_operation(operation_id)
+
+    # ── brokers ───────────────────────────────────────────────────────────────────────────────────────
+    async def list_brokers(self) -> BrokerList:
+        """Every broker group that ever reported itself, and the brokers that are refused."""
+        details = (await self._meta.health()).details
+        return BrokerList(
+            brokers=msgspec.convert(details.get("brokers", []), list[BrokerView]),
+            refused=msgspec.convert(details.get("refused", []), list[RefusedBroker]),
+        )
+
+    async def cordon(self, broker_group: str) -> BrokerView:
+        """
+        Keep a broker group from new partitions; those it has stay.
+
+        Raises:
+            BrokerGroupUnknownError
+        """
+        return await self._cordon(broker_group, cordoned=True)
+
+    async def uncordon(self, broker_group: str) -> BrokerView:
+        """
+        Let a broker group have new partitions again.
+
+        Raises:
+            BrokerGroupUnknownError
+        """
+        return await self._cordon(broker_group, cordoned=False)
+
+    async def accept_folder(
+        self, broker_group: str, *, address: str = "", dry_run: bool = False
+    ) -> RefusedBroker:
+        """
+        Let a broker serve although its data folder is behind the broker group's last report; what it lacks is lost.
+
+        Args:
+            address: which broker, if several of the group are refused.
+            dry_run: only answer which folder would be accepted.
+
+        Raises:
+            BrokerGroupUnknownError
+        """
+        check_name("broker group", broker_group)
+        body = _checked(AcceptFolder, {"address": address, "dry_run": dry_run})
+        return await self._meta.accept_folder(broker_group, body)
+
+    async def broker_health(self, address: str) -> Health:
+        """
+        Whether the broker at `address` takes writes, and why not.  No metaserver is asked.
+
+        Raises:
+            ConfigError: `address` is not one address.
+            InvalidRequestError: another program answers there.
+        """
+        self._connections.home.check()
+        (address,) = addresses_of(address)[:1]
+        return await self._connections.broker_at(address).health()
+
+    # ── the cluster ───────────────────────────────────────────────────────────────────────────────────
+    async def health(self) -> Health:
+        """
+        Whether the metaserver is ready, and why not.
+
+        Raises:
+            InvalidRequestError: another program answers there.
+        """
+        return await self._meta.health()
+
+    async def verify(self) -> Verification:
+        """Compare the metaserver's database with the brokers: thirteen checks, each with its violations."""
+        return await self._meta.verify()
+
+    # ── how it asks ───────────────────────────────────────────────────────────────────────────────────
+    @property
+    def _meta(self) -> MetaClient:
+        self._connections.home.check()
+        return self._metaserver
+
+    async def _group(self, subject: str, group: str) -> GroupView:
+        check_name("subject", subject)
+        check_name("consumer group", group)
+        return await self._meta.group(subject, group)
+
+    async def _cordon(self, broker_group: str, *, cordoned: bool) -> BrokerView:
+        check_name("broker group", broker_group)
+        return await self._meta.cordon(broker_group, Cordon(cordoned=cordoned))
+
+    async def _change(self, kind: OperationKind, dry_run: bool, **fields: object) -> OperationView:
+        body = _checked(Reshape, {"kind": kind, "dry_run": dry_run, **fields})
+        (operation,) = (await self._meta.reshape(body)).operations
+        return operation
+
+    async def _status(self, partition: Partition) -> PartitionStatus:
+        """Raises NotSentError and what the broker answers."""
+        if partition.address is None:
+            raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
+        broker = self._connections.broker_at(partition.address)
+        return await broker.partition(partition.partition_id)
+
+    async def _statuses(self, partitions: Iterable[Partition]) -> dict[int, PartitionStatus | str]:
+        """Partition id → its status, or why there is none."""
+
+        async def ask(partition: Partition) -> tuple[int, PartitionStatus | str]:
+            try:
+                return partition.partition_id, await self._status(partition)
+            except KeylaneError as error:
+                return partition.partition_id, error.message
+
+        return dict(await asyncio.gather(*map(ask, partitions)))
+
+
+def _checked(kind: type[T], given: object) -> T:
+    """What a caller gave, as the type that goes over the wire.  Raises InvalidRequestError."""
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(str(error)) from None

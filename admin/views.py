@@ -1,0 +1,195 @@
+"""What an administrator sees: facts of the metaserver joined with what the brokers say.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from ..protocol.control import (
+    BrokerView,
+    GroupView,
+    OwnerView,
+    PartitionStatus,
+    RefusedBroker,
+    Retention,
+    SubjectView,
+)
+from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
+
+
+class BrokerList(Struct, frozen=True, kw_only=True):
+    """Every broker group that ever reported itself, and the brokers whose reports are refused."""
+
+    brokers: list[BrokerView]
+    refused: list[RefusedBroker]
+
+
+class PartitionDescription(Struct, frozen=True, kw_only=True):
+    """A partition: its place in the route, and its offsets, which are None while its broker does not answer."""
+
+    partition_id: int
+    name: str
+    queue: int
+    logic_start: int
+    """Offset in its logic queue of its first message, in a static subject."""
+    range_start: int
+    range_end: int
+    """Its logical partitions are `[range_start, range_end)`."""
+    broker_group: str
+    state: PartitionState
+    parents: tuple[int, ...]
+    address: str | None
+    """host:port of the broker; None while the broker group is not available."""
+    first_offset: int | None
+    """The oldest message that is stored."""
+    next_offset: int | None
+    """One past the newest message."""
+    problem: str | None
+    """Why the offsets are unknown."""
+
+
+class SubjectDescription(Struct, frozen=True, kw_only=True):
+    """A subject's settings and its partitions that have data, by range."""
+
+    subject: str
+    order_strategy: OrderStrategy
+    static: bool
+    retention: Retention
+    route_version: int
+    partitions: tuple[PartitionDescription, ...]
+
+
+class PartitionProgress(Struct, frozen=True, kw_only=True):
+    """A consumer group on a partition.  The broker's fields are None while the broker does not answer."""
+
+    partition_id: int
+    name: str
+    broker_group: str
+    owner: str | None
+    """The name that the consumer gave itself, else its session; None without an owner."""
+    session: str | None
+    token: int
+    expires_in_ms: int | None
+    """Time left of the owner's lease; None without an owner."""
+    offset: int | None
+    """The cursor: the first message that is not acked."""
+    acked_above: int | None
+    """Messages acked above the cursor."""
+    next_offset: int | None
+    lag: int | None
+    """Messages that are stored and not acked."""
+    removed_unread: int | None = None
+    """Messages that retention by time removed before the group had acked them."""
+    problem: str | None = None
+    """Why the broker's fields are unknown."""
+
+
+class GroupDescription(Struct, frozen=True, kw_only=True):
+    """A consumer group on a subject: owners, cursors and lag."""
+
+    subject: str
+    group: str
+    strategy: ConsumeStrategy
+    sessions: int
+    """Live consumers."""
+    lag: int | None
+    """Sum over the partitions; None if one of them is unknown."""
+    partitions: tuple[PartitionProgress, ...]
+
+
+def by_range(partitions: Iterable[Partition]) -> list[Partition]:
+    """Partitions in the order of their ranges, parents before children."""
+    return sorted(partitions, key=lambda partition: (partition.range_start, partition.partition_id))
+
+
+def describe_subject(
+    view: SubjectView, statuses: dict[int, PartitionStatus | str]
+) -> SubjectDescription:
+    """
+    Join a subject with what its brokers say.
+
+    Args:
+        statuses: partition id → its status, or why there is none.
+    """
+    return SubjectDescription(
+        subject=view.subject,
+        order_strategy=view.order_strategy,
+        static=view.static,
+        retention=view.retention,
+        route_version=view.route.version,
+        partitions=tuple(
+            _describe_partition(partition, statuses[partition.partition_id])
+            for partition in by_range(view.route.partitions)
+        ),
+    )
+
+
+def _describe_partition(
+    partition: Partition, status: PartitionStatus | str
+) -> PartitionDescription:
+    known = None if isinstance(status, str) else status
+    return PartitionDescription(
+        partition_id=partition.partition_id,
+        name=partition.name,
+        queue=partition.queue,
+        logic_start=partition.logic_start,
+        range_start=partition.range_start,
+        range_end=partition.range_end,
+        broker_group=partition.broker_group,
+        state=partition.state,
+        parents=partition.parents,
+        address=partition.address,
+        first_offset=None if known is None else known.first_offset,
+        next_offset=None if known is None else known.next_offset,
+        problem=status if isinstance(status, str) else None,
+    )
+
+
+def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) -> GroupDescription:
+    """
+    Join a consumer group with what the brokers of its partitions say.
+
+    Args:
+        statuses: partition id → its status, or why there is none.
+    """
+    partitions = tuple(
+        _progress(view.group, owner, statuses[owner.partition.partition_id])
+        for owner in view.owners
+    )
+    lags = [partition.lag for partition in partitions if partition.lag is not None]
+    return GroupDescription(
+        subject=view.subject,
+        group=view.group,
+        strategy=view.strategy,
+        sessions=view.sessions,
+        lag=sum(lags) if len(lags) == len(partitions) else None,
+        partitions=partitions,
+    )
+
+
+def _progress(group: str, owner: OwnerView, status: PartitionStatus | str) -> PartitionProgress:
+    offset = above = following = lag = removed = None
+    if isinstance(status, PartitionStatus):
+        # A broker does not know a group before its first pull, which begins at the first message.
+        offset, above, following = status.first_offset, 0, status.next_offset
+        lag, removed = following - offset, 0
+        for progress in status.groups:
+            if progress.group == group:
+                offset, above, lag = progress.cursor, progress.acked_above, progress.lag
+                removed = progress.removed_unread
+    return PartitionProgress(
+        partition_id=owner.partition.partition_id,
+        name=owner.partition.name,
+        broker_group=owner.partition.broker_group,
+        owner=None if owner.session is None else owner.client or owner.session,
+        session=owner.session,
+        token=owner.token,
+        expires_in_ms=owner.expires_in_ms,
+        offset=offset,
+        acked_above=above,
+        next_offset=following,
+        lag=lag,
+        removed_unread=removed,
+        problem=status if isinstance(status, str) else None,
+    )

@@ -1,0 +1,1 @@
+"""`keylane group`: the commands in `app.py`, and what each does."""

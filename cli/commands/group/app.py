@@ -1,0 +1,106 @@
+"""`keylane group`: the options and help of its commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ....protocol.routing import ConsumeStrategy
+from ...options import (
+    META_DEFAULT,
+    ConsumerGroupArgument,
+    MetaOption,
+    OutputFormat,
+    OutputOption,
+    SubjectArgument,
+)
+
+group_app = typer.Typer(
+    no_args_is_help=True, help="Look at consumer groups, and set their progress."
+)
+
+
+@group_app.command("describe")
+def group_describe(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show the owner, cursor and lag of each partition."""
+    from ...screen import run
+    from .describe import describe_group
+
+    run(output, describe_group(meta, output, subject=subject, group=group))
+
+
+@group_app.command("list")
+def group_list(
+    subject: SubjectArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """List the consumer groups of a subject, with their strategies."""
+    from ...screen import run
+    from .describe import list_groups
+
+    run(output, list_groups(meta, output, subject=subject))
+
+
+@group_app.command("switch")
+def group_switch(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    strategy: Annotated[
+        ConsumeStrategy,
+        typer.Argument(
+            help="exclusive: each partition has one consumer, and order is kept. "
+            "shared: every consumer gets messages of every partition, without order."
+        ),
+    ],
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Change a group's strategy.  Its consumers end; consumers started with the new strategy take over."""
+    from ...screen import run
+    from .describe import switch_group
+
+    run(output, switch_group(meta, output, subject=subject, group=group, strategy=strategy))
+
+
+@group_app.command("reset")
+def group_reset(
+    subject: SubjectArgument,
+    group: ConsumerGroupArgument,
+    *,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="earliest|latest|OFFSET|TIME",
+            help="An offset needs --queue (logic offset) or --partition (physical offset); "
+            "a time is ISO 8601, UTC without a zone.",
+        ),
+    ],
+    queue: Annotated[
+        int | None, typer.Option(min=0, help="Only this logic queue, of a static subject.")
+    ] = None,
+    partition: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Only the partition with this id, not of a static subject. Partitions before and behind it "
+            "keep their cursors.",
+        ),
+    ] = None,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Set the cursors of a group without live consumers; run again, it finishes an interrupted reset."""
+    from ...screen import run
+    from .reset import reset_group
+
+    run(
+        output,
+        reset_group(meta, output, subject, group, to=to, queue=queue, partition=partition),
+    )

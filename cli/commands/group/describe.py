@@ -1,0 +1,122 @@
+"""`keylane group` describe, list, switch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
+
+from ....consumer import QueueProgress, QueueReader
+from ....protocol.errors import KeylaneError, SubjectNotStaticError
+from ....protocol.routing import ConsumeStrategy
+from ....protocol.text import counted
+from ...connection import open_admin
+from ...options import OutputFormat, parse_addresses
+from ...screen import make_table, show_json, show_line, show_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ....admin import GroupDescription
+
+OWNER_CHARS_MAX = 22
+
+
+async def describe_group(meta: str, output: OutputFormat, *, subject: str, group: str) -> None:
+    """Show a group's owners, cursors and lag; of a static subject the logic queues as well."""
+    async with open_admin(meta) as admin:
+        described = await admin.describe_group(subject, group)
+    queues = await _queue_progress(meta, subject, group)
+    if output is OutputFormat.JSON:
+        show_json({**asdict(described), "queues": queues})
+        return
+    show_table(_partition_table(described))
+    if queues:
+        show_table(_queue_table(queues))
+    for partition in described.partitions:
+        if partition.removed_unread:
+            show_line(
+                f"partition {partition.partition_id}: retention has removed "
+                f"{counted(partition.removed_unread, 'message')} "
+                "that the group had not read"
+            )
+        if partition.problem:
+            show_line(f"partition {partition.partition_id}: {partition.problem}")
+
+
+async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProgress]:
+    """A group on the logic queues of a static subject, except queues whose brokers do not answer."""
+    async with QueueReader(parse_addresses(meta), subject=subject) as reader:
+        try:
+            views = await reader.queues()
+        except SubjectNotStaticError:
+            return []
+        answers = await asyncio.gather(
+            *(reader.progress(view.queue, group) for view in views), return_exceptions=True
+        )
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, KeylaneError):
+            raise answer
+    return [answer for answer in answers if isinstance(answer, QueueProgress)]
+
+
+def _partition_table(described: GroupDescription) -> Table:
+    columns = ("id#", "partition", "owner", "token#", "ttl#", "offset#", "next#", "lag#")
+    rows = [
+        (
+            partition.partition_id,
+            partition.name,
+            _shortened(partition.owner),
+            partition.token,
+            None if partition.expires_in_ms is None else f"{partition.expires_in_ms / 1000:.1f} s",
+            partition.offset,
+            partition.next_offset,
+            partition.lag,
+        )
+        for partition in described.partitions
+    ]
+    lag = "unknown" if described.lag is None else described.lag
+    who = f"{described.strategy}, {counted(described.sessions, 'consumer')}"
+    return make_table(f"{described.group} on {described.subject}: {who}, lag {lag}", columns, rows)
+
+
+def _queue_table(queues: Sequence[QueueProgress]) -> Table:
+    rows = [
+        (queue.queue, queue.cursor, queue.min_offset, queue.max_offset, queue.lag)
+        for queue in queues
+    ]
+    return make_table("in logic offsets", ("queue#", "logic offset#", "min#", "max#", "lag#"), rows)
+
+
+async def list_groups(meta: str, output: OutputFormat, *, subject: str) -> None:
+    """Show the consumer groups of a subject."""
+    async with open_admin(meta) as admin:
+        groups = await admin.list_groups(subject)
+    if output is OutputFormat.JSON:
+        show_json(groups)
+        return
+    rows = [(summary.group, summary.strategy, summary.sessions) for summary in groups]
+    title = f"groups of {subject}" if rows else f"no groups on {subject} yet"
+    show_table(make_table(title, ("group", "strategy", "consumers#"), rows))
+
+
+async def switch_group(
+    meta: str, output: OutputFormat, *, subject: str, group: str, strategy: ConsumeStrategy
+) -> None:
+    """Change a group's strategy, and say so."""
+    async with open_admin(meta) as admin:
+        view = await admin.switch_group(subject, group, strategy)
+    if output is OutputFormat.JSON:
+        show_json(view)
+        return
+    show_line(f"{group} on {subject} is {view.strategy}")
+
+
+def _shortened(owner: str | None) -> str | None:
+    """Shorten a name to OWNER_CHARS_MAX characters, keeping the end, where the process id is."""
+    if owner is None or len(owner) <= OWNER_CHARS_MAX:
+        return owner
+    half = OWNER_CHARS_MAX // 2
+    return f"{owner[: half - 1]}…{owner[-half:]}"

@@ -1,0 +1,1 @@
+"""`keylane meta`: the commands in `app.py`, and what each does."""

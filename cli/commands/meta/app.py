@@ -1,0 +1,78 @@
+"""`keylane meta`: the options and help of its commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+
+meta_app = typer.Typer(no_args_is_help=True, help="Look after the metaserver's database.")
+DataOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the embedded database.")
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="postgresql+asyncpg://…, instead of the embedded one."),
+]
+
+
+@meta_app.command("verify")
+def meta_verify(meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Compare the database with the brokers: thirteen checks; exit status 1 if one does not hold."""
+    from ...screen import run
+    from .verify import verify_cluster
+
+    run(output, verify_cluster(meta, output))
+
+
+@meta_app.command("rebuild")
+def meta_rebuild(
+    *,
+    broker: Annotated[
+        list[str], typer.Option(metavar="HOST:PORT", help="A broker; repeat it for every one.")
+    ],
+    data: DataOption = None,
+    database_url: UrlOption = None,
+    complete: Annotated[
+        bool,
+        typer.Option(
+            "--complete",
+            help="These are all brokers: finish the creation of unused subjects "
+            "of which some partitions are on none of them.",
+        ),
+    ] = False,
+    gone: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GROUP", help="A broker group that is gone; repeat it for every one."),
+    ] = None,
+    lose_unread: Annotated[
+        bool,
+        typer.Option(
+            "--lose-unread",
+            help="Give up messages on gone broker groups that consumer groups may not have read.",
+        ),
+    ] = False,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Fill an empty database with what the brokers keep: routes, groups, tokens.  Then start the metaserver."""
+    from ...screen import run
+    from .database import rebuild
+
+    options = {"complete": complete, "gone": gone or [], "lose_unread": lose_unread}
+    run(output, rebuild(data, database_url, output, brokers=broker, options=options))
+
+
+@meta_app.command("migrate")
+def meta_migrate(
+    data: DataOption = None,
+    database_url: UrlOption = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Bring the database's schema up to date.  A metaserver does the same when it starts."""
+    from ...screen import run
+    from .database import migrate
+
+    run(output, migrate(data, database_url, output))

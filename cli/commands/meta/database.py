@@ -1,0 +1,114 @@
+"""`keylane meta` rebuild, migrate: a metaserver's database, while no metaserver runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ....metaserver.rebuild.rows import RebuiltSubject, Word
+from ....metaserver.rebuild.service import rebuild_database
+from ....metaserver.settings import (
+    MetaserverSettings,
+    machine_boot,
+    prepare_folder,
+    read_settings,
+)
+from ....metaserver.sql.database import open_database
+from ....metaserver.sql.migrate import HEAD
+from ....protocol.clock import SystemClock
+from ....protocol.text import counted
+from ....rpc.http_network import HttpNetwork
+from ...options import OutputFormat, parse_addresses
+from ...screen import make_table, show_json, show_line, show_table
+
+CORDONS = "cordons are not kept by brokers: keylane broker cordon GROUP"
+
+
+def _settings(data: Path | None, database_url: str | None) -> MetaserverSettings:
+    """
+    Settings of a metaserver with this database; one on a server needs no folder.
+
+    Raises:
+        ConfigError: neither is given, or a URL that cannot work.
+    """
+    if data is None and database_url is not None:
+        data = Path()
+    return read_settings({"data": data, "database_url": database_url})
+
+
+async def rebuild(
+    data: Path | None,
+    database_url: str | None,
+    output: OutputFormat,
+    *,
+    brokers: list[str],
+    options: dict[str, Any],
+) -> None:
+    """Rebuild a database and show what is in it, and what is not.  Raises KeylaneError."""
+    settings = _settings(data, database_url)
+    addresses = [address for text in brokers for address in parse_addresses(text)]
+    network = HttpNetwork()
+    try:
+        cluster = await rebuild_database(settings, network, addresses, word=Word(**options))
+    finally:
+        await network.close()
+    rebuilt = [_subject_facts(subject) for subject in cluster.subjects]
+    for facts in rebuilt:
+        for gone in facts["gone"]:
+            unread = ", ".join(gone["unread_by"])
+            show_line(
+                f"partition {gone['partition_id']} of {facts['subject']!r} is gone, with whatever was in it"
+                + (f"; perhaps not read by {unread}" if unread else ""),
+                errors=True,
+            )
+    if output is OutputFormat.JSON:
+        show_json(rebuilt)
+        show_line(CORDONS, errors=True)
+        return
+    rows = [
+        (
+            facts["subject"],
+            facts["order_strategy"],
+            facts["partitions"],
+            len(facts["groups"]),
+            facts["operation"],
+        )
+        for facts in rebuilt
+    ]
+    columns = ("subject", "strategy", "partitions#", "groups#", "unfinished")
+    show_table(make_table(f"rebuilt from {counted(len(addresses), 'broker')}", columns, rows))
+    show_line(CORDONS)
+
+
+def _subject_facts(subject: RebuiltSubject) -> dict[str, Any]:
+    unfinished = [each.state for each in (subject.operation, *subject.fences) if each is not None]
+    return {
+        "subject": subject.name,
+        "order_strategy": subject.order_strategy,
+        "partitions": len(subject.partitions),
+        "groups": [
+            {"group": group.name, "last_token": group.last_token} for group in subject.groups
+        ],
+        "operation": unfinished[0] if unfinished else None,
+        "gone": [
+            {"partition_id": gone.partition.partition_id, "unread_by": list(gone.unread_by)}
+            for gone in subject.gone
+        ],
+    }
+
+
+async def migrate(data: Path | None, database_url: str | None, output: OutputFormat) -> None:
+    """Bring a schema up to date and say where it is.  Raises KeylaneError."""
+    settings = _settings(data, database_url)
+    async with open_database(
+        folder=prepare_folder(settings.data),
+        url=settings.database_url,
+        clock=SystemClock(),
+        boot=machine_boot(),
+        broker_ttl_ms=settings.broker_ttl_ms,
+    ) as database:
+        name = database.name
+    if output is OutputFormat.JSON:
+        show_json({"database": name, "revision": HEAD})
+    else:
+        show_line(f"{name}: the schema is at revision {HEAD}")

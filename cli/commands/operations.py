@@ -1,0 +1,178 @@
+"""Changes of partitions: begun, watched, listed, canceled.
+
+The metaserver does the work, whether the command watches or not: an interrupted command's operation is shown by
+`keylane subject operations NAME`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import typer
+
+from ...admin import Admin, LossView, OperationList, OperationView
+from ...protocol.errors import UnreachableError
+from ...protocol.text import counted
+from ..connection import open_admin
+from ..options import OutputFormat
+from ..screen import make_table, run, show_json, show_line, show_table
+
+POLL_SECONDS = 0.1
+
+
+def change_partitions(
+    meta: str,
+    output: OutputFormat,
+    begin: Callable[[Admin], Awaitable[OperationView | OperationList]],
+    *,
+    planned: bool,
+    wait: bool,
+) -> None:
+    """
+    Begin operations and show what becomes of them; exit status 1 if a subject stays on an evacuated broker group.
+
+    Args:
+        begin: the call of an admin client.
+        planned: it is a dry run: there is nothing to wait for.
+        wait: return when the routes have changed, not at once.
+    """
+    stays: list[str] = []
+
+    async def work() -> None:
+        async with open_admin(meta) as admin:
+            answer = await begin(admin)
+            if isinstance(answer, OperationView):
+                answer = OperationList(operations=[answer])
+            views = answer.operations
+            stays.extend(subject.subject for subject in answer.busy)
+            if wait and not planned:
+                views = [await _watch(admin, view, output) for view in views]
+        if output is OutputFormat.JSON:
+            show_json(views)
+        else:
+            _show_views(views, planned=planned)
+        _show_left(answer, output)
+
+    run(output, work())
+    if stays:
+        raise typer.Exit(1)
+
+
+def _show_left(answer: OperationList, output: OutputFormat) -> None:
+    """What stays on an evacuated broker group, and that it is cordoned; beside the JSON, not in it."""
+    errors = output is OutputFormat.JSON
+    for left in answer.busy:
+        which = f"operation {left.operation_id}" if left.operation_id else "no operation"
+        show_line(f"{left.subject}: not empty there ({which}): {left.problem}", errors=errors)
+    if answer.cordoned:
+        show_line(_cordoned(answer.cordoned), errors=errors)
+
+
+def _cordoned(group: str) -> str:
+    return f"{group} gets no new partitions until: keylane broker uncordon {group}"
+
+
+async def _watch(admin: Admin, view: OperationView, output: OutputFormat) -> OperationView:
+    """Follow an operation until its route has changed, showing each state and problem once."""
+    shown = ("", "")
+    while True:
+        try:
+            async for latest in admin.follow(view):
+                view = latest
+                state = (view.state.value, view.problem)
+                if output is OutputFormat.TABLE and state != shown and view.operation_id:
+                    show_line(_progress(view))
+                    shown = state
+            return view
+        except UnreachableError as error:
+            if shown[1] != error.message:
+                shown = (shown[0], error.message)
+                if output is OutputFormat.TABLE:
+                    show_line(f"{view.subject}: {error.message}")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _progress(view: OperationView) -> str:
+    done = sum(step.done for step in view.steps)
+    waits = f"; waits: {view.problem}" if view.problem else ""
+    return f"{view.subject}: {view.state}, {done} of {counted(len(view.steps), 'step')}{waits}"
+
+
+def _show_views(views: list[OperationView], *, planned: bool) -> None:
+    views = [view for view in views if view.sealed]
+    if not views:
+        show_line("nothing to do")
+    for view in views:
+        what = "would be" if planned else view.state.value
+        for loss in view.losses:
+            show_line(_loss(view.subject, loss))
+        if view.children:
+            _show_children(view, what)
+        else:
+            show_line(
+                f"{view.kind} of {view.subject}: {what}, waits no longer for {_ids(view.sealed)}"
+            )
+
+
+def _loss(subject: str, loss: LossView) -> str:
+    end = "its end is not known" if loss.end_offset is None else f"ends at {loss.end_offset}"
+    unread = f"; not read to its end by {', '.join(loss.unread_by)}" if loss.unread_by else ""
+    return f"partition {loss.partition_id} of {subject} is lost: {end}{unread}"
+
+
+def _show_children(view: OperationView, what: str) -> None:
+    title = f"{view.kind} of {view.subject}: {what}, seals {_ids(view.sealed)}"
+    rows = [
+        (
+            child.partition_id or None,
+            child.name,
+            f"[{child.range_start}, {child.range_end})",
+            child.broker_group,
+            _ids(child.parents),
+        )
+        for child in view.children
+    ]
+    show_table(make_table(title, ("id#", "opens", "logical", "broker group", "parents"), rows))
+    if view.reordered:
+        show_line(f"declared as reordered: what is left in {_ids(view.reordered)}")
+
+
+async def list_operations(meta: str, output: OutputFormat, subject: str) -> None:
+    """Show the operations of a subject, the newest first."""
+    async with open_admin(meta) as admin:
+        operations = await admin.list_operations(subject)
+    if output is OutputFormat.JSON:
+        show_json(operations)
+        return
+    rows = [
+        (
+            view.operation_id,
+            view.kind,
+            view.state,
+            f"{sum(step.done for step in view.steps)} of {len(view.steps)}",
+            _ids(view.sealed),
+            _ids([child.partition_id for child in view.children]),
+            view.problem or None,
+        )
+        for view in operations
+    ]
+    columns = ("id#", "operation", "state", "steps", "sealed", "opened", "waits for")
+    title = f"operations on {subject}" if rows else f"no operations on {subject} yet"
+    show_table(make_table(title, columns, rows))
+
+
+async def cancel_operation(meta: str, output: OutputFormat, operation_id: int) -> None:
+    """Cancel an operation, and show its state."""
+    async with open_admin(meta) as admin:
+        view = await admin.cancel(operation_id)
+    if output is OutputFormat.JSON:
+        show_json(view)
+        return
+    show_line(f"{view.kind} of {view.subject}: {view.state}")
+    if view.cordoned:
+        show_line(_cordoned(view.cordoned))
+
+
+def _ids(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids))

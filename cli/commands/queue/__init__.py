@@ -1,0 +1,1 @@
+"""`keylane queue`: the commands in `app.py`, and what each does."""

@@ -1,0 +1,159 @@
+"""`keylane queue` offsets, read, and `keylane subject queues`: logic queues of a static subject, by logic offset."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+
+from ....consumer import QueueReader
+from ....protocol.control import TimeBound
+from ....protocol.errors import KeylaneError
+from ....protocol.queues import QueueView, SegmentView, is_behind_loss
+from ....protocol.text import counted
+from ...message_json import message_json
+from ...options import OutputFormat, parse_addresses, parse_time
+from ...screen import make_table, show_json, show_line, show_table
+from ..consume import parse_format
+
+COLUMNS = (
+    "queue#", "logical", "min#", "max#", "partition#", "broker group", "state", "logic offsets",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Logic offsets of a queue's first message and one past its last; None with a `problem` why they are unknown."""
+
+    low: int | None
+    high: int | None
+    problem: str | None = None
+
+
+def _open_reader(meta: str, subject: str) -> QueueReader:
+    return QueueReader(parse_addresses(meta), subject=subject)
+
+
+async def show_queues(meta: str, output: OutputFormat, subject: str) -> None:
+    """Show the logic queues of a subject: ranges, partitions, logic offsets."""
+    async with _open_reader(meta, subject) as reader:
+        views = await reader.queues()
+        bounds = await asyncio.gather(*(_bounds(reader, view.queue) for view in views))
+    queues = list(zip(views, bounds, strict=True))
+    if output is OutputFormat.JSON:
+        described = [_queue_facts(view, ends) for view, ends in queues]
+        show_json({"subject": subject, "queues": described})
+        return
+    rows = [_row(view, segment, ends) for view, ends in queues for segment in view.segments]
+    show_table(make_table(f"{subject}: {counted(len(views), 'queue')}", COLUMNS, rows))
+    for view in views:
+        for segment in view.segments:
+            if is_behind_loss(segment.partition):
+                show_line(_loss(view.queue, segment.partition.logic_start))
+    for ends in bounds:
+        if ends.problem:
+            show_line(f"offsets unknown: {ends.problem}")
+
+
+async def _bounds(reader: QueueReader, queue: int) -> _Bounds:
+    try:
+        low, high = await reader.bounds(queue)
+    except KeylaneError as error:
+        return _Bounds(None, None, error.message)
+    return _Bounds(low, high)
+
+
+def _loss(queue: int, offset: int) -> str:
+    return f"queue {queue}: messages before logic offset {offset} are lost with a disk; how many is not known"
+
+
+def _queue_facts(view: QueueView, bounds: _Bounds) -> dict[str, object]:
+    return {
+        "queue": view.queue,
+        "range_start": view.range_start,
+        "range_end": view.range_end,
+        "min_offset": bounds.low,
+        "max_offset": bounds.high,
+        "problem": bounds.problem,
+        "segments": [_segment_facts(segment) for segment in view.segments],
+    }
+
+
+def _segment_facts(segment: SegmentView) -> dict[str, object]:
+    partition = segment.partition
+    return {
+        "partition_id": partition.partition_id,
+        "name": partition.name,
+        "broker_group": partition.broker_group,
+        "state": partition.state,
+        "logic_start": partition.logic_start,
+        "logic_end": segment.logic_end,
+        "behind_loss": is_behind_loss(partition),
+    }
+
+
+def _row(view: QueueView, segment: SegmentView, bounds: _Bounds) -> tuple[object, ...]:
+    """The columns of the queue are filled in its first row only."""
+    first = segment is view.segments[0]
+    partition = segment.partition
+    end = "…" if segment.logic_end is None else f"{segment.logic_end})"
+    return (
+        view.queue if first else "",
+        f"[{view.range_start}, {view.range_end})" if first else "",
+        bounds.low if first else "",
+        bounds.high if first else "",
+        partition.partition_id,
+        partition.broker_group,
+        partition.state,
+        f"[{partition.logic_start}, {end}",
+    )
+
+
+async def show_offsets(
+    meta: str, output: OutputFormat, subject: str, queue: int, at: str | None, bound: TimeBound
+) -> None:
+    """Show a queue's first and next logic offset, and the offset for the time `at`."""
+    at_ms = None if at is None else parse_time(at)
+    offset = None
+    async with _open_reader(meta, subject) as reader:
+        low, high = await reader.bounds(queue)
+        if at_ms is not None:
+            offset = await reader.offset_at(queue, at_ms, bound)
+    if output is OutputFormat.JSON:
+        facts = {"subject": subject, "queue": queue, "min_offset": low, "max_offset": high}
+        show_json(facts if at_ms is None else {**facts, "at_ms": at_ms, "offset": offset})
+        return
+    show_line(f"queue {queue} of {subject}: min {low}, max {high}")
+    if at_ms is not None:
+        show_line(f"{bound} of {at}: {'no such message' if offset is None else offset}")
+
+
+async def read_queue(
+    meta: str,
+    output: OutputFormat,
+    subject: str,
+    queue: int,
+    offset: int | None,
+    *,
+    count: int | None,
+    template: str,
+) -> None:
+    """Print messages from `offset`, else from the first one, to the queue's end at the start, or `count` of them."""
+    show = message_json if output is OutputFormat.JSON else parse_format(template)
+    async with _open_reader(meta, subject) as reader:
+        low, high = await reader.bounds(queue)
+        at = low if offset is None else offset
+        printed = 0
+        while True:
+            part = await reader.read(queue, at)
+            if part.lost:
+                begins = part.messages[0].logic_offset if part.messages else part.next_offset
+                show_line(_loss(queue, begins), errors=True)
+            messages = part.messages if count is None else part.messages[: count - printed]
+            for message in messages:
+                sys.stdout.write(show(message) + "\n")
+            sys.stdout.flush()
+            printed += len(messages)
+            at = part.next_offset
+            if at >= high or printed == count or not part.messages:
+                return

@@ -1,0 +1,1 @@
+"""`keylane subject`: the commands in `app.py`, and what each does."""

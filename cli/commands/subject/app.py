@@ -1,0 +1,248 @@
+"""`keylane subject`: the options and help of its commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ....protocol.control import Retention
+from ....protocol.limits import PARTITIONS_MAX
+from ....protocol.routing import OrderStrategy
+from ...options import (
+    META_DEFAULT,
+    DryRunOption,
+    MetaOption,
+    OutputFormat,
+    OutputOption,
+    SubjectArgument,
+    WaitOption,
+)
+from ..broker.app import evacuate
+
+subject_app = typer.Typer(
+    no_args_is_help=True, help="Create, list and describe subjects, and change their partitions."
+)
+PartitionArgument = Annotated[
+    int, typer.Argument(metavar="PARTITION", help="Id of an open partition.")
+]
+
+
+@subject_app.command("create")
+def subject_create(
+    subject: SubjectArgument,
+    partitions: Annotated[
+        int, typer.Option(min=1, max=PARTITIONS_MAX, help="Physical partitions.")
+    ] = 2,
+    *,
+    static: Annotated[
+        bool, typer.Option("--static", help="Logic queues, whose number never changes.")
+    ] = False,
+    queues: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=PARTITIONS_MAX, help="How many logic queues, with --static.  [default: 2]"
+        ),
+    ] = None,
+    strategy: Annotated[
+        OrderStrategy,
+        typer.Option(
+            help="strict: wait for the partition, whatever it takes. "
+            "best_tried: go elsewhere after some seconds, and say so.",
+        ),
+    ] = OrderStrategy.STRICT,
+    retention: Annotated[
+        Retention,
+        typer.Option(
+            help="What an old message waits for. acked: every group has handled it. "
+            "time: its age alone counts.",
+        ),
+    ] = Retention.ACKED,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Create a subject; again with the same settings changes nothing."""
+    from ...screen import run
+    from .describe import create_subject
+
+    if queues is not None and not static:
+        raise typer.BadParameter("goes with --static", param_hint="--queues")
+    created = create_subject(
+        meta,
+        output,
+        subject,
+        partitions=partitions if queues is None else queues,
+        strategy=strategy,
+        static=static,
+        retention=retention,
+    )
+    run(output, created)
+
+
+@subject_app.command("list")
+def subject_list(
+    meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFormat.TABLE
+) -> None:
+    """List all subjects."""
+    from ...screen import run
+    from .describe import list_subjects
+
+    run(output, list_subjects(meta, output))
+
+
+@subject_app.command("describe")
+def subject_describe(
+    subject: SubjectArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show a subject's partitions: range, broker, state, offsets."""
+    from ...screen import run
+    from .describe import describe_subject
+
+    run(output, describe_subject(meta, output, subject=subject))
+
+
+@subject_app.command("queues")
+def subject_queues(
+    subject: SubjectArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show a static subject's logic queues: range, partitions, logic offsets."""
+    from ...screen import run
+    from ..queue.read import show_queues
+
+    run(output, show_queues(meta, output, subject))
+
+
+@subject_app.command("resize")
+def subject_resize(
+    subject: SubjectArgument,
+    partitions: Annotated[int, typer.Option(help="Physical partitions, 1 to 1024.")],
+    *,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Change the number of partitions; ranges that stay equal keep theirs, and no key loses its order."""
+    from ..operations import change_partitions
+
+    change_partitions(
+        meta,
+        output,
+        lambda admin: admin.resize(subject, partitions, dry_run=dry_run),
+        planned=dry_run,
+        wait=wait,
+    )
+
+
+@subject_app.command("split")
+def subject_split(
+    partition: PartitionArgument,
+    *,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Make one partition two."""
+    from ..operations import change_partitions
+
+    change_partitions(
+        meta,
+        output,
+        lambda admin: admin.split(partition, dry_run=dry_run),
+        planned=dry_run,
+        wait=wait,
+    )
+
+
+@subject_app.command("merge")
+def subject_merge(
+    partitions: Annotated[
+        list[int], typer.Argument(metavar="PARTITION...", help="Ids of neighbours.")
+    ],
+    *,
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Make neighbouring partitions one."""
+    from ..operations import change_partitions
+
+    change_partitions(
+        meta,
+        output,
+        lambda admin: admin.merge(partitions, dry_run=dry_run),
+        planned=dry_run,
+        wait=wait,
+    )
+
+
+@subject_app.command("move")
+def subject_move(
+    partitions: Annotated[
+        list[int], typer.Argument(metavar="PARTITION...", help="Ids of open partitions.")
+    ],
+    *,
+    to: Annotated[str, typer.Option(metavar="GROUP", help="Broker group to move to.")],
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Continue partitions on another broker group."""
+    from ..operations import change_partitions
+
+    change_partitions(
+        meta,
+        output,
+        lambda admin: admin.move(partitions, to=to, dry_run=dry_run),
+        planned=dry_run,
+        wait=wait,
+    )
+
+
+subject_app.command("evacuate", help="The same as `keylane broker evacuate`.")(evacuate)
+
+
+@subject_app.command("operations")
+def subject_operations(
+    subject: SubjectArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show the operations on a subject's partitions: how far each is, and what it waits for."""
+    from ...screen import run
+    from ..operations import list_operations
+
+    run(output, list_operations(meta, output, subject))
+
+
+@subject_app.command("cancel")
+def subject_cancel(
+    operation: Annotated[int, typer.Argument(metavar="ID", help="Id of an operation.")],
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Undo an operation that has sealed nothing yet; one that has begun to seal only goes forward."""
+    from ...screen import run
+    from ..operations import cancel_operation
+
+    run(output, cancel_operation(meta, output, operation))
+
+
+@subject_app.command("history")
+def subject_history(
+    subject: SubjectArgument,
+    meta: MetaOption = META_DEFAULT,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Draw the lineage of a subject's partitions: which continues which."""
+    from ...screen import run
+    from .lineage import show_history
+
+    run(output, show_history(meta, output, subject))

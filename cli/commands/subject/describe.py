@@ -1,0 +1,100 @@
+"""`keylane subject` create, list, describe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ....admin import PartitionDescription, Retention
+from ....protocol.routing import OrderStrategy, Partition
+from ...connection import open_admin
+from ...options import OutputFormat
+from ...screen import make_table, show_json, show_line, show_table
+
+COLUMNS = ("id#", "partition", "logical", "broker group", "state", "address")
+
+
+async def create_subject(
+    meta: str,
+    output: OutputFormat,
+    subject: str,
+    *,
+    partitions: int,
+    strategy: OrderStrategy,
+    static: bool,
+    retention: Retention,
+) -> None:
+    """Create a subject and show its partitions.  Raises RefusedError and its kin."""
+    async with open_admin(meta) as admin:
+        view = await admin.create_subject(
+            subject,
+            partitions=partitions,
+            order_strategy=strategy,
+            static=static,
+            retention=retention,
+        )
+    if output is OutputFormat.JSON:
+        show_json(view)
+        return
+    ordered = sorted(view.route.partitions, key=lambda partition: partition.range_start)
+    title = _title(subject, strategy, retention, view.route.version, static=static)
+    show_table(make_table(title, COLUMNS, [_cells(partition) for partition in ordered]))
+
+
+async def list_subjects(meta: str, output: OutputFormat) -> None:
+    """Show all subjects."""
+    async with open_admin(meta) as admin:
+        subjects = await admin.list_subjects()
+    if output is OutputFormat.JSON:
+        show_json(subjects)
+        return
+    rows = [
+        (summary.subject, summary.order_strategy, summary.partitions, summary.route_version)
+        for summary in subjects
+    ]
+    columns = ("subject", "strategy", "partitions#", "route version#")
+    show_table(make_table("subjects" if rows else "no subjects yet", columns, rows))
+    for summary in subjects:
+        if summary.problem:
+            show_line(f"{summary.subject}: {summary.problem}")
+
+
+async def describe_subject(meta: str, output: OutputFormat, *, subject: str) -> None:
+    """Show a subject's partitions: where each is, its range, state and offsets."""
+    async with open_admin(meta) as admin:
+        described = await admin.describe_subject(subject)
+    if output is OutputFormat.JSON:
+        show_json(described)
+        return
+    rows = [
+        (*_cells(partition), partition.first_offset, partition.next_offset)
+        for partition in described.partitions
+    ]
+    title = _title(
+        described.subject,
+        described.order_strategy,
+        described.retention,
+        described.route_version,
+        static=described.static,
+    )
+    show_table(make_table(title, (*COLUMNS, "first#", "next#"), rows))
+    for partition in described.partitions:
+        if partition.problem:
+            show_line(f"offsets unknown: {partition.problem}")
+
+
+def _cells(partition: Partition | PartitionDescription) -> Sequence[object]:
+    return (
+        partition.partition_id,
+        partition.name,
+        f"[{partition.range_start}, {partition.range_end})",
+        partition.broker_group,
+        partition.state,
+        partition.address,
+    )
+
+
+def _title(
+    subject: str, strategy: OrderStrategy, retention: Retention, version: int, *, static: bool
+) -> str:
+    kept = "" if retention is Retention.ACKED else f", retention {retention}"
+    return f"{subject}: {strategy}{', static' if static else ''}{kept}, route version {version}"

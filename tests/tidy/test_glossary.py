@@ -1,0 +1,70 @@
+"""docs/GLOSSARY.md and the code have the same words."""
+
+import ast
+import enum
+import re
+
+import keylane
+from tidy.tree import FILES, ROOT
+
+TEXT = (ROOT / "docs" / "GLOSSARY.md").read_text()
+WORDS = re.compile(r"^\| ([^`|]+) \| .+ \| `([\w/.]+\.py)` `(\w+)` \|$", re.MULTILINE)
+"""Word, file, name in the file."""
+
+
+def test_words_are_found():
+    """A row written another way would be missed here."""
+    rows = [line for line in TEXT.splitlines() if line.startswith("| ") and ".py` `" in line]
+    assert len(WORDS.findall(TEXT)) == len(rows) > 60
+
+
+def test_the_code_has_each_word_where_the_glossary_says():
+    gone = []
+    for word, path, name in WORDS.findall(TEXT):
+        file = ROOT / path
+        text = file.read_text() if file.is_file() else ""
+        if not re.search(rf"\b_?{name}\b", text):
+            gone.append(f"{word}: {name} is not in {path}")
+    assert not gone, "\n" + "\n".join(gone)
+
+
+def test_a_word_has_one_row():
+    words = [word.strip() for words, _, _ in WORDS.findall(TEXT) for word in words.split(",")]
+    assert sorted(words) == sorted(set(words))
+
+
+def state_values() -> dict[str, list[str]]:
+    """Enumeration of states → its values, as the glossary writes them."""
+    found = {}
+    for source in FILES:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef) and node.name.endswith(("State", "Strategy")):
+                module = __import__(
+                    f"keylane.{source.name.removesuffix('.py').replace('/', '.')}",
+                    fromlist=[node.name],
+                )
+                kind = getattr(module, node.name)
+                if issubclass(kind, enum.Enum):
+                    found[node.name] = [member.name.lower() for member in kind]
+    return found
+
+
+def test_each_state_of_the_system_is_in_the_glossary():
+    states = state_values()
+    assert {"PartitionState", "OperationState", "OrderStrategy"} <= set(states)
+    missing = {
+        f"{kind}.{value}"
+        for kind, values in states.items()
+        for value in values
+        if not re.search(rf"\b{value}\b", TEXT)
+    }
+    assert not missing
+
+
+def test_each_name_of_the_face_is_in_the_glossary():
+    """Errors have a tree of their own, which a test of the face compares with the code."""
+    face = TEXT.partition("## The public face")[2]
+    missing = {
+        name for name in keylane.__all__ if not name.endswith("Error") and f"`{name}`" not in face
+    }
+    assert not missing
