@@ -34,6 +34,7 @@ __all__ = [
     "FlushFailedError",
     "FolderBehindError",
     "ForeignHostError",
+    "ForeignServerError",
     "ForkedError",
     "FrameError",
     "GivenUpError",

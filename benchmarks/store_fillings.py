@@ -50,7 +50,7 @@ async def many(
 
 
 async def fill_many(folder: str, index: str, *, partitions: int, window: int) -> dict[str, Any]:
-    """So many partitions with one small batch each; the rate of appends after the thousandth and after the last."""
+    """Many partitions with one small batch each; the rate of appends after the thousandth and after the last."""
     batches = Batches(200)
 
     async def one_each(service: BrokerService, numbers: range) -> float:

@@ -50,7 +50,7 @@ async def reading(
 
 
 async def lookup(folder: str, index: str, *, units: int, lookups: int) -> dict[str, Any]:
-    """Lookups by time in one partition of so many batches."""
+    """Lookups by time in one partition of many batches."""
     files = RealFiles(folder)
     files.lock()
     queues = open_index(files, index)

@@ -108,7 +108,7 @@ async def host(store: Store, partition_ids: range) -> None:
 async def append_all(
     service: BrokerService, batches: Iterator[tuple[int, memoryview]], *, clients: int
 ) -> float:
-    """Append with so many calls under way; seconds."""
+    """Append with `clients` calls in flight; returns seconds."""
     started = time.perf_counter()
 
     async def client() -> None:

@@ -40,7 +40,7 @@ def read_seconds(folder: str) -> float:
 
 
 async def fill(folder: str, index: str, *, count: int, size: int, clean: bool) -> dict[str, Any]:
-    """A log of so many batches on 100 partitions, without a snapshot, ended by a clean stop or not."""
+    """A log of many batches on 100 partitions, without a snapshot, ended by a clean stop or not."""
     batches = Batches(size)
     async with serving(folder, index) as (store, service):
         await host(store, range(1, 101))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import BrokerHeartbeat
@@ -27,9 +27,10 @@ from .retention.loop import Cleaning
 from .service import BrokerService
 from .settings import BrokerSettings
 from .storage.fail_points import files_of
-from .storage.files import narrow_rights
-from .storage.identity import Identity, claim_folder
+from .storage.files import Files, narrow_rights
+from .storage.identity import FolderIdentity, claim_folder
 from .storage.opening import Opening, begin_opening, note_heard
+from .store.group_commit import RunBlocking
 from .store.known_groups import forget_told
 from .store.old_tokens import refuse_old_tokens
 from .store.store import Store
@@ -37,9 +38,9 @@ from .store.store import Store
 log = logging.getLogger("keylane.broker")
 
 SWITCH_S = 0.0005
-"""How long a thread whose disk has answered waits for a busy event loop; with Python's 5 ms the disk idles meanwhile."""
+"""How long a thread waits for a busy event loop after its disk operation; with Python's 5 ms the disk idles meanwhile."""
 GC_THRESHOLDS = (10_000, 4, 200)
-"""Messages leave no cycles: the collector looks seldom, and never long at what stays."""
+"""Messages leave no cycles: the collector runs seldom, and never long over objects that stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,16 @@ class RunningBroker:
     """A broker that serves."""
 
     address: str
-    identity: Identity
+    identity: FolderIdentity
     store: Store
+
+
+class _Opened(NamedTuple):
+    """A data folder opened for serving."""
+
+    identity: FolderIdentity
+    store: Store
+    opening: Opening
 
 
 @contextlib.asynccontextmanager
@@ -60,7 +69,7 @@ async def running_broker(
     rng: random.Random | None = None,
 ) -> AsyncIterator[RunningBroker]:
     """
-    Recover, listen and report; stop in the other order at the end of the block.
+    Recover, listen and report; stop in reverse order at the end of the block.
 
     The metaserver need not be reachable.  A network given is the caller's to close.
 
@@ -76,17 +85,10 @@ async def running_broker(
         run_read = _in_pool(stack, settings.reader_threads, "read")
         run_background = _in_pool(stack, 1, "background")
 
-        def open_store() -> tuple[Identity, Store, Opening]:
-            files.lock()
-            identity = claim_folder(files, broker_group=settings.group, rng=rng)
-            narrow_rights(str(settings.data))
-            store = Store.open(
-                files, settings, clock=clock, run_commit=run_commit, run_read=run_read,
-                run_background=run_background,
-            )  # fmt: skip
-            return identity, store, begin_opening(files, rng=random.SystemRandom())
-
-        identity, store, opening = await run_commit(open_store)
+        opened = await run_commit(
+            lambda: _open(files, settings, clock, rng, (run_commit, run_read, run_background))
+        )
+        store = opened.store
         stack.push_async_callback(store.close)
         if network is None:
             network = HttpNetwork()
@@ -94,14 +96,14 @@ async def running_broker(
 
         def report() -> BrokerHeartbeat:
             taken, untold = not registration.problem, cleaning.untold
-            return _report(store, identity, opening, server.address, untold=untold, taken=taken)
+            return _report(opened, server.address, untold=untold, taken=taken)
 
         registration = Registration(
             MetaClient(network, settings.meta),
             report,
             rng=rng,
             clock=clock,
-            on_welcome=lambda: run_background(note_heard, files, opening),
+            on_accepted=lambda: run_background(note_heard, files, opened.opening),
             on_missed=lambda: forget_told(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
         )
@@ -110,17 +112,7 @@ async def running_broker(
             run_read=run_background,
         )  # fmt: skip
         service = BrokerService(store, clock=clock, standing=registration)
-        control = BrokerControl(
-            store,
-            broker_group=settings.group,
-            broker_id=identity.broker_id,
-            opening=opening.opening,
-            standing=registration,
-            clock=clock,
-            registration=lambda: registration.problem,
-            refusal=lambda: registration.refusal,
-            retention=lambda: cleaning.problem,
-        )
+        control = _control(opened, registration, cleaning, clock=clock)
         server = Server(control.routes(), data_handler=service.handle, limits=_limits(settings))
         await server.start(settings.host, settings.port)
         stack.push_async_callback(server.stop)
@@ -128,19 +120,49 @@ async def running_broker(
         for name, loop in (("registration", registration.run()), ("retention", cleaning.run())):
             task = asyncio.create_task(loop, name=name)
             stack.push_async_callback(_end, task)
-        yield RunningBroker(address=server.address, identity=identity, store=store)
+        yield RunningBroker(address=server.address, identity=opened.identity, store=store)
+
+
+def _open(
+    files: Files,
+    settings: BrokerSettings,
+    clock: Clock,
+    rng: random.Random,
+    pools: tuple[RunBlocking, ...],
+) -> _Opened:
+    """Lock the data folder, recover its store and name this opening; blocks."""
+    run_commit, run_read, run_background = pools
+    files.lock()
+    identity = claim_folder(files, broker_group=settings.group, rng=rng)
+    narrow_rights(str(settings.data))
+    store = Store.open(
+        files, settings, clock=clock, run_commit=run_commit, run_read=run_read,
+        run_background=run_background,
+    )  # fmt: skip
+    return _Opened(identity, store, begin_opening(files, rng=random.SystemRandom()))
+
+
+def _control(
+    opened: _Opened, registration: Registration, cleaning: Cleaning, *, clock: Clock
+) -> BrokerControl:
+    return BrokerControl(
+        opened.store,
+        broker_group=opened.identity.broker_group,
+        broker_id=opened.identity.broker_id,
+        opening=opened.opening.opening,
+        standing=registration,
+        clock=clock,
+        registration=lambda: registration.problem,
+        refusal=lambda: registration.refusal,
+        retention=lambda: cleaning.problem,
+    )
 
 
 def _report(
-    store: Store,
-    identity: Identity,
-    opening: Opening,
-    address: str,
-    *,
-    untold: tuple[int, ...],
-    taken: bool,
+    opened: _Opened, address: str, *, untold: tuple[int, ...], taken: bool
 ) -> BrokerHeartbeat:
-    """What a broker says of itself; `taken`: its last report was, so that the openings before need not be said."""
+    """The report of a broker; without earlier openings if its last report was `taken`."""
+    identity, store, opening = opened
     return BrokerHeartbeat(
         broker_group=identity.broker_group,
         broker_id=identity.broker_id,
@@ -148,7 +170,7 @@ def _report(
         writable=not store.commit.reason,
         opening=opening.opening,
         opened_after=() if taken else opening.before,
-        log_end=store.log.durable_end,
+        log_end=store.log.end,
         hosted=len(store.state.partitions),
         untold=untold,
     )
@@ -161,7 +183,7 @@ def _limits(settings: BrokerSettings) -> HttpLimits:
 def _in_pool(
     stack: contextlib.AsyncExitStack, threads: int, name: str
 ) -> Callable[..., Awaitable[Any]]:
-    """Runs functions in threads of their own, which end with the stack."""
+    """A function that runs functions in `threads` threads of its own; they end with the stack."""
     pool = ThreadPoolExecutor(threads, name)
     stack.callback(pool.shutdown)
 
@@ -178,7 +200,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 def tune_interpreter() -> None:
-    """Set the whole process up for serving; what is in memory now stays, and no collection looks at it again."""
+    """Set the whole process up for serving; objects in memory now stay, and are left out of garbage collections."""
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()

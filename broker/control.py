@@ -32,16 +32,16 @@ from .partition.partition import HostedPartition
 from .standing import Standing, check_standing
 from .store.known_groups import know_groups
 from .store.set_cursor import set_cursor
-from .store.store import Store
+from .store.store import DURABLE, Store
 
 LISTED_MAX = 500
-"""Partitions in one answer: more would hold the event loop up."""
+"""Partitions in one answer: more would block the event loop for long."""
 GROUPS_LISTED_MAX = 2_000
 """Consumer groups after which an answer ends, for the same reason."""
 
 
 class BrokerControl:
-    """Answers control calls out of a store; `registration`, `retention` and `refusal` say what is wrong there, "" for nothing."""
+    """Answers control calls from a store; `registration`, `retention` and `refusal` return a problem, "" if there is none."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class BrokerControl:
         self._retention = retention
         self._refusal = refusal
         self._ids: list[int] = []
-        """Of what is hosted, in order, as of the last listing."""
+        """Ids of hosted partitions, sorted, as of the last listing."""
         self._ids_version = -1
 
     def routes(self) -> list[ControlRoute]:
@@ -83,7 +83,7 @@ class BrokerControl:
         ]
 
     async def host(self, body: HostPartition, _params: Params) -> PartitionStatus:
-        """Host a partition of this broker's group, durably; again, as long as it is not in use."""
+        """Host a partition of this broker's group, durably; a repeat succeeds while the partition is unused."""
         if body.partition.broker_group != self._broker_group:
             raise WrongBrokerError(
                 f"partition {body.partition.partition_id} is of broker group "
@@ -99,7 +99,7 @@ class BrokerControl:
         return partition.status(now_ms=self._clock.boot_ms())
 
     async def list(self, _body: object, params: Params) -> PartitionStatusList:
-        """What is hosted, by id: `limit` of those after `after`, fewer if they have many groups."""
+        """Hosted partitions by id, `limit` of those after `after`; fewer if they have many groups."""
         after = whole_number(params, "after", -1, low=-1)
         limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
         hosted = self._store.state.partitions
@@ -130,7 +130,7 @@ class BrokerControl:
         return replace(status, unsealable=_unsealable(self._store, partition))
 
     async def offset(self, _body: object, params: Params) -> FoundOffset:
-        """The offset of the message stored around a time."""
+        """The offset of the message stored at a time, or next to it."""
         partition = self._store.state.partition(_partition_id(params))
         text, bound = params.get("at_ms", ""), params.get("bound", TimeBound.LOWER)
         if bound not in set(TimeBound):
@@ -146,9 +146,9 @@ class BrokerControl:
 
     async def seal(self, _body: object, params: Params) -> PartitionStatus:
         """
-        Take no more messages for a partition, durably; again changes nothing.
+        Seal a partition, durably; a repeat changes nothing.
 
-        With `?empty=1` only one that has none: with messages it is not what the caller had hosted.
+        With `?empty=1` only a partition without messages: one with messages is not the one that the caller hosted.
         """
         await check_standing(self._standing)
         partition_id = _partition_id(params)
@@ -159,21 +159,21 @@ class BrokerControl:
         return partition.status(now_ms=self._clock.boot_ms())
 
     async def cursor(self, body: SetCursor, params: Params) -> PartitionStatus:
-        """Set a group's cursor under a fresh token, durably; answers with that group only."""
+        """Set a group's cursor under a fresh token, durably; the answer has that group only."""
         await check_standing(self._standing)
         partition = self._store.state.partition(_partition_id(params))
         await set_cursor(self._store, partition, body)
         return partition.status(now_ms=self._clock.boot_ms(), group=body.group)
 
     async def groups(self, body: KnowGroups, params: Params) -> Done:
-        """Have retention wait for groups that have yet to come to a partition, durably."""
+        """Have retention keep messages for groups that have not read the partition yet, durably."""
         await check_standing(self._standing)
         partition = self._store.state.partition(_partition_id(params))
         await know_groups(self._store, partition, body.groups, complete=body.complete)
         return Done()
 
     async def health(self, _body: object, _params: Params) -> Health:
-        """Does it take writes, and will the metaserver have it: ready is a broker that clients can come to."""
+        """Health: ready is a broker that takes writes and that the metaserver does not refuse."""
         read_only = self._store.commit.reason
         refusal = self._refusal()
         reason = read_only or (refusal and f"the metaserver refuses this broker: {refusal}")
@@ -192,10 +192,10 @@ class BrokerControl:
                 "first_position": self._store.log.first_position,
                 "next_position": self._store.log.end,
                 "cut_bytes": self._store.recovered.cut_bytes,
-                "flush": self._store.level,
+                "durable": DURABLE,
                 "snapshot_position": self._store.snapshotter.position,
                 "snapshot": unsaved or "written when it is due",
-                "retention": self._retention() or "nothing is kept too long",
+                "retention": self._retention() or "ok",
                 "damage": damage_of(self._store.state),
                 "commits": self._store.commit.commits,
             },
@@ -203,7 +203,7 @@ class BrokerControl:
 
 
 def _unsealable(store: Store, partition: HostedPartition) -> str:
-    """Why a seal would be refused, for longer than a moment; "" if it would not."""
+    """Why a seal would be refused, other than for a moment's overload; "" if it would not."""
     if partition.sealed:
         return ""
     try:

@@ -26,14 +26,14 @@ from ..protocol.text import counted
 log = logging.getLogger("keylane.broker")
 
 WAITS = Backoff(first_ms=50, max_ms=1_000)
-ASKED_MS_MAX = 2_000
-"""So long clients wait at most until the first report of a broker has ended."""
+FIRST_REPORT_MS_MAX = 2_000
+"""Clients wait at most this long for the end of a broker's first report."""
 START_MS = 5_000
-"""So long a metaserver that does not answer yet is no reason to warn anybody."""
+"""A metaserver that does not answer is logged at INFO, not WARNING, for this long after the start."""
 _FOR_PEOPLE = (FolderBehindError, LossAcceptedError)
-"""Refusals that only an operator ends: the hint says how."""
+"""Refusals that only an operator can end: the hint says how."""
 _SET_ASIDE = (BrokerGroupTakenError, *_FOR_PEOPLE)
-"""Refusals that say that another data folder stands for the broker group."""
+"""Refusals because another data folder stands for the broker group."""
 
 
 class Metaserver(Protocol):
@@ -56,57 +56,58 @@ class Registration:
         *,
         rng: random.Random,
         clock: Clock | None = None,
-        on_welcome: Callable[[], Awaitable[object]] | None = None,
+        on_accepted: Callable[[], Awaitable[object]] | None = None,
         on_missed: Callable[[], object] | None = None,
         on_fence: Callable[[int], Awaitable[object]] | None = None,
     ) -> None:
         """
         Args:
-            on_welcome: called once, when a metaserver has taken the first report.
-            on_missed: called when the metaserver says that this broker may not know of some consumer group.
-            on_fence: called with the highest token from before this data folder was accepted, before anybody is served.
+            on_accepted: called once, when a metaserver has accepted the first report.
+            on_missed: called when the metaserver says that this broker may lack a consumer group.
+            on_fence: called with the highest token from before an operator accepted this data folder, before any
+                client is served.
         """
         self._meta = meta
         self._report = report
         self._rng = rng
         self._boot_ms = (clock or SystemClock()).boot_ms
-        self._on_welcome = on_welcome
+        self._on_accepted = on_accepted
         self._on_missed = on_missed
         self._on_fence = on_fence
-        self._welcome = asyncio.Event()
+        self._accepted = asyncio.Event()
         self._began_ms = self._boot_ms()
-        self._welcomed = False
+        self._reported = False
         self._told = ("", logging.NOTSET)
         self.problem = "not reported yet"
         self.refusal = ""
-        """Why the metaserver will not have this broker, so that no client comes; "" if it will, or is silent."""
+        """Why the metaserver refuses this broker, so that no client is sent to it; "" if it does not, or is silent."""
         self.set_aside = ""
-        """Why the broker group is another data folder's, as the metaserver says; "" while it does not."""
+        """Why another data folder stands for the broker group; "" unless the metaserver says so."""
         self._asked = asyncio.Event()
 
     @property
     def asked(self) -> bool:
-        """Has a metaserver answered the first report, or failed to: from then on `set_aside` counts."""
+        """True once the first report was answered or has failed: from then on `set_aside` counts."""
         return self._asked.is_set()
 
     @property
-    def welcome(self) -> bool:
-        """Has a metaserver taken a report, and set this broker aside since never: it knows which groups it lacks."""
-        return self._welcome.is_set()
+    def accepted(self) -> bool:
+        """True if a metaserver has accepted a report and has not set this broker aside since: it tells missing groups."""
+        return self._accepted.is_set()
 
-    async def wait_welcome(self) -> None:
-        """Wait until `welcome` is true."""
-        await self._welcome.wait()
+    async def wait_accepted(self) -> None:
+        """Wait until `accepted` is true."""
+        await self._accepted.wait()
 
     async def wait_asked(self) -> None:
-        """Wait for the end of the first report, but not for long: a broker serves without its metaserver."""
+        """Wait for the end of the first report, FIRST_REPORT_MS_MAX at most: a broker serves without its metaserver."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ASKED_MS_MAX / 1000):
+            async with asyncio.timeout(FIRST_REPORT_MS_MAX / 1000):
                 await self._asked.wait()
         self._asked.set()
 
     async def run(self) -> None:
-        """Report at once and then for ever; cancel it to end it."""
+        """Report at once, then at the interval that the metaserver gives; cancel it to end it."""
         failures = 0
         within_ms = None
         while True:
@@ -125,12 +126,12 @@ class Registration:
                 self._tell(error)
                 if isinstance(error, _SET_ASIDE):
                     self.set_aside = error.message
-                    self._welcome.clear()
+                    self._accepted.clear()
                 self._asked.set()
                 wait_ms = WAITS.wait_ms(failures, self._rng)
             else:
                 if failures:
-                    again = " again" if self._welcomed else ""
+                    again = " again" if self._reported else ""
                     log.log(
                         self._told[1],
                         "registered%s after %s",
@@ -142,10 +143,10 @@ class Registration:
                     self._on_missed()
                 self.set_aside = ""
                 self._asked.set()
-                self._welcome.set()
-                if not self._welcomed and self._on_welcome is not None:
-                    await self._on_welcome()
-                self._welcomed = True
+                self._accepted.set()
+                if not self._reported and self._on_accepted is not None:
+                    await self._on_accepted()
+                self._reported = True
                 self._told = ("", logging.NOTSET)
                 self.problem = self.refusal = ""
                 wait_ms = welcome.heartbeat_ms
@@ -154,8 +155,8 @@ class Registration:
             await asyncio.sleep(wait_ms / 1000)
 
     def _tell(self, error: KeylaneError) -> None:
-        """Once for each problem; programs that start together wait for each other, which is none for a while."""
-        starting = not self._welcomed and self._boot_ms() - self._began_ms < START_MS
+        """Log each problem once; of programs that start together the first find no metaserver, which is no problem yet."""
+        starting = not self._reported and self._boot_ms() - self._began_ms < START_MS
         level = (
             logging.INFO if starting and isinstance(error, UnreachableError) else logging.WARNING
         )

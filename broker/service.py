@@ -1,8 +1,8 @@
-"""What a broker answers to each frame of the data plane.
+"""Answers each frame of the data plane.
 
-Everything that decides on order happens before the first await: the server starts the frames of a connection in the
-order in which they arrived.  Only in the first moments frames wait, until a metaserver was asked whether this data folder
-is the one to serve; where they pass each other then, the sequence refuses the later.
+Every decision about order is made before the first await: the server starts the frames of a connection in the order of
+their arrival.  Frames wait only at the start of a broker, until a metaserver was asked whether this data folder stands
+for the group; if appends overtake each other then, the sequence refuses them.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from .partition.pull_lock import (
     take,
 )
 from .standing import Standing, check_standing
-from .store.store import Store
-from .waiting import Waiting
+from .store.store import DURABLE, Store
+from .waiting import LongPolls
 
 Handled = tuple[Answer, bytes]
 
@@ -70,7 +70,7 @@ class BrokerService:
         self._store = store
         self._standing = standing
         self._clock = clock
-        self._waiting = Waiting()
+        self._waiting = LongPolls()
         store.on_change(self._waiting.wake)
         self._handlers: dict[type[Any], Callable[[Any, memoryview], Awaitable[Handled]]] = {
             Append: self._append,
@@ -105,7 +105,7 @@ class BrokerService:
                 request.partition_id, payload, in_turn=True
             )
         await durable
-        return Appended(base_offset, self._store.level, duplicate), b""
+        return Appended(base_offset, DURABLE, duplicate), b""
 
     async def _acquire(self, request: Acquire | AcquireShared, _payload: memoryview) -> Handled:
         check_session(request.session)
@@ -172,7 +172,7 @@ class BrokerService:
             )
             drained = partition.ended and group.acked.cursor >= partition.next_offset
             if drained and (saved := self._save(partition, group)) is not None:
-                # SQL keeps what is told of the end: a restart here must not know less.
+                # The metaserver stores that the group has drained it: a restart of this broker must not forget it.
                 await saved
                 partition, group = self._held(request)
             if ranges or drained or now_ms >= until_ms:
@@ -230,7 +230,7 @@ class BrokerService:
             decide_ack(group.acked, ranges, next_offset=partition.readable_offset)
             self._store.commit.check_room(0, own=True)
             if apply_ack(group.acked, ranges):
-                group.version += 1
+                group.changed()
             if group.lock.shared:
                 group.handed_out().acked(ranges)
         cursor = group.acked.cursor
@@ -241,12 +241,12 @@ class BrokerService:
 
     def _save(self, partition: HostedPartition, group: Group) -> Awaitable[None] | None:
         """
-        What to wait for before a group's progress is told: an earlier ack may have met a full disk.
+        A future to await before a group's progress is told, or None: an earlier ack may have met a full disk.
 
         Raises:
             BrokerReadOnlyError: it cannot be made durable now.
         """
-        if group.version <= group.saved_version:
+        if not group.unsaved:
             return None
         self._store.commit.check_room(0, own=True)
         return self._store.save_progress(partition, group)
@@ -261,7 +261,7 @@ class BrokerService:
         return Released(), b""
 
     def _held(self, request: Pull | PullShared | Ack | Release) -> tuple[HostedPartition, Group]:
-        """The partition and the group of the asker, who holds the lock, or takes it again, and renews it."""
+        """The partition and the group of a request from the owner of the pull lock, which is renewed."""
         check_session(request.session)
         partition = self._store.state.partition(request.partition_id)
         partition.check_owners()
@@ -282,7 +282,7 @@ class BrokerService:
 
 
 def _owner(request: Pull | PullShared | Ack | Release, group: Group) -> str:
-    """In whose name the request is made: of a shared group in that of all, but never to pull as an only owner."""
+    """The session in whose name the request is made: SHARED for a shared group, except for an exclusive pull."""
     of_all = isinstance(request, PullShared) or (
         group.lock.shared and not isinstance(request, Pull)
     )

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..protocol.address import parse_address
 from ..protocol.errors import ConfigError, InvalidNameError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, HTTP_CONNECTIONS_MAX
@@ -36,10 +37,6 @@ class BrokerSettings:
     """0: any free one."""
     segment_bytes: int = 1 << 30
     """A segment of the commit log is rolled before it grows past this. RocketMQ's and QMQ's default."""
-    flush: str = "sync"
-    """sync: an append is answered once it is synced to the disk; async: once it is written, synced soon after."""
-    flush_ms: int = 500
-    """With async, how long a write waits for its sync at most. RocketMQ's default."""
     snapshot_bytes: int = 256 * MIB
     """A snapshot of the state is written each time the log has grown by this much; a start reads what follows it."""
     index: str = "file"
@@ -68,7 +65,6 @@ _RANGES = {
     "segment_bytes": (4096, 1 << 40),
     "retention_ms": (0, 1 << 50),
     "retention_bytes": (0, 1 << 60),
-    "flush_ms": (1, 60_000),
     "snapshot_bytes": (4096, 1 << 40),
     "queued_bytes_max": (BATCH_BYTES_MAX, 1 << 34),
     "commit_bytes_max": (BATCH_BYTES_MAX, 1 << 30),
@@ -90,11 +86,11 @@ def _value_problems(values: Mapping[str, Any]) -> list[str]:
     if "meta" in values:
         if not values["meta"]:
             found.append("meta: at least one address, as 127.0.0.1:7000")
-        found += [
-            f"meta: {one!r} is not host:port" for one in values["meta"] if not _is_address(one)
-        ]
-    if values.get("flush", "sync") not in {"sync", "async"}:
-        found.append(f"flush: {values['flush']!r} is neither sync nor async")
+        for address in values["meta"]:
+            try:
+                parse_address(address)
+            except ConfigError as error:
+                found.append(f"meta: {error.message}")
     if values.get("index", "file") not in INDEX_KINDS:
         found.append(f"index: {values['index']!r} is neither {' nor '.join(INDEX_KINDS)}")
     found += [
@@ -108,11 +104,6 @@ def _value_problems(values: Mapping[str, Any]) -> list[str]:
 def _refuse(problems: list[str]) -> None:
     if problems:
         raise ConfigError("broker settings:\n  " + "\n  ".join(problems), problems=len(problems))
-
-
-def _is_address(text: str) -> bool:
-    host, colon, port = text.rpartition(":")
-    return bool(host and colon) and port.isdecimal() and 0 < int(port) < 1 << 16
 
 
 def broker_settings(flags: Mapping[str, Any], config: Path | None = None) -> BrokerSettings:
@@ -159,7 +150,7 @@ def _typed(name: str, value: Any) -> Any:
         if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
             return tuple(part.strip() for part in parts)
         raise TypeError(f"addresses are wanted, not {value!r}")
-    kind = str if name in {"group", "host", "flush", "index"} else int
+    kind = str if name in {"group", "host", "index"} else int
     if type(value) is not kind:
         raise TypeError(f"{'text' if kind is str else 'a whole number'} is wanted, not {value!r}")
     return value

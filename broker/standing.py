@@ -1,6 +1,6 @@
 """Whether a data folder stands for its broker group, as far as a metaserver has said.  Pure.
 
-An older copy of a folder that is started in the place of the newer one has its address, so clients and metaservers ask it.
+An older copy of a folder, started in place of the newer one, has the same address: clients and metaservers call it.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from ..protocol.errors import WrongBrokerError
 
 
 class Standing(Protocol):
-    """What a `Registration` knows of it."""
+    """The part of a `Registration` that says it."""
 
     @property
     def set_aside(self) -> str:
-        """Why another one does; "" while nobody says so."""
+        """Why another folder stands for the group; "" unless a metaserver says so."""
         ...
 
     @property
     def asked(self) -> bool:
-        """Has the first question ended, answered or not."""
+        """True once the first report has ended, answered or not."""
         ...
 
     @property
-    def welcome(self) -> bool:
-        """Has a metaserver taken a report of this opening, and refused none since?  Else the folder may be an old copy."""
+    def accepted(self) -> bool:
+        """True if a metaserver has accepted a report of this opening and refused none since; else it may be an old copy."""
         ...
 
-    async def wait_welcome(self) -> None:
-        """Wait until `welcome` is true."""
+    async def wait_accepted(self) -> None:
+        """Wait until `accepted` is true."""
         ...
 
     async def wait_asked(self) -> None:
-        """Wait for its end."""
+        """Wait until `asked` is true."""
         ...
 
 
 async def check_standing(standing: Standing | None) -> None:
-    """Let calls through that change something.  Raises WrongBrokerError: another folder stands for the group."""
+    """Raises WrongBrokerError if another folder stands for the group; for calls that change state."""
     if standing is None:
         return
     if not standing.asked:

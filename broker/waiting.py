@@ -1,16 +1,16 @@
-"""Pulls that wait for their partition to have something to say."""
+"""Long polls: pulls that wait until their partition has messages, an end or a newer owner."""
 
 from __future__ import annotations
 
 import asyncio
 
 
-class Waiting:
+class LongPolls:
     """Futures of long polls, by partition."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, dict[asyncio.Future[None], None]] = {}
-        """In the order of asking: the first to wait is the first to be woken."""
+        """In the order of arrival: the first to wait is woken first."""
 
     async def wait(self, partition_id: int, wait_ms: int) -> None:
         """Until the partition is woken, `wait_ms` at most."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from .options import parse_addresses
-
 if TYPE_CHECKING:
     from ..admin import Admin
 
@@ -17,7 +15,7 @@ def open_admin(meta: str) -> Admin:
     """An admin client of the metaservers at `meta`, to be entered.  Raises ConfigError."""
     from ..admin import Admin
 
-    return Admin(parse_addresses(meta))
+    return Admin(meta)
 
 
 async def available_brokers(admin: Admin, count: int) -> None:

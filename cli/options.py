@@ -48,24 +48,6 @@ ConsumerGroupArgument = Annotated[
 ]
 
 
-def parse_addresses(text: str) -> list[str]:
-    """
-    The addresses in `text`, separated by commas.
-
-    Raises:
-        ConfigError: no address, or text that is not host:port.
-    """
-    addresses = [part.strip() for part in text.split(",") if part.strip()]
-    for address in addresses:
-        host, _colon, port = address.rpartition(":")
-        digits = port.isascii() and port.isdigit()
-        if not host or not digits or not 0 < int(port[:6]) < 65536 or set(host) & set("/@?# "):
-            raise ConfigError(f"not an address of the form host:port: {address[:80]!r}")
-    if not addresses:
-        raise ConfigError("no address given; one is host:port")
-    return addresses
-
-
 def parse_time(text: str) -> int:
     """
     Milliseconds since 1970 of a date and time in ISO 8601; UTC if it names no zone.

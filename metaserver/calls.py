@@ -1,4 +1,4 @@
-"""Who answers each control call of a metaserver; the calls themselves are in `protocol/endpoints.py`."""
+"""The handlers of a metaserver's control calls; the calls are declared in `protocol/endpoints.py`."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ async def running_metaserver(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Services:
-    """What runs over one database; all but the attendant answer calls."""
+    """The services over one database, and their routes."""
 
     catalogue: Catalogue
     groups: GroupService

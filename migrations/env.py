@@ -1,4 +1,4 @@
-"""How Alembic reaches the database: over the connection that the metaserver hands in, and no other way."""
+"""Alembic's environment: it uses the connection that the metaserver passes in, and no other."""
 
 from __future__ import annotations
 

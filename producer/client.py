@@ -1,4 +1,4 @@
-"""The producer users hold: `send` queues a message at once, its future tells what became of it."""
+"""The producer: `send` queues a message at once and returns a future of its receipt."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class ProducerStats:
     acked: int
     failed: int
     retries: int
-    """Batches sent again."""
+    """Failed tries after which batches were sent again."""
     waiting: dict[str, str]
-    """Partitions whose messages wait, and for what; under a subject's name what has no partition now."""
+    """Why messages wait, by the name of their partition, or of their subject if they have no partition now."""
 
 
 class Producer(Resident):
     """
-    Sends messages; messages of one order key are stored in the order of their `send` calls.
+    Sends messages; messages with the same key are stored in the order of their `send` calls.
 
         async with Producer("127.0.0.1:7000") as producer:
             receipt = await producer.send("flights", b"...", key=b"UA-N14228")
@@ -74,9 +74,9 @@ class Producer(Resident):
     not awaited cannot wait: one message of each task is still queued, and its next `send` raises QueueFullError.  So
     does any when 64 tasks have sent such messages.
 
-    A producer works in the event loop and the process that it is opened in, and is refused elsewhere.  One that is made
-    before a fork may be opened in each process, and one that was closed may be opened again: it begins anew, under an
-    id of its own.
+    A producer works in the event loop and the process that opened it; elsewhere its calls raise OtherLoopError and
+    ForkedError.  A producer made before a fork may be opened in each process, and a closed one may be opened again: each
+    opening has a new producer id, and no message of an earlier one.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Producer(Resident):
         self._identity: Identity | None = None
         self._senders: dict[str, SubjectSender] = {}
         self._of_parent: dict[str, SubjectSender] = {}
-        """After a fork: kept, so that the parent's tasks are not finalized here."""
+        """In a forked child: the senders of the parent, kept so that its tasks are not finalized here."""
         self._open = False
         self._thread = NO_THREAD
         self._ending: asyncio.Task[None] | None = None
@@ -129,8 +129,8 @@ class Producer(Resident):
         Connect to a metaserver.
 
         Raises:
-            NotSentError, OutcomeUnknownError: none answers; call it again.
-            AlreadyOpenError: it is open, or not yet closed whole.
+            NotSentError, OutcomeUnknownError: no metaserver answers; it may be opened again.
+            AlreadyOpenError: the producer is open, or still closing.
         """
         network = self._connections.open(on_fork=self._forked)
         meta = MetaClient(network, self._addresses)
@@ -144,7 +144,7 @@ class Producer(Resident):
         return self
 
     def _begin(self, meta: MetaClient) -> None:
-        """The state of a new opening: nothing of an earlier one is in it, and nothing of what a fork has copied."""
+        """Set the state of a new opening; nothing of an earlier one is kept, and nothing that a fork has copied."""
         self._meta = meta
         self._thread = get_ident()
         self._rng = self._environment.new_rng()
@@ -154,7 +154,7 @@ class Producer(Resident):
         self._ending = None
 
     def _forked(self) -> None:
-        """In a child of this process: what was sent is the parent's, and `send` finds no way any more."""
+        """In a forked child: the queued messages are the parent's, and `send` finds no sender."""
         self._of_parent, self._senders = self._senders, {}
 
     async def __aexit__(
@@ -196,7 +196,7 @@ class Producer(Resident):
         """
         try:
             sender = self._senders[subject]
-        except (KeyError, TypeError):  # not sent to before, or nothing that can be a name
+        except (KeyError, TypeError):  # the first message of the subject, or not a name
             sender = self._new_sender(subject)
         if type(value) is not bytes or type(key) is not bytes:
             _refuse_text(value=value, key=key)
@@ -210,15 +210,15 @@ class Producer(Resident):
         if get_ident() != self._thread:  # two threads would mix up what is in one batch
             self._home.check()
         if key:
-            place = _hash(key) & 1023
-            executor = sender.table[place]
+            logical = _hash(key) & 1023
+            executor = sender.table[logical]
         else:
-            place = self._rng.getrandbits(10)
-            executor = sender.keyless[place]
+            logical = self._rng.getrandbits(10)
+            executor = sender.keyless[logical]
         if executor is None:
             self._home.check()
             return sender.hold(key, value, packed, self._now_ns(), timeout_ms)
-        reordered = sender.careful and sender.check(executor, key, place)
+        reordered = sender.careful and sender.check(executor, key, logical)
         if size > self._large_bytes:
             self._home.check()
             executor.roll()
@@ -250,7 +250,7 @@ class Producer(Resident):
         properties: Mapping[str, str] | None,
         timeout: float | None,
     ) -> SendFuture:
-        """Queue a message although the queue is full; refused if this task does not await what it queued so before."""
+        """Queue a message over the limit; raises QueueFullError if the budget does not let this task do so."""
         self._home.check()
         budget, task = self._budget, asyncio.current_task()
         if not budget.may_exceed(task):
@@ -288,23 +288,26 @@ class Producer(Resident):
 
     async def drain(self) -> None:
         """
-        Wait while the queue is full, until half of it is free.
+        If the queue is full, wait until half of it is free.
 
         Raises:
-            ForkedError, OtherLoopError: open elsewhere.
+            ForkedError, OtherLoopError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
         await self._budget.wait_for_room()
 
     def resume(self, error: DeliveryTimeoutError | KeyHaltedError) -> None:
         """
-        Let the key of a message that timed out be sent to again; harmless if it is not halted.
+        Take messages of a key again that was halted when a message timed out; no effect if the key is not halted.
 
-        Everything newer of the key that was not sent has failed by then: send it again in order, the oldest first.  A
-        message whose error says `fate` UNKNOWN may be stored, or be stored yet, before what is sent from now on.
+        Args:
+            error: as the future of a message of that key raised it.
+
+        Newer messages of the key that were not sent have failed with a KeyHaltedError: send them again in order, the
+        oldest first.  A message whose error has the `fate` UNKNOWN may be stored, or may be stored later, before them.
 
         Raises:
-            ForkedError, OtherLoopError: open elsewhere.
+            ForkedError, OtherLoopError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
         sender = self._senders.get(error.subject or "")
@@ -315,14 +318,18 @@ class Producer(Resident):
         self, subject: str, messages: Iterable[tuple[bytes, bytes]], *, await_every: int = 1_000
     ) -> int:
         """
-        Queue `(key, value)` pairs as fast as there is room, then wait for all answers.
+        Queue messages as fast as there is room, then `flush`.
+
+        Args:
+            messages: pairs `(key, value)`; a message without a key has the key b"".
+            await_every: how many messages are queued before other tasks may run.
 
         Returns:
-            How many were sent.
+            The number of messages, all of them stored.
 
         Raises:
-            PartlyQueuedError: a message that `send` does not take; it and those after it are not queued.
-            GivenUpError: as `flush` does.
+            PartlyQueuedError: `send` refused a message; neither it nor a later one is queued.
+            GivenUpError: as of `flush`.
         """
         count = 0
         budget, full = self._budget, self._queue_bytes
@@ -342,12 +349,12 @@ class Producer(Resident):
 
     async def flush(self) -> None:
         """
-        Wait until everything queued is answered.
+        Wait until every message that was sent is stored or given up.
 
         Raises:
-            GivenUpError: since the last flush messages were given up whose futures nobody awaited; how many, how many
-                of them may be stored, and the first cause.
-            ForkedError, OtherLoopError: open elsewhere.
+            GivenUpError: since the last flush, messages were given up whose futures were not awaited.  It has their
+                number, the number of those that may be stored, and the first cause.
+            ForkedError, OtherLoopError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
         for sender in self._senders.values():
@@ -361,13 +368,13 @@ class Producer(Resident):
     def stats(self) -> ProducerStats:
         """Counts since the producer was opened."""
         budget = self._budget
-        executors = [one for sender in self._senders.values() for one in sender.executors]
-        gathering = sum(len(one.open) for one in executors)
+        executors = [executor for sender in self._senders.values() for executor in sender.executors]
+        gathering = sum(len(executor.open) for executor in executors)
         return ProducerStats(
             sent=budget.acked + budget.failed + budget.messages + gathering,
             acked=budget.acked,
             failed=budget.failed,
-            retries=sum(one.retries for one in executors),
+            retries=sum(executor.retries for executor in executors),
             waiting={
                 name: why
                 for sender in self._senders.values()
@@ -377,19 +384,22 @@ class Producer(Resident):
 
     async def close(self, *, flush: bool = True) -> None:
         """
-        Send what is queued, within `close_timeout_ms`; what is not acked by then is given up.
+        Close the producer; messages that are not acked within `close_timeout_ms` are given up.
 
-        In a child of the process in which it was opened it does nothing: that one is at work on it.
+        In a forked child it does nothing: the parent uses the producer.
+
+        Args:
+            flush: wait for the queued messages; without it they are given up at once.
 
         Raises:
-            GivenUpError: as `flush` does, also of what is given up now; without `flush` that is logged only.
-            OtherLoopError: it was opened in another event loop.
+            GivenUpError: as of `flush`, messages given up now included; without `flush` they are logged instead.
+            OtherLoopError: the producer was opened in another event loop.
         """
         if not self._home.here:
             return
         self._home.check()
         if not self._open:
-            if self._ending is not None:  # whoever began to close was cancelled
+            if self._ending is not None:  # the task that began to close was cancelled
                 await asyncio.shield(self._ending)
             return
         error: GivenUpError | None = None
@@ -413,7 +423,7 @@ class Producer(Resident):
             raise error
 
     async def _end(self) -> None:
-        """Give up what was not sent; nobody's cancellation breaks this off."""
+        """Give up the messages that are left; runs as a task of its own, so that a cancelled `close` does not stop it."""
         senders, self._senders = list(self._senders.values()), {}
         for sender in senders:
             await sender.close()
@@ -437,6 +447,6 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _refuse_text(**given: object) -> NoReturn:
-    name, found = next((name, one) for name, one in given.items() if type(one) is not bytes)
-    advice = f": use {name}.encode()" if isinstance(found, str) else ""
-    raise InvalidRequestError(f"{name} must be bytes, not {type(found).__name__}{advice}")
+    name, value = next((name, value) for name, value in given.items() if type(value) is not bytes)
+    advice = f": use {name}.encode()" if isinstance(value, str) else ""
+    raise InvalidRequestError(f"{name} must be bytes, not {type(value).__name__}{advice}")

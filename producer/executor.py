@@ -1,9 +1,9 @@
-"""Sends the batches of one message group, in order: the only place that talks to the group's partition.
+"""Sends the batches of one message group, in order; only its executor sends to the group's partition.
 
     send() ─▶ open batch ─roll─▶ queue ─▶ in flight (a window, order kept by the sequence) ─▶ settled
 
-A message group is (client type, subject, partition, broker group), after QMQ's send executors; there is one
-executor for each, with its own queue, window and sequence, so a partition that does not answer delays no other.
+A message group is (client type, subject, partition, broker group), after QMQ's send executors.  Each has an executor
+with its own queue, window and sequence, so a partition that does not answer delays no other partition.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ExecutorOwner(Protocol):
         ...
 
     def emptied(self, executor: Executor) -> None:
-        """An executor whose partition the route has left has nothing more."""
+        """All messages have left an executor whose partition is not open in the route any more."""
         ...
 
     async def ask_history(self) -> Collection[str]:
@@ -92,9 +92,9 @@ class Executor:
     One message group's queue and its sender task.
 
     Args:
-        broker: None while the metaserver knows no address of its broker group.
-        epochs: rise over all executors of a subject: a partition that is gone back to must not take new batches for
-            repeats of what an earlier executor sent it.
+        broker: None while the metaserver knows no address of the broker group.
+        epochs: producer epochs, rising over all executors of a subject.  When a route leads back to a partition, its
+            broker must not take new batches for repeats of those of an earlier executor.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Executor:
         self.partition = partition
         self.state = ExecutorState(Reach.FAILS if broker is None else Reach.ANSWERS)
         self._waiting_for = ""
-        """Why nothing moves, for people."""
+        """Why messages wait, for logs and stats."""
         self._report = WaitReport()
         self._broker = broker
         self._owner = owner
@@ -158,44 +158,46 @@ class Executor:
         self.open = self._new_batch()
 
     def take_over(self, batches: list[OutgoingBatch]) -> None:
-        """Queue batches that left another executor, behind what is here already."""
+        """Queue batches that left another executor, behind those that are queued here."""
         self.roll()
         self._queue.extend(batches)
         self._wake.set()
 
     def sift(self, sieve: Callable[[OutgoingBatch], OutgoingBatch | None]) -> None:
         """
-        Let `sieve` take messages out of what was never sent: it returns what stays of a batch.
+        Let `sieve` take messages out of batches that were never sent.
 
-        A batch of which something was taken is another one afterwards; the budget is told of that by `sieve`.
+        Args:
+            sieve: returns the batch itself, a new one with the messages that stay, or None if none stay.  It tells the
+                budget of a batch that it replaces.
         """
         if not self._has_work():
             return
         self.roll()
-        kept = [one if one.sends else sieve(one) for one in self._in_flight]
-        self._in_flight = deque(one for one in kept if one is not None)
-        self._queue = deque(one for one in map(sieve, self._queue) if one is not None)
+        in_flight = [batch if batch.sends else sieve(batch) for batch in self._in_flight]
+        self._in_flight = deque(batch for batch in in_flight if batch is not None)
+        self._queue = deque(batch for batch in map(sieve, self._queue) if batch is not None)
         if self.idle:
             self._moves_again()
         self._tell_if_empty()
 
     @property
     def batches(self) -> list[OutgoingBatch]:
-        """All that is here, oldest first."""
+        """All batches that are not settled, the oldest first."""
         return [*self._in_flight, *self._queue, *([self.open] if len(self.open) else [])]
 
     @property
     def idle(self) -> bool:
-        """True while there is nothing queued or in flight."""
+        """True while nothing is gathered, queued or in flight."""
         return not self._has_work()
 
     @property
     def waiting_for(self) -> str:
-        """Why messages wait, for people; nothing if none do."""
+        """Why messages wait; empty if none do."""
         return self._waiting_for if self._has_work() or self.state.refuses else ""
 
     def heard(self, event: ExecutorEvent) -> None:
-        """A route or the history says something of the partition."""
+        """Take note of what a route, the history or a refusal says of the partition."""
         self.state = self.state.after(event)
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
@@ -209,7 +211,7 @@ class Executor:
                     raise NotSentError(text, broker_group=self.group.broker_group)
                 channel = await self._broker.channel()
                 if not self._has_work():
-                    # Nothing to send: an open channel is all that can be known of a partition that failed.
+                    # With nothing to send, an open channel is the only sign that the broker answers again.
                     self._tried(ExecutorEvent.ANSWERED)
                     continue
                 await self._stream(channel)
@@ -234,14 +236,14 @@ class Executor:
             await self._wake.wait()
 
     def _tried(self, event: ExecutorEvent) -> None:
-        """A try has ended."""
+        """Take note of how a try ended, ANSWERED or FAILED, and tell the owner if that changes the state."""
         state = self.state.after(event)
         if state != self.state:
             self.state = state
             self._owner.availability_changed()
 
     async def _stream(self, channel: Channel) -> None:
-        """Send until nothing is left.  On the first failure all calls are waited for, then it is raised."""
+        """Send until nothing is left.  After the first failure it waits for all calls, then raises that failure."""
         calls: deque[tuple[OutgoingBatch, asyncio.Task[Receipt]]] = deque()
         again = deque(self._in_flight)
         try:
@@ -252,7 +254,7 @@ class Executor:
                     self._settle(batch, call.result())
                 while len(calls) < self._settings.in_flight_max:
                     if not again and any(batch.doubtful for batch, _ in calls):
-                        break  # a broker knows only the latest batches again: nothing newer until this is answered
+                        break  # a broker recognizes only the latest batches: a doubtful one must not fall behind newer ones
                     next_batch = again.popleft() if again else self._take(idle=not calls)
                     if next_batch is None:
                         break
@@ -271,7 +273,7 @@ class Executor:
                     self._settle(batch, result)
 
     async def _pause(self, *, idle: bool) -> None:
-        """Wait for an answer, for a batch to fill, or for the linger of the open one."""
+        """Wait for an answer, for a batch to fill, or until `linger_ms` of the open batch are over."""
         if not idle or not len(self.open):
             await self._wake.wait()
             return
@@ -283,7 +285,7 @@ class Executor:
             pass
 
     def _take(self, *, idle: bool) -> OutgoingBatch | None:
-        """The next batch to go: a closed one, or the open one when nothing else is under way."""
+        """Put the next batch in flight: a queued one, or the open one if `idle` and its linger is over."""
         if not self._queue:
             if not idle or not len(self.open):
                 return None
@@ -344,10 +346,11 @@ class Executor:
     # ── after a failure ──────────────────────────────────────────────────────────────────────────────
     async def _hopeless(self, error: KeylaneError) -> bool:
         """
-        True if nobody can tell any more whether the oldest batch is stored, and no loss was accepted.
+        True if no broker can tell any more whether the oldest batch is stored, and the loss is not accepted.
 
-        A broker that does not have the partition may be the empty one in the place of a lost one, or have the address
-        of one that moved.  The metaserver knows, and is asked after the refusal: an earlier answer may be of before.
+        A broker that does not have the partition may be an empty one that replaced a lost one, or may have the address
+        of one that moved.  The metaserver knows which.  It is asked after the refusal, because an earlier answer may
+        describe the time before.
         """
         doubtful = bool(self._in_flight) and self._in_flight[0].doubtful
         state = self.state
@@ -365,7 +368,7 @@ class Executor:
         return self.state.gone and not self.state.lost and self.partition.address == address
 
     def _after_failure(self, error: KeylaneError, *, hopeless: bool) -> bool:
-        """Act on `error`, which the oldest batch met; True if there is nothing to wait for."""
+        """Act on `error`, which the oldest batch met; True if the next try needs no pause."""
         if not self._in_flight and self._take(idle=True) is None:
             return False
         if self.state.lost:
@@ -376,11 +379,11 @@ class Executor:
         if renamed:
             self._new_identity()
         if step is Step.AGAIN:
-            # A gap before the oldest itself: the broker has forgotten this producer, and nothing older is missing here.
+            # A gap before the oldest batch: the broker has forgotten this producer; no older batch is missing.
             forgotten = isinstance(error, SequenceGapError) and self._in_flight[0].sends > 1
             if forgotten or renamed:
                 for batch in self._in_flight:
-                    # Under another number the broker does not know again what it may have stored.
+                    # Under a new number the broker does not recognize a batch that it may have stored.
                     batch.leave(refused=False)
                 self._new_epoch()
             return False
@@ -391,7 +394,7 @@ class Executor:
         return step is Step.ELSEWHERE
 
     def _next_step(self, error: KeylaneError, *, hopeless: bool) -> Step:
-        """Count a failure of everything here, and decide what follows."""
+        """Count a failure for every closed batch, and decide what follows."""
         now_ms = self._clock.boot_ms()
         self._wait_on(error, now_ms)
         for batch in (*self._in_flight, *self._queue):
@@ -410,7 +413,7 @@ class Executor:
         step = decide_after_failure(
             error,
             stage,
-            doubtful=head.doubtful,  # what is behind it cannot be stored if it is not
+            doubtful=head.doubtful,  # batches behind it cannot be stored if it is not
             left=self.state.left,
             hopeless=hopeless,
         )
@@ -419,14 +422,14 @@ class Executor:
         return step
 
     def _leave_partition(self, error: KeylaneError, step: Step) -> None:
-        """Everything here goes elsewhere, or waits for a newer route."""
+        """Hand all batches to the owner: they go elsewhere, or wait for a newer route."""
         sealed = isinstance(error, StaleRouteError)
         if sealed:
             self.heard(ExecutorEvent.SEALED)
         if step is Step.NEW_ROUTE:
             self.heard(ExecutorEvent.ROUTE_NEEDED)
-        # A sealed partition has stored nothing of what it refused, whatever became of earlier tries; and nothing behind
-        # a batch that is not stored is stored.
+        # A sealed partition has not stored the batch that it refused, even if an earlier try had no answer.  No batch
+        # behind one that is not stored can be stored.
         refused = sealed or not self._in_flight[0].doubtful
         leaving = self._take_all()
         for batch in leaving:
@@ -442,7 +445,7 @@ class Executor:
         self._tell_if_empty()
 
     def _take_all(self) -> list[OutgoingBatch]:
-        """All batches, oldest first, out of the executor; a new epoch, because they are numbered anew elsewhere."""
+        """Remove all batches, the oldest first, and begin a new epoch."""
         self._new_epoch()
         self.roll()
         batches = [*self._in_flight, *self._queue]
@@ -453,7 +456,7 @@ class Executor:
     def _give_up_oldest(self, error: KeylaneError) -> None:
         head = self._in_flight.popleft()
         for batch in self._in_flight:
-            # Under a new epoch the broker does not know it again.  It cannot be stored if the oldest is not.
+            # Under a new epoch the broker does not recognize it.  It cannot be stored if the oldest is not.
             batch.leave(refused=not head.doubtful)
         self._new_epoch()
         self._budget.give_up(head, error)
@@ -462,7 +465,7 @@ class Executor:
         self._tell_if_empty()
 
     def _wait_on(self, error: KeylaneError, now_ms: int) -> None:
-        """Messages wait because of `error`; people are told of it now and then."""
+        """Note that messages wait because of `error`; a WARNING says so at growing intervals."""
         self._waiting_for = error.message
         if not self._report.waits(now_ms):
             return
@@ -476,7 +479,7 @@ class Executor:
         )  # fmt: skip
 
     def _moves_again(self) -> None:
-        """Messages are stored again, or none is left that waits."""
+        """Note that messages are stored again, or that none are left."""
         self._waiting_for = ""
         if self._report.since_ms is None:
             return
@@ -489,7 +492,7 @@ class Executor:
             )
 
     def _leave_lost(self) -> None:
-        """What may be stored in a lost partition fails, its fate unknown; what cannot be goes on elsewhere, in order."""
+        """Give up batches that may be stored in the lost partition, with an unknown fate; hand the others to the owner."""
         for batch in [batch for batch in self._in_flight if batch.doubtful]:
             self._in_flight.remove(batch)
             error = AcceptedAsLostError(partition_id=self.partition.partition_id)
@@ -501,27 +504,27 @@ class Executor:
         self._tell_if_empty()
 
     def _new_epoch(self) -> None:
-        """Number what is left anew; the broker refuses whatever of the old epoch may still arrive."""
+        """Number all batches anew; the broker refuses batches of the old epoch that arrive later."""
         self._epoch = next(self._epochs)
         self._next_sequence = 0
         for batch in self._in_flight:
             batch.unpack()
 
     def _new_identity(self) -> None:
-        """Go on under another id: a second producer uses this one, and what is left here is not stored."""
+        """Take another producer id: a second producer uses this one, and the batches here are not stored."""
         log.warning(
-            "%s: the producer id %x is used by another producer; going on under a new one",
+            "%s: the producer id %x is used by another producer; continuing under a new one",
             self.group.partition_name, self._producer_id,
         )  # fmt: skip
         self._producer_id = self._identity.renew(self._producer_id)
 
     def moved(self, address: str, broker: BrokerClient) -> None:
-        """The broker group has another address now."""
+        """Follow the broker group to a new address."""
         self.partition = msgspec.structs.replace(self.partition, address=address)
         self._broker = broker
 
     async def close(self) -> list[OutgoingBatch]:
-        """Stop; returns what was not settled."""
+        """Stop; returns the batches that are not settled."""
         self.roll()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

@@ -1,7 +1,7 @@
 """What an executor knows of its broker and of its partition, and what changes that.  Pure.
 
     broker       ANSWERS ──FAILED──▶ FAILS ──ROUTE_NEEDED──▶ REFUSES        ANSWERED leads back to ANSWERS
-    listing      OPEN ──CLOSED_IN_ROUTE──▶ LEFT ──NOT_IN_ROUTE──▶ GONE      a GONE one that is listed again is LEFT
+    listing      OPEN ──CLOSED_IN_ROUTE──▶ LEFT ──NOT_IN_ROUTE──▶ GONE      GONE becomes LEFT when it is listed again
     storing      TAKES ──SEALED──▶ ENDED                                    TAKES ──LOSS_ACCEPTED──▶ LOST ──SEALED──▶ ENDED
 
 An event that is not drawn at a part of the state leaves that part as it is.
@@ -17,28 +17,28 @@ class Reach(enum.Enum):
     """What the last try to send met."""
 
     ANSWERS = "the broker stores batches"
-    FAILS = "it does not, since the last try"
-    REFUSES = "it does not until there is a newer route: messages wait in the hold"
+    FAILS = "the last try failed"
+    REFUSES = "it refused and asks for a newer route: messages are held until the next try"
 
 
 class Listing(enum.Enum):
     """The partition in the latest route."""
 
     OPEN = "open"
-    LEFT = "listed and not open: what was sent is answered before newer messages of its range go"
+    LEFT = "not open: newer messages of its range wait until the messages here are settled"
     GONE = "not listed: no broker answers for it any more"
 
 
 class Storing(enum.Enum):
-    """Whether the partition can store anything more."""
+    """Whether the partition stores anything more."""
 
-    TAKES = "yes, as far as is known"
-    LOST = "no: an operator has accepted its loss"
-    ENDED = "no, and all messages have left it"
+    TAKES = "it stores batches, as far as is known"
+    LOST = "an operator has accepted its loss; its messages have not left yet"
+    ENDED = "it stores nothing more, and all messages have left"
 
 
 class ExecutorEvent(enum.Enum):
-    """What an executor meets, or is told by the routes and the history that its sender follows."""
+    """The outcome of a try, or news of the partition from a route or the history."""
 
     ANSWERED = "a batch was stored, or a channel opened while there was nothing to send"
     FAILED = "a try failed"
@@ -47,7 +47,7 @@ class ExecutorEvent(enum.Enum):
     CLOSED_IN_ROUTE = "a route lists the partition, and not as open"
     NOT_IN_ROUTE = "a route does not list the partition"
     LOSS_ACCEPTED = "the history says that an operator has accepted the loss of the partition"
-    SEALED = "the broker stores nothing more there, or what may be stored in a lost partition is given up"
+    SEALED = "the broker refused because the partition is sealed, or messages left a lost partition"
 
 
 _E = ExecutorEvent
@@ -73,7 +73,7 @@ _STORING = {
 
 
 class ExecutorState(NamedTuple):
-    """The state of one executor."""
+    """The state of an executor, in three independent parts."""
 
     broker: Reach
     listing: Listing = Listing.OPEN
@@ -89,27 +89,27 @@ class ExecutorState(NamedTuple):
 
     @property
     def available(self) -> bool:
-        """False from a failure until the broker answers again: messages without a key go elsewhere meanwhile."""
+        """False from a failure until the broker answers; meanwhile messages without a key go to other partitions."""
         return self.broker is Reach.ANSWERS
 
     @property
     def refuses(self) -> bool:
-        """True while messages of its range wait for a newer route."""
+        """True while messages for this partition are held for a newer route."""
         return self.broker is Reach.REFUSES
 
     @property
     def in_use(self) -> bool:
-        """True until nothing more can be stored there and all messages have left."""
+        """True until the partition stores nothing more and all messages have left."""
         return self.storing is not Storing.ENDED
 
     @property
     def lost(self) -> bool:
-        """True while messages are in a partition whose loss is accepted."""
+        """True from the accepted loss of the partition until its messages have left."""
         return self.storing is Storing.LOST
 
     @property
     def left(self) -> bool:
-        """True once the route has no such open partition."""
+        """True once the partition is not open in the route."""
         return self.listing is not Listing.OPEN
 
     @property

@@ -1,8 +1,8 @@
-"""What an executor does after a batch failed: the whole difference between STRICT and BEST_TRIED.  Pure.
+"""Decides what an executor does after a batch failed: the difference between STRICT and BEST_TRIED.  Pure.
 
-Times are passed in: how long a partition has been failing decides whether its messages leave it, not how many tries
-that was.  All messages of a partition leave together, in their order, when the oldest of them is due; so the newer
-messages of a logical partition wait for the decision about the older ones.
+Messages leave a partition by the time for which it has failed, not by the number of tries.  All messages of a
+partition leave together, in their order, when the oldest is due; so newer messages of a logical partition wait for the
+decision about older ones.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .settings import ProducerSettings
 
 
 class Step(enum.Enum):
-    """The next step for a batch that was not acked."""
+    """What follows for a batch that was not acked."""
 
     AGAIN = "same partition, same sequence, after a pause"
-    NEW_ROUTE = "ask for a newer route, then older messages first"
+    NEW_ROUTE = "ask for a newer route, and send older messages first"
     ELSEWHERE = "another available partition, declared as reordered"
     GIVE_UP = "out of the queue with its error"
 
@@ -57,7 +57,7 @@ _TRY_AGAIN = (
     StorageError,
 )
 NOT_HERE = (PartitionUnknownError, WrongBrokerError)
-"""Refusals of a broker that need not be the one that was sent earlier tries: another may have its address now."""
+"""Refusals that another broker may have sent, one that has the address of the right broker now."""
 
 
 def wait_stage(
@@ -85,10 +85,9 @@ def decide_after_failure(
     """
     The next step for the oldest batch of a partition, and for all that is behind it, after a try failed.
 
-    Under STRICT a batch never leaves its partition but through a route change, and is never given up because of an
-    error that may pass.  A doubtful batch keeps its sequence until the right broker has answered, because only that
-    broker knows it again.  A batch that is not doubtful need not wait for the broker of a partition that the route has
-    left.
+    Under STRICT a batch leaves its partition only through a route change, and is not given up for an error that may
+    pass.  A doubtful batch keeps its sequence until the right broker has answered, because only that broker recognizes
+    it.  A batch that is not doubtful leaves a partition that the route has left without waiting for its broker.
 
     Args:
         doubtful: the batch may be stored there, because a try ended without an answer.
@@ -97,7 +96,9 @@ def decide_after_failure(
             is not accepted.
     """
     if isinstance(error, ProducerFencedError) and doubtful:
-        return Step.GIVE_UP  # only under the old epoch, which is fenced, would it be known again
+        return (
+            Step.GIVE_UP
+        )  # its broker would recognize it only under the old epoch, which is fenced
     may_be_stored = doubtful and isinstance(error, NOT_HERE)
     if may_be_stored and hopeless and stage is WaitStage.ENDLESS:
         return Step.GIVE_UP

@@ -1,7 +1,7 @@
-"""Messages that were given up, counted until somebody is told.  Pure.
+"""Counts messages that were given up, until the caller is told of them.  Pure.
 
-GivenUp   why some messages were given up together: the outcome that their futures raise
-Untold    how many messages were given up since the last `flush` whose futures nobody awaited
+GivenUp   the outcome of messages that were given up together: their futures raise its cause
+Untold    the number of messages given up since the last `flush` whose futures were not awaited
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from ..protocol.errors import Fate, GivenUpError, KeylaneError
 from ..protocol.text import counted
 
 CAUSES_KEPT = 16
-"""Only the first cause is told; a later one steps in where all messages of the first were told by their futures."""
+"""`flush` names the first cause of which a message is untold; the others are kept for when all of the first are told."""
 
 
 class Untold:
-    """Messages given up and not told; counts are exact, however many there are."""
+    """The messages that were given up and not told; the counts are exact."""
 
     __slots__ = ("causes", "messages", "unknown")
 
     def __init__(self) -> None:
         self.messages = 0
         self.unknown = 0
-        """Of these, messages that may be stored."""
+        """How many of `messages` may be stored."""
         self.causes: list[GivenUp] = []
 
     def error(self) -> GivenUpError | None:
-        """What `flush` raises; None if every caller was told."""
+        """The error for `flush`; None if every message was told."""
         if not self.messages:
             return None
-        cause = next((one.cause for one in self.causes if one.untold), None)
+        cause = next((given_up.cause for given_up in self.causes if given_up.untold), None)
         gone = counted(self.messages, "message was", "messages were")
         if self.messages == 1:
             fate = "it may be stored" if self.unknown else "it is not stored"
@@ -44,7 +44,7 @@ class Untold:
 
 
 class GivenUp:
-    """Messages given up for one cause.  `doubtful`: the last try of each may have stored it."""
+    """Messages given up for the same cause.  `doubtful`: the last try of each may have stored it."""
 
     __slots__ = ("_summary", "cause", "doubtful", "untold")
 
@@ -55,7 +55,7 @@ class GivenUp:
         self._summary = summary
 
     def count(self, messages: int, unknown: int) -> None:
-        """So many messages got this outcome; `unknown` of them may be stored."""
+        """Count messages with this outcome, `unknown` of which may be stored."""
         summary = self._summary
         self.untold += messages
         summary.messages += messages
@@ -64,11 +64,11 @@ class GivenUp:
             summary.causes.append(self)
 
     def told(self, *, unknown: bool) -> None:
-        """The future of one more message raises this."""
+        """Note that the future of a message raises this."""
         self.untold -= 1
         self._summary.messages -= 1
         self._summary.unknown -= unknown
 
     def error(self, *, unknown: bool) -> KeylaneError:
-        """A new error object for one caller."""
+        """A new error object for a caller."""
         return self.cause.copy(Fate.UNKNOWN if unknown else Fate.NOT_DONE)

@@ -1,9 +1,9 @@
-"""Messages that are not acked in their time, and the keys that are halted by that.
+"""Gives up messages that are not acked within their time-out, and halts their keys.
 
-    deadline passed ─▶ the message is given up, its key halted ─▶ what is newer of the key and was never sent is
-    given up too, and nothing of it is taken ─▶ the caller says `resume`, and sends again in order
+    deadline passed ─▶ the message is given up and its key halted ─▶ newer messages of the key that were never sent are
+    given up too, and `send` refuses the key ─▶ the caller calls `resume`, and sends them again in order
 
-What is on its way when its time is over cannot be taken out of its batch: it is told as UNKNOWN, and goes on.
+A message in flight cannot be taken out of its batch: its future raises UNKNOWN, and its batch is still sent.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Halts:
             raise KeyHaltedError(text, subject=self._subject, key=key)
 
     def resume(self, key: bytes) -> None:
-        """Messages of this key are sent again from now on."""
+        """Let messages of this key be sent again."""
         self.keys.discard(key)
 
     def expire(self, waiting: Iterable[tuple[OutgoingBatch, str]]) -> bool:
         """
-        Halt the keys of all messages whose time is over, and give up those that are on their way.
+        Halt the keys of all overdue messages, and give up the overdue messages that are in flight.
 
         Args:
-            waiting: batches, and what the messages of each wait for.
+            waiting: pairs of a batch and the reason why its messages wait.
 
         Returns:
-            True if any time is over: then `withdraw` from all that was never sent.
+            True if any message is overdue: the caller then calls `withdraw` for all batches that were never sent.
         """
         now_ms = self._clock.boot_ms()
         over = False
@@ -66,7 +66,7 @@ class Halts:
         return over
 
     def withdraw(self, batch: OutgoingBatch, *, waits_for: str) -> OutgoingBatch | None:
-        """Give up what is overdue or of a halted key in a batch that was never sent; returns what stays of it."""
+        """Give up overdue messages and those of halted keys in a batch that was never sent; returns the batch that stays."""
         now_ms = self._clock.boot_ms()
         overdue = set(_overdue(batch, now_ms))
         keys = self.keys
@@ -107,7 +107,7 @@ class Halts:
 
 
 def _overdue(batch: OutgoingBatch, now_ms: int) -> list[int]:
-    """The messages of a batch whose time is over and whose fate is not known."""
+    """The indexes of messages that are past their deadline and not settled."""
     if batch.deadlines is None or batch.first_deadline_ms > now_ms:
         return []
     return [

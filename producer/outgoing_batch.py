@@ -1,13 +1,13 @@
-"""A batch: messages of one message group that travel as one batch, and what became of each.  Pure but for its futures.
+"""A batch of messages of one message group: gathered, sent, and the outcome of each.  Pure but for its futures.
 
     open ──roll──▶ queued ──pack──▶ in flight ──answer──▶ settled
                                       │ ▲
                                       └─┘ sent again, under the same sequence
 
 Invariants
-    A batch keeps its sequence and its bytes from the first sending on: a repeat is the same batch.
-    A message settles once; usually all of a batch do at once.  When messages went on in other batches, or are given
-    up early, each future is woken by the fate of its own message.
+    A batch keeps its sequence and its bytes from its first sending on, so that a repeat is the same batch.
+    A message settles once, usually with all others of its batch.  Messages that were moved into other batches, or are
+    given up early, settle apart, and each `SendFuture` waits for its own message.
     What a receipt declares (`reordered`, `duplicate`) is marked for each message, not for its batch.
 """
 
@@ -24,11 +24,11 @@ Outcome = Receipt | GivenUp
 REORDERED = 1
 """Mark of a keyed message that left its partition."""
 POSSIBLE = 2
-"""Mark of a message that may be stored where it was before: it left without a last answer."""
+"""Mark of a message that may be stored in a partition that it left, because the last try there had no answer."""
 
 
 class OutgoingBatch:
-    """Columns of messages while they gather; then their bytes; then their fate."""
+    """Columns of messages while they are gathered; then their bytes; then their outcomes."""
 
     __slots__ = (
         "_all_keyed",
@@ -61,32 +61,32 @@ class OutgoingBatch:
         self.times: list[int] = []
         self.properties: list[bytes] | None = None
         self.size = 0
-        """Bytes of keys, values and properties, and of their columns."""
+        """Bytes of keys, values and properties, with their overhead in the batch."""
         self.marks: bytearray | None = None
-        """REORDERED and POSSIBLE of each message, as far as any is marked."""
+        """REORDERED and POSSIBLE by index, up to the last marked message; None if none is marked."""
         self.deadlines: dict[int, tuple[int, int]] | None = None
-        """Boot milliseconds at which messages are given up, and their time-outs, by index, of those that have one."""
+        """By index of a message with a time-out: the boot milliseconds at which it is given up, and its time-out in ms."""
         self.first_deadline_ms = 0
-        """The earliest of them."""
+        """The earliest boot milliseconds in `deadlines`."""
         self.sequence = -1
         self.data: bytes | None = None
         self.sends = 0
-        """How often it was sent to the partition it is for."""
+        """How often it was sent to its present partition."""
         self.tries = 0
-        """Failures it met, there and elsewhere."""
+        """Failed tries, in this partition and in earlier ones."""
         self.failed_at_ms: int | None = None
-        """Boot milliseconds of the first of them."""
+        """Boot milliseconds of the first failed try."""
         self.doubtful = False
-        """True once a try ended without an answer: it may be stored there, whatever later tries say."""
+        """True once a try ended without an answer: the batch may be stored in its present partition."""
         self.opened_at_ms = 0
         self.future = future
-        """Done when all messages are settled, or when the first of several fates is known."""
+        """Done when all messages are settled, or when the first of several outcomes is known."""
         self.outcome: Outcome | list[Outcome | None] | None = None
-        """One for all (the receipt of the first message, from which the others follow), or one of each."""
+        """The receipt of the first message or the GivenUp of all; a list, by index, if messages settle apart."""
         self.origins: list[tuple[OutgoingBatch, int]] | None = None
-        """Where each message's future looks, when these messages came out of other batches."""
+        """By index: the batch and index where the future of an adopted message looks; None if none are adopted."""
         self.expired = 0
-        """Messages given up before the batch was settled."""
+        """How many messages were given up before the batch was settled."""
         self._told: set[int] | None = None
         self._waiters: dict[int, asyncio.Future[None]] | None = None
         self._all_keyed = False
@@ -96,7 +96,7 @@ class OutgoingBatch:
 
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
     def add(self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int) -> int:
-        """Put a message at the end; returns its index."""
+        """Append a message; returns its index."""
         index = len(self.values)
         self.keys.append(key)
         self.values.append(value)
@@ -107,20 +107,20 @@ class OutgoingBatch:
         return index
 
     def add_properties(self, index: int, packed_properties: bytes) -> None:
-        """The properties of the message just added; the column begins with the first that has any."""
+        """Set the properties of the message just added; the column begins with the first message that has properties."""
         if self.properties is None:
             self.properties = [b""] * index
         self.properties.append(packed_properties)
 
     def adopt(self, batch: OutgoingBatch, index: int) -> None:
-        """Put message `index` of another batch at the end; its future learns its fate from here."""
-        assert not batch.doubtful, "what may be stored is marked before it goes elsewhere"
+        """Append message `index` of another batch; its outcome here is passed to its first batch."""
+        assert not batch.doubtful, "a doubtful batch is marked before its messages are moved"
         if self.origins is None:
             assert not len(self), "a batch holds either its own messages or adopted ones"
             self.origins = []
             self.tries, self.failed_at_ms = batch.tries, batch.failed_at_ms
         elif batch.tries < self.tries or self.failed_at_ms is None:
-            # Together none is given up before its own time.
+            # The fewest tries and the latest first failure, so that no message is given up before its time.
             self.tries, self.failed_at_ms = batch.tries, batch.failed_at_ms
         elif batch.failed_at_ms is None or batch.failed_at_ms > self.failed_at_ms:
             self.failed_at_ms = batch.failed_at_ms
@@ -137,22 +137,22 @@ class OutgoingBatch:
     def divided(
         self, takes: Callable[[int], bool]
     ) -> tuple[OutgoingBatch | None, OutgoingBatch | None]:
-        """Its unsettled messages in two new batches, of those taken and of the rest; None for one without any."""
+        """Two new batches of the unsettled messages: those that `takes(index)` is True for, and the others.  None for empty."""
         loop = self.future.get_loop()
         parts: list[OutgoingBatch | None] = [None, None]
         for index in range(len(self)):
             if self.expired and self.settled(index):
                 continue
-            which = 0 if takes(index) else 1
-            part = parts[which]
+            side = 0 if takes(index) else 1
+            part = parts[side]
             if part is None:
-                part = parts[which] = OutgoingBatch(loop.create_future())
+                part = parts[side] = OutgoingBatch(loop.create_future())
                 part.opened_at_ms = self.opened_at_ms
             part.adopt(self, index)
         return parts[0], parts[1]
 
     def set_deadline(self, index: int, at_ms: int, timeout_ms: int) -> None:
-        """Give message `index` up at this boot time, `timeout_ms` after it was sent."""
+        """Give message `index` up at the boot time `at_ms`, `timeout_ms` after it was sent."""
         if self.deadlines is None:
             self.deadlines = {}
             self.first_deadline_ms = at_ms
@@ -161,7 +161,7 @@ class OutgoingBatch:
         self.deadlines[index] = at_ms, timeout_ms
 
     def drop_deadlines(self, indexes: list[int]) -> None:
-        """These messages have none any more."""
+        """Forget the deadlines of these messages."""
         assert self.deadlines is not None
         for index in indexes:
             del self.deadlines[index]
@@ -172,7 +172,7 @@ class OutgoingBatch:
 
     @property
     def keyless(self) -> bool:
-        """True if any message has no key; asked of a closed batch."""
+        """True if any message has no key; call it for closed batches only, because the answer is kept."""
         if self._all_keyed:
             return False
         self._all_keyed = b"" not in self.keys
@@ -182,7 +182,7 @@ class OutgoingBatch:
     def pack(
         self, *, partition_id: int, producer_id: int, producer_epoch: int, sequence: int
     ) -> bytes:
-        """The batch's bytes, made at the first call and kept."""
+        """The bytes of the batch, encoded at the first call and kept."""
         if self.data is None:
             self.sequence = sequence
             self.data = encode_batch(
@@ -198,20 +198,23 @@ class OutgoingBatch:
         return self.data
 
     def unpack(self) -> None:
-        """Forget bytes and sequence: it is numbered anew."""
+        """Forget the bytes and the sequence, so that the batch is numbered anew."""
         self.data = None
         self.sequence = -1
 
     def failed(self, now_ms: int) -> None:
-        """A try failed while it was first in the queue, or behind."""
+        """Count a failed try of this batch, or of one before it."""
         self.tries += 1
         if self.failed_at_ms is None:
             self.failed_at_ms = now_ms
 
     def leave(self, *, refused: bool) -> None:
         """
-        It goes elsewhere, or is numbered anew.  `refused`: nothing of it is stored where it was, as that broker said;
-        else it may be, if a try is without an answer.
+        Make it ready for another partition or another sequence.
+
+        Args:
+            refused: the broker said that no message of it is stored.  Else, if a try had no answer, each is marked as
+                POSSIBLE.
         """
         if self.doubtful and not refused:
             for index in range(len(self)):
@@ -222,7 +225,7 @@ class OutgoingBatch:
 
     # ── marks ────────────────────────────────────────────────────────────────────────────────────────
     def mark(self, index: int, mark: int) -> None:
-        """Declare something of message `index`."""
+        """Add REORDERED or POSSIBLE to the marks of message `index`."""
         marks = self.marks
         if marks is None:
             marks = self.marks = bytearray()
@@ -231,34 +234,34 @@ class OutgoingBatch:
         marks[index] |= mark
 
     def mark_reordered(self) -> None:
-        """All keyed messages leave their partition."""
+        """Mark all keyed messages as reordered, because they leave their partition."""
         for index, key in enumerate(self.keys):
             if key:
                 self.mark(index, REORDERED)
 
     def mark_of(self, index: int) -> int:
-        """What is declared of message `index`."""
+        """The marks of message `index`."""
         return self.marks[index] if self.marks is not None and index < len(self.marks) else 0
 
     def may_be_stored(self, index: int) -> bool:
-        """True if message `index` may be stored, though it is not acked."""
+        """True if message `index` may be stored although it is not acked."""
         return self.doubtful or bool(self.mark_of(index) & POSSIBLE)
 
     def unknown_count(self) -> int:
-        """How many messages that are not settled may be stored."""
+        """The number of unsettled messages that may be stored."""
         if not self.doubtful and self.marks is None:
             return 0
         return sum(
             self.may_be_stored(index) and not self.settled(index) for index in range(len(self))
         )
 
-    # ── fates ────────────────────────────────────────────────────────────────────────────────────────
+    # ── outcomes ─────────────────────────────────────────────────────────────────────────────────────
     def settle(self, outcome: Outcome) -> int:
         """
-        All messages met this fate: stored one after another from `outcome.offset` on, or given up.
+        Settle all messages: stored one after another from `outcome.offset` on, or given up.
 
         Returns:
-            Of how many messages it is the fate: of all but those that had one already.
+            The number of messages that were not settled before.
         """
         if self.origins is None:
             if self.outcome is None:
@@ -269,7 +272,7 @@ class OutgoingBatch:
         return sum(self._settle_origin(index, outcome, index) for index in range(len(self.origins)))
 
     def settle_message(self, index: int, outcome: Outcome) -> bool:
-        """Message `index` met this fate; False if it had one already."""
+        """Settle message `index`; False if it was settled before."""
         if self.origins is None:
             return self._settle_one(index, outcome, 0)
         return self._settle_origin(index, outcome, 0)
@@ -283,7 +286,7 @@ class OutgoingBatch:
         return origin._settle_one(origin_index, outcome, further)
 
     def _settle_one(self, index: int, outcome: Outcome, further: int) -> bool:
-        """`outcome` is that of the message `further` before this one."""
+        """Settle a message of this batch itself; `outcome` is that of the message `further` places before it."""
         if self.outcome is None:
             self.outcome = [None] * len(self)
             self._waiters = {}
@@ -293,7 +296,7 @@ class OutgoingBatch:
             outcome if isinstance(outcome, GivenUp) else _of_message(outcome, further)
         )
         if not self.future.done():
-            self.future.set_result(None)  # from here on each waits for its own
+            self.future.set_result(None)  # from here on each SendFuture waits for its own message
         assert self._waiters is not None
         waiter = self._waiters.pop(index, None)
         if waiter is not None:
@@ -301,7 +304,7 @@ class OutgoingBatch:
         return True
 
     def settled(self, index: int) -> bool:
-        """True once the fate of message `index` is known; its origin may know of an adopted one."""
+        """True once the outcome of message `index` is known; of an adopted message, its first batch knows it."""
         if self.origins is not None:
             origin, origin_index = self.origins[index]
             return origin.settled(origin_index)
@@ -311,7 +314,7 @@ class OutgoingBatch:
         return outcome is not None
 
     def waited_for(self, index: int) -> asyncio.Future[None]:
-        """A future for whoever waits for message `index`: done when its fate may be known."""
+        """An asyncio future that is done when message `index` is settled, or when it must be asked for again."""
         if self._waiters is None:
             return self.future
         waiter = self._waiters.get(index)
@@ -346,7 +349,7 @@ class OutgoingBatch:
 
 
 def _of_message(first: Receipt, further: int) -> Receipt:
-    """The receipt of the message so much further on in the batch."""
+    """The receipt of the message `further` places after the first."""
     if not further or first.offset < 0:
         return first
     return Receipt(first.partition_id, first.offset + further, first.durable, first.duplicate)

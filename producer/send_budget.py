@@ -1,4 +1,4 @@
-"""How much is queued and not yet answered: room for more, and nothing left.  How much was given up untold."""
+"""Counts the messages and bytes of a producer that are not answered yet, and limits them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .given_up import GivenUp, Untold
 from .outgoing_batch import OutgoingBatch
 
 UNAWAITED_MAX = 64
-"""Tasks that may each have one message over the limit that they do not await."""
+"""How many tasks may have a message over the limit that they do not await."""
 
 
 class SendBudget:
     """
-    Bytes and messages of all closed batches of a producer, from `enter` until they are answered or leave.
+    Bytes and messages of all closed batches of a producer, from `enter` until they are settled.
 
-    Over the limit a task may queue one message after another as long as it awaits each: then what is queued over the
-    limit is not more than what tasks have in hand.  A task that does not await its last one is refused.
+    A task that awaits each of its messages may queue more while the limit is exceeded: it holds no more than one
+    message over the limit.  A task that does not await its last message over the limit may not.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -29,17 +29,17 @@ class SendBudget:
         self._untold = Untold()
         self._bytes_max = bytes_max
         self._unawaited: set[object] = set()
-        """Tasks that do not await what they queued over the limit; none while there is room."""
+        """Tasks that do not await their last message over the limit; empty while the limit is not reached."""
         self._room = asyncio.Event()
         self._empty = asyncio.Event()
 
     def enter(self, messages: int, size: int) -> None:
-        """Messages joined the queue."""
+        """Count messages that were queued, with their bytes."""
         self.messages += messages
         self.bytes += size
 
     def leave(self, batch: OutgoingBatch) -> None:
-        """A batch left the queue, because it is settled or because its messages went into others."""
+        """Count a batch out: it is settled, or its messages are in other batches."""
         self.messages -= len(batch) - batch.expired
         self.bytes -= batch.size
         assert self.messages >= 0
@@ -52,19 +52,19 @@ class SendBudget:
             self._empty.set()
 
     def replaced(self, batch: OutgoingBatch, *rest: OutgoingBatch | None) -> None:
-        """The messages of a batch went into others, which stay in the queue."""
-        for one in rest:
-            if one is not None:
-                self.enter(len(one), one.size)
+        """Count other batches, which have the messages of a batch now, in its place."""
+        for part in rest:
+            if part is not None:
+                self.enter(len(part), part.size)
         self.leave(batch)
 
     def stored(self, batch: OutgoingBatch, receipt: Receipt) -> None:
-        """The messages of a batch are stored one after another from `receipt.offset` on."""
+        """Settle a batch whose messages are stored one after another from `receipt.offset` on."""
         self.acked += batch.settle(receipt)
         self.leave(batch)
 
     def give_up(self, batch: OutgoingBatch, error: KeylaneError) -> None:
-        """The messages of a batch are given up."""
+        """Settle a batch whose messages are given up for `error`."""
         outcome = GivenUp(error, self._untold, doubtful=batch.doubtful)
         unknown = batch.unknown_count()
         count = batch.settle(outcome)
@@ -75,7 +75,7 @@ class SendBudget:
     def give_up_message(
         self, batch: OutgoingBatch, index: int, error: KeylaneError, *, doubtful: bool
     ) -> None:
-        """One message of a batch is given up; the batch stays where it is."""
+        """Give up message `index` of a batch; the batch stays queued or in flight."""
         outcome = GivenUp(error, self._untold, doubtful=doubtful)
         if not batch.settle_message(index, outcome):
             return
@@ -87,33 +87,33 @@ class SendBudget:
             self._empty.set()
 
     def untold(self) -> GivenUpError | None:
-        """What was given up since the last call and not told by a future; told from now on."""
+        """The error that tells of messages given up since the last call whose futures were not awaited; None without any."""
         summary, self._untold = self._untold, Untold()
         return summary.error()
 
     # ── over the limit ───────────────────────────────────────────────────────────────────────────────
     def may_exceed(self, task: object) -> bool:
-        """True if `task` may queue a message although the queue is full."""
+        """True if `task` may queue a message over the limit."""
         return task not in self._unawaited and len(self._unawaited) < UNAWAITED_MAX
 
     def exceeded(self, task: object) -> None:
-        """A message of `task`, over the limit, is not awaited."""
+        """Note that `task` does not await its last message over the limit."""
         if self.bytes >= self._bytes_max:
             self._unawaited.add(task)
 
     def awaited(self, task: object) -> None:
-        """The last message of `task` over the limit is awaited now."""
+        """Note that `task` awaits its last message over the limit."""
         self._unawaited.discard(task)
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────
     async def wait_for_room(self) -> None:
-        """Wait while full, until half is free."""
+        """If the limit is reached, wait until half of it is free."""
         while self.bytes >= self._bytes_max:
             self._room.clear()
             await self._room.wait()
 
     async def wait_until_empty(self) -> None:
-        """Wait until nothing is queued."""
+        """Wait until no message is queued or in flight."""
         while self.messages:
             self._empty.clear()
             await self._empty.wait()

@@ -16,7 +16,7 @@ from .send_budget import SendBudget
 
 class SendFuture(msgspec.Struct, frozen=True, gc=False):
     """
-    The outcome of one `send`, to come: `await future` returns its Receipt, or raises why there is none.
+    The future outcome of a `send`: `await future` returns the Receipt, or raises the error of the message.
 
     Each await raises a new error object, with the `fate` of this message: whether it may be stored.  A wait that is
     cancelled does not withdraw the message.
@@ -32,7 +32,7 @@ class SendFuture(msgspec.Struct, frozen=True, gc=False):
                 error = OtherLoopError("the message was sent in another event loop")
                 error.fate = Fate.UNKNOWN  # it is on its way there
                 raise error
-            # Shielded: one waiter that is cancelled must not cancel the whole batch.
+            # Shielded: a cancelled waiter must not cancel the whole batch.
             yield from asyncio.shield(batch.waited_for(index)).__await__()
         return batch.receipt(index)
 
@@ -71,7 +71,7 @@ class SendFuture(msgspec.Struct, frozen=True, gc=False):
 
 
 class OverLimitFuture(SendFuture, frozen=True, gc=True):
-    """Of a message that was queued although the queue was full, by `task`."""
+    """The future of a message that `task` queued over the limit of `budget`."""
 
     budget: SendBudget
     task: object
@@ -81,5 +81,5 @@ class OverLimitFuture(SendFuture, frozen=True, gc=True):
         try:
             return (yield from SendFuture.__await__(self))
         finally:
-            if not self.done():  # the wait was cancelled, and holds back no further send
+            if not self.done():  # the wait was cancelled
                 self.budget.exceeded(self.task)

@@ -1,12 +1,12 @@
-"""Messages of one subject on their way to executors: the route table, and what happens while there is none.
+"""Leads the messages of one subject to executors by its route, and holds messages that have no partition now.
+
+    send() ─▶ table[logical partition] ─▶ executor          held: batches of messages without a partition
 
 Invariants
-    The messages of one key reach one executor at a time, in the order they were sent; when their partition is
-    left, the older ones go first and newer ones wait in the hold: until the newer route is here, and until the
-    partition that is left has answered, or refused, all it was sent.
-    What is held has no executor in the table: whatever fills the table hands over the hold, oldest first.
-
-    send() ─▶ table[logical partition] ─▶ executor          hold: a batch of messages without a partition yet
+    The messages of a key are in one executor at a time, in the order in which they were sent.  When their partition is
+    left, older messages are sent first; newer ones are held until there is a newer route, and until the partition
+    that was left has answered or refused every message that was sent to it.
+    The table has None where messages are held; filling the table releases held messages, the oldest first.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TypeGuard
 
 from ..protocol.clock import Clock
 from ..protocol.errors import KeylaneError, NoPartitionError, Retry
@@ -46,14 +47,14 @@ CLIENT_TYPE = "producer"
 URGENT_WAIT_MS = 500
 EXPIRE_MS_MIN, EXPIRE_MS_MAX = 10, 1_000
 EXPIRE_SHARE = 10
-"""Messages are given up at most this part of their time-out late."""
+"""A message is given up late by at most its time-out divided by this."""
 NO_ROUTE = "the metaserver has not told the route yet"
 NO_PARTITION = "the route has no open partition that takes them"
 CLOSED = "the producer was closed before this message was acked"
 
 
 class SubjectSender:
-    """The executors of one subject and the tables that lead to them, None where messages are held."""
+    """The executors of one subject, and the tables that lead to them."""
 
     def __init__(
         self,
@@ -71,11 +72,11 @@ class SubjectSender:
     ) -> None:
         self.subject = subject
         self.table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
-        """Where keyed messages go, by logical partition."""
+        """The executor of messages with a key, by logical partition; None where they are held."""
         self.keyless = self.table
-        """Where messages without a key go, by a random number: past what does not answer."""
+        """As `table`, for messages without a key: partitions that do not answer are replaced by others."""
         self.careful = False
-        """True while some messages go elsewhere than home, or a key is halted: `check` each keyed message."""
+        """True while messages go to other partitions than their own, or a key is halted: `send` then calls `check`."""
         self._asked = strategy
         self._meta = meta
         self._broker_at = broker_at
@@ -88,37 +89,37 @@ class SubjectSender:
         self._loop = asyncio.get_running_loop()
         self._route: Route | None = None
         self._outdated: int | None = None
-        """The version of the route that was followed when the metaserver had only older ones; told once."""
+        """The version of the followed route for which a WARNING said that the metaserver has an older one."""
         self._executors: dict[int, Executor] = {}
         self._epochs = itertools.count()
-        self._hold: list[OutgoingBatch] = [OutgoingBatch(self._loop.create_future())]
+        self._held: list[OutgoingBatch] = [OutgoingBatch(self._loop.create_future())]
         self._held_report = WaitReport()
         self._held_for = NO_ROUTE
-        """Why messages are held, for people."""
+        """Why messages are held, for logs and stats."""
         self._halts = Halts(subject, clock, budget)
         self._open: set[int] = set()
-        self._places: list[int] = []
-        self._home: list[Executor | None] = [None] * LOGICAL_PARTITIONS
+        self._partition_ids: list[int] = []
+        self._home_table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
         self._away: dict[int, Executor] = {}
-        """Which executor stands in for a partition whose messages went elsewhere, until it answers again."""
+        """By partition id: the executor that takes its messages, which went elsewhere, until its broker answers."""
         self._refresh = asyncio.Event()
         self._closing = False
         self._expiring: asyncio.TimerHandle | None = None
         self._expire_ms = EXPIRE_MS_MAX
-        """How often it is looked for messages whose time is over."""
+        """The interval between two searches for overdue messages."""
         self._task = asyncio.create_task(self._follow_route(), name=f"route {subject}")
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
     def hold(
         self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int, timeout_ms: int
     ) -> SendFuture:
-        """Keep a message that has no executor now.  Raises KeyHaltedError."""
+        """Keep a message that has no partition now.  Raises KeyHaltedError."""
         if key:
             self._halts.check(key)
-        batch = self._hold[-1]
+        batch = self._held[-1]
         if self._full(batch, len(value)):
             batch = OutgoingBatch(self._loop.create_future())
-            self._hold.append(batch)
+            self._held.append(batch)
         size = batch.size
         index = batch.add(key, value, packed_properties, sent_at_ns)
         self._budget.enter(1, batch.size - size)
@@ -126,22 +127,22 @@ class SubjectSender:
             self.annotate(batch, index, reordered=False, timeout_ms=timeout_ms)
         return SendFuture(batch, index)
 
-    def check(self, executor: Executor, key: bytes, place: int) -> bool:
+    def check(self, executor: Executor, key: bytes, logical: int) -> bool:
         """
-        True if a message of logical partition `place` is reordered because it goes to `executor`.
+        True if a message of this logical partition is reordered because it goes to `executor`.
 
         Raises:
-            KeyHaltedError: its key is halted; nothing was queued.
+            KeyHaltedError: the key is halted; nothing was queued.
         """
         if not key:
             return False
         self._halts.check(key)
-        return executor is not self._home[place]
+        return executor is not self._home_table[logical]
 
     def annotate(
         self, batch: OutgoingBatch, index: int, *, reordered: bool, timeout_ms: int
     ) -> None:
-        """Mark a message that was just queued, or give it up after so long (0: never)."""
+        """Mark a message that was just queued as reordered, or set its time-out (0: none)."""
         if reordered:
             batch.mark(index, REORDERED)
         if timeout_ms:
@@ -149,7 +150,7 @@ class SubjectSender:
             self._expire_often(timeout_ms)
 
     def _expire_often(self, timeout_ms: int) -> None:
-        """See that messages with such a time-out are given up in time."""
+        """Search for overdue messages often enough for this time-out."""
         every_ms = min(EXPIRE_MS_MAX, max(EXPIRE_MS_MIN, timeout_ms // EXPIRE_SHARE))
         if self._expiring is None or every_ms < self._expire_ms:
             self._expire_ms = every_ms
@@ -158,17 +159,19 @@ class SubjectSender:
             self._expiring = self._loop.call_later(every_ms / 1000, self._expire)
 
     def _expire(self) -> None:
-        """Give up what is not acked in its time, and halt its keys."""
+        """Give up overdue messages, and halt their keys."""
         self._expiring = self._loop.call_later(self._expire_ms / 1000, self._expire)
         executors = self.executors
-        waiting = [(batch, one.waiting_for) for one in executors for batch in one.batches]
-        waiting += [(batch, self._held_for) for batch in self._hold]
+        waiting = [
+            (batch, executor.waiting_for) for executor in executors for batch in executor.batches
+        ]
+        waiting += [(batch, self._held_for) for batch in self._held]
         if not self._halts.expire(waiting):
             return
         withdraw = self._halts.withdraw
-        held = [withdraw(one, waits_for=self._held_for) for one in self._hold if len(one)]
-        self._hold = [one for one in held if one is not None]
-        self._hold.append(OutgoingBatch(self._loop.create_future()))
+        held = [withdraw(batch, waits_for=self._held_for) for batch in self._held if len(batch)]
+        self._held = [batch for batch in held if batch is not None]
+        self._held.append(OutgoingBatch(self._loop.create_future()))
         self.careful = True
         for executor in executors:
             executor.sift(partial(withdraw, waits_for=executor.waiting_for))
@@ -180,21 +183,23 @@ class SubjectSender:
 
     @property
     def executors(self) -> list[Executor]:
-        """One for each message group, by partition id."""
+        """The executors, sorted by partition id."""
         return [self._executors[key] for key in sorted(self._executors)]
 
     @property
     def waiting(self) -> dict[str, str]:
-        """Partitions whose messages wait, and for what; under the subject's name what has no partition now."""
-        found = {
-            one.group.partition_name: one.waiting_for for one in self.executors if one.waiting_for
+        """Why messages wait, by the name of their partition; why they are held, by the name of the subject."""
+        reasons = {
+            executor.group.partition_name: executor.waiting_for
+            for executor in self.executors
+            if executor.waiting_for
         }
-        if any(map(len, self._hold)):
-            found[self.subject] = self._held_for
-        return found
+        if any(map(len, self._held)):
+            reasons[self.subject] = self._held_for
+        return reasons
 
     def roll(self) -> None:
-        """Let everything gathered so far go."""
+        """Close the open batches, so that they are sent."""
         for executor in self._executors.values():
             executor.roll()
 
@@ -213,7 +218,10 @@ class SubjectSender:
             raise
 
     def _unsettled(self) -> int:
-        waiting = [*self._hold, *(one for executor in self.executors for one in executor.batches)]
+        waiting = [
+            *self._held,
+            *(batch for executor in self.executors for batch in executor.batches),
+        ]
         return sum(map(len, waiting))
 
     async def _follow_routes(self) -> None:
@@ -224,7 +232,7 @@ class SubjectSender:
                 if self._apply(await self._ask()):
                     await self._seek_brokers()
                     attempt = 0
-                    self._tell_of_hold(why)
+                    self._report_held(why)
                     continue
                 why = "the metaserver's route is older than the one followed"
             except KeylaneError as error:
@@ -233,21 +241,21 @@ class SubjectSender:
                     return
                 log.info("route of %s: %s", self.subject, error.message)
                 why = error.message
-            self._tell_of_hold(why)
+            self._report_held(why)
             attempt += 1
             await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
 
-    def _tell_of_hold(self, why: str) -> None:
-        """Tell people now and then what messages wait for that have no partition."""
+    def _report_held(self, why: str) -> None:
+        """Log at growing intervals why messages are held."""
         now_ms = self._clock.boot_ms()
-        held = sum(map(len, self._hold))
+        held = sum(map(len, self._held))
         self._held_for = why if held else NO_PARTITION
         if not held:
             took_ms = self._held_report.over(now_ms)
             if took_ms is not None:
                 log.warning("%s: messages are held no longer, after %.0f s", self.subject, took_ms / 1000)  # fmt: skip
         elif self._held_report.waits(now_ms):
-            oldest_ms = self._clock.wall_ms() - self._hold[0].times[0] // 1_000_000
+            oldest_ms = self._clock.wall_ms() - self._held[0].times[0] // 1_000_000
             log.warning(
                 "%s: %s held, the oldest for %.0f s: %s",
                 self.subject, counted(held, "message is", "messages are"), max(0, oldest_ms) / 1000, why,
@@ -282,33 +290,31 @@ class SubjectSender:
 
     def _lacks_a_broker(self) -> bool:
         """True while some range has no partition to go to, or the broker of a partition fails."""
-        return None in self._home or any(
-            not one.state.available for one in self._executors.values()
-        )
+        return None in self._home_table or not all(map(_answers, self._executors.values()))
 
     def _die(self, error: KeylaneError) -> None:
-        """The metaserver will never give a route: everything held is given up."""
+        """Give up all held messages: the metaserver refused a route for good."""
         self._on_dead(self)
         if self._expiring is not None:
             self._expiring.cancel()
-        for batch in self._hold:
+        for batch in self._held:
             if len(batch):
                 self._budget.give_up(batch, error)
-        self._hold = [OutgoingBatch(self._loop.create_future())]
+        self._held = [OutgoingBatch(self._loop.create_future())]
 
     def _apply(self, route: Route) -> bool:
-        """Follow a route; False if it is older than the one followed, which changes nothing."""
+        """Follow a route; False if it is older than the followed one, and ignored."""
         if self._route is not None and route.version < self._route.version:
             self._tell_of_older(route)
             return False
         self._route = route
-        self._open = {one.partition_id for one in route.open_partitions()}
-        self._places = [one.partition_id for one in route_table(route)]
+        self._open = {partition.partition_id for partition in route.open_partitions()}
+        self._partition_ids = [partition.partition_id for partition in route_table(route)]
         for partition in route.open_partitions():
             if partition.partition_id not in self._executors:
                 self._executors[partition.partition_id] = self._new_executor(partition, route)
         self._follow_brokers(route.partitions)
-        listed = {one.partition_id for one in route.partitions}
+        listed = {partition.partition_id for partition in route.partitions}
         for partition_id, executor in list(self._executors.items()):
             if partition_id in self._open:
                 executor.heard(ExecutorEvent.OPEN_IN_ROUTE)
@@ -334,48 +340,55 @@ class SubjectSender:
 
     async def _seek_brokers(self) -> None:
         """
-        Find the brokers that do not answer and have no partition in the route any more, wherever they are now.
+        Ask for the addresses of brokers that do not answer and whose partitions the route does not list any more.
 
-        Only they know whether a batch that was sent there is stored.
+        Only these brokers know whether a batch that was sent to them is stored.
         """
-        if any(one.state.gone and not one.state.available for one in self._executors.values()):
+        states = [executor.state for executor in self._executors.values()]
+        if any(state.gone and not state.available for state in states):
             await self.ask_history()
 
     async def ask_history(self) -> set[str]:
         """
-        Hear which partitions are lost, and where the brokers of all are now.
+        Ask the metaserver which partitions are lost and where their brokers are now, and tell the executors.
 
         Returns:
-            The broker groups that are silent: what they have is told when they are back.
+            The names of the broker groups that are silent.
 
         Raises:
-            KeylaneError
+            KeylaneError: as the call raised it.
         """
         history = await self._meta.history(self.subject)
-        for one in history.partitions:
-            executor = self._executors.get(one.partition.partition_id)
-            if executor is not None and one.lost:
+        for entry in history.partitions:
+            executor = self._executors.get(entry.partition.partition_id)
+            if executor is not None and entry.lost:
                 executor.heard(ExecutorEvent.LOSS_ACCEPTED)
-        self._follow_brokers(one.partition for one in history.partitions)
+        self._follow_brokers(entry.partition for entry in history.partitions)
         return {
-            one.partition.broker_group for one in history.partitions if not one.partition.address
+            entry.partition.broker_group
+            for entry in history.partitions
+            if not entry.partition.address
         }
 
     def _follow_brokers(self, partitions: Iterable[Partition]) -> None:
-        """Executors go where their broker groups are now; also those of partitions that are open no more."""
-        addresses = {one.broker_group: one.address for one in partitions if one.address}
+        """Give executors the present addresses of their broker groups, also those of partitions that are not open."""
+        addresses = {
+            partition.broker_group: partition.address
+            for partition in partitions
+            if partition.address
+        }
         for executor in self._executors.values():
             address = addresses.get(executor.partition.broker_group)
             if address is not None and address != executor.partition.address:
                 executor.moved(address, self._broker_at(address))
 
     def _retire(self, executor: Executor) -> None:
-        """Close the executor of a partition that is open no more; all it had is answered, or in the hold."""
+        """Close the executor of a partition that is not open any more; its messages are settled, or held."""
         if self._executors.pop(executor.partition.partition_id, None) is not None:
             self._loop.create_task(executor.close())
 
     def emptied(self, executor: Executor) -> None:
-        """A partition that is open no more has answered everything: newer messages of its range may go."""
+        """Close an executor whose partition was left and has no message any more; newer messages of its range are sent."""
         self._retire(executor)
         self._refill()
 
@@ -398,45 +411,51 @@ class SubjectSender:
 
     # ── leaving a partition ──────────────────────────────────────────────────────────────────────────
     def availability_changed(self) -> None:
-        """Ask for a newer route, and let messages without a key pass by what does not answer."""
+        """Ask for a newer route, and lead messages without a key past partitions that do not answer."""
         self._refresh.set()
         self._refill()
 
     def _refill(self) -> None:
         self._fill_table()
-        self._drain_hold()
+        self._release_held()
         self._pass_over()
 
     def _fill_table(self) -> None:
         """
-        Where each message goes now.  None, into the hold: its partition is sealed or has refused it, and the newer
-        route is not here, or the partition before it still has messages.  Ranges whose messages went elsewhere
-        (BEST_TRIED) follow them there, until their own partition answers again.
+        Find the executor of each logical partition.
+
+        Messages are held (None) while their partition is sealed or has refused them and there is no newer route, and
+        while an earlier partition of the range still has messages.  A range whose messages went elsewhere (BEST_TRIED)
+        goes there until its own partition answers again.
         """
         route = self._route
         if route is None:
             self.careful = bool(self._halts.keys)
             return
-        usable = {key: one for key, one in self._executors.items() if one.state.in_use}
-        self._home = [usable.get(partition_id) for partition_id in self._places]
+        usable = {
+            partition_id: executor
+            for partition_id, executor in self._executors.items()
+            if executor.state.in_use
+        }
+        self._home_table = [usable.get(partition_id) for partition_id in self._partition_ids]
         spare = self._spare()
         self._renew_stand_ins(usable, spare)
         self.careful = bool(self._away or self._halts.keys)
         taker: dict[int, Executor | None] = {}
-        for partition_id, one in usable.items():
-            there = self._away.get(partition_id, one)
-            taker[partition_id] = None if one.state.refuses or there.state.refuses else there
-        table = [taker.get(partition_id) for partition_id in self._places]
+        for partition_id, home in usable.items():
+            there = self._away.get(partition_id, home)
+            taker[partition_id] = None if home.state.refuses or there.state.refuses else there
+        table = [taker.get(partition_id) for partition_id in self._partition_ids]
         for executor in self._executors.values():
             if executor.state.left:
                 left = executor.partition
                 width = left.range_end - left.range_start
                 table[left.range_start : left.range_end] = [None] * width
         self.table = self.keyless = table
-        if spare and any(one is None or not one.state.available for one in taker.values()):
+        if spare and not all(map(_answers, taker.values())):
             self.keyless = [
-                one if one is not None and one.state.available else spare[place % len(spare)]
-                for place, one in enumerate(table)
+                executor if _answers(executor) else spare[logical % len(spare)]
+                for logical, executor in enumerate(table)
             ]
 
     def _renew_stand_ins(self, usable: dict[int, Executor], spare: list[Executor]) -> None:
@@ -449,13 +468,13 @@ class SubjectSender:
                 or there.state.left
                 or (there.idle and not there.state.available)
             ):
-                # Nothing older of this range waits there.
+                # No older message of this range waits there.
                 del self._away[partition_id]
                 if spare:
                     self._away[partition_id] = self._rng.choice(spare)
 
     def _pass_over(self) -> None:
-        """Messages without a key do not wait for a partition that does not answer, unless they were sent there."""
+        """Take messages without a key from partitions that do not answer, unless they were sent there already."""
         spare = self._spare()
         if not spare:
             return
@@ -474,16 +493,16 @@ class SubjectSender:
                 executor.sift(sieve)
 
     def _spare(self) -> list[Executor]:
-        """The executors that may take messages of others, by partition id."""
-        return [one for one in self.executors if one.state.spare]
+        """The executors that may take messages of other partitions, sorted by partition id."""
+        return [executor for executor in self.executors if executor.state.spare]
 
     def has_spare(self, executor: Executor) -> bool:
         """True if batches of `executor` may go elsewhere under BEST_TRIED."""
         return bool(self._others(executor))
 
     def _others(self, executor: Executor) -> list[Executor]:
-        """Where batches of `executor` may go under BEST_TRIED."""
-        return [one for one in self._spare() if one is not executor]
+        """The executors to which batches of `executor` may go under BEST_TRIED."""
+        return [spare for spare in self._spare() if spare is not executor]
 
     def take_back(self, executor: Executor, batches: list[OutgoingBatch], step: Step) -> None:
         """Hand batches that left their partition to another executor, or hold them until there is a newer route."""
@@ -499,13 +518,13 @@ class SubjectSender:
             self._refill()
             return
         # Newer messages of its range wait behind these until a newer route is here.
-        self._hold = [*batches, *self._hold]
+        self._held = [*batches, *self._held]
         self._refill()
         self._refresh.set()
 
-    def _drain_hold(self) -> None:
-        """Hand the held messages to their executors, oldest first."""
-        held, self._hold = self._hold, [OutgoingBatch(self._loop.create_future())]
+    def _release_held(self) -> None:
+        """Hand held messages to their executors, the oldest first; those without one stay held."""
+        held, self._held = self._held, [OutgoingBatch(self._loop.create_future())]
         adopting: dict[int, Executor] = {}
         still_held: OutgoingBatch | None = None
         for batch in held:
@@ -514,8 +533,8 @@ class SubjectSender:
                 if batch.expired and batch.settled(index):
                     continue
                 size = len(batch.values[index])
-                place = logical_partition(key) if key else self._rng.getrandbits(10)
-                executor = (self.table if key else self.keyless)[place]
+                logical = logical_partition(key) if key else self._rng.getrandbits(10)
+                executor = (self.table if key else self.keyless)[logical]
                 if executor is None:
                     still_held = self._hold_again(still_held, batch, index)
                     continue
@@ -523,7 +542,7 @@ class SubjectSender:
                     adopting[id(executor)] = executor
                     executor.roll()
                 executor.open.adopt(batch, index)
-                if key and executor is not self._home[place]:
+                if key and executor is not self._home_table[logical]:
                     executor.open.mark(len(executor.open) - 1, REORDERED)
         for executor in adopting.values():
             executor.roll()
@@ -531,17 +550,17 @@ class SubjectSender:
     def _hold_again(
         self, last: OutgoingBatch | None, batch: OutgoingBatch, index: int
     ) -> OutgoingBatch:
-        """Keep a message held, in a batch of its own kind; returns that batch."""
+        """Keep a message held, in a batch of messages that stay held; returns that batch."""
         if last is None or self._full(last, len(batch.values[index])):
             last = OutgoingBatch(self._loop.create_future())
-            self._hold.insert(len(self._hold) - 1, last)
+            self._held.insert(len(self._held) - 1, last)
         size = last.size
         last.adopt(batch, index)
         self._budget.enter(1, last.size - size)
         return last
 
     def _full(self, batch: OutgoingBatch, value_bytes: int) -> bool:
-        """True if a message with such a value does not belong into `batch` any more."""
+        """True if a message with a value of this size needs a new batch."""
         settings = self._settings
         return (
             batch.size >= settings.batch_bytes
@@ -550,7 +569,7 @@ class SubjectSender:
         )
 
     async def close(self) -> None:
-        """Stop everything; what is not settled is given up."""
+        """Stop all executors, and give up the messages that are not settled."""
         self._closing = True
         if self._expiring is not None:
             self._expiring.cancel()
@@ -559,6 +578,10 @@ class SubjectSender:
         for executor in self.executors:
             for batch in await executor.close():
                 self._budget.give_up(batch, NoPartitionError(CLOSED))
-        for batch in self._hold:
+        for batch in self._held:
             if len(batch):
                 self._budget.give_up(batch, NoPartitionError(CLOSED))
+
+
+def _answers(executor: Executor | None) -> TypeGuard[Executor]:
+    return executor is not None and executor.state.available

@@ -1,4 +1,4 @@
-"""What a producer can be told, with the reasons for the defaults.  Pure."""
+"""Settings of a producer, with the reasons for the defaults.  Pure."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ from ..protocol.limits import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSettings:
     """
+    Settings of a producer; sizes in bytes, times in milliseconds.
+
     Raises:
-        ConfigError: values that cannot work together, all of them at once.
+        ConfigError: values out of their ranges; the text names all of them.
     """
 
     batch_bytes: int = 128 * 1024
-    """A batch this large goes out at once. Frames of 64 to 256 KiB are the fast ones."""
+    """A batch of this size is sent at once. Frames of 64 to 256 KiB are the fastest."""
     batch_count: int = 4_096
     linger_ms: int = 0
-    """How long a batch that is not full may wait while nothing is in flight. While something is in flight a
-    batch fills by itself until the answer comes, so waiting longer costs latency and gains little."""
+    """How long a batch that is not full waits while nothing is in flight. While a batch is in flight, the next one fills
+    until the answer comes, so a longer wait costs latency and gains little."""
     in_flight_max: int = 5
-    """Batches under way per partition; their order is kept by the sequence. At most as many as a broker knows again."""
+    """Batches in flight per partition; the sequence keeps their order. A broker recognizes repeats of no more than these."""
     queue_bytes: int = 64 * 1024 * 1024
     """Bytes queued and in flight from which on the queue is full: `await send(…)` waits, and `send` without an `await`
     raises QueueFullError."""
     call_timeout_ms: int = 5_000
     leave_after_ms: int = 5_000
-    """Messages of a BEST_TRIED subject stay with a partition that fails for so long, from the first failure on; so a
-    broker that is restarted within that time reorders nothing.  Then all that wait there go elsewhere, in order."""
+    """How long messages of a BEST_TRIED subject stay with a partition that fails, from its first failure on. A broker
+    that is restarted within this time reorders nothing. Then all messages that wait there go elsewhere, in order."""
     give_up_after_ms: int = 60_000
-    """BEST_TRIED gives a batch up so long after its first failure, if it failed `tries_min` times as well."""
+    """BEST_TRIED gives a batch up this long after its first failure, if it failed at least `tries_min` times."""
     tries_min: int = 10
-    """QMQ's number, as the least."""
+    """The number of tries after which QMQ gives up."""
     delivery_timeout_ms: int = 0
-    """A message that is not acked within this time is given up, unless `send` names another `timeout`; 0: never."""
+    """A message that is not acked within this time is given up, unless `send` was passed a `timeout`; 0: never."""
     close_timeout_ms: int = 30_000
     backoff: Backoff = field(default_factory=Backoff)
 
@@ -68,5 +70,5 @@ class ProducerSettings:
 
     @property
     def large_bytes(self) -> int:
-        """A message above this begins a batch of its own, so that no batch outgrows what a frame may carry."""
+        """A larger message begins a new batch, so that no batch exceeds the limit of a frame."""
         return self.batch_bytes // 2

@@ -1,4 +1,4 @@
-"""When people are told that messages wait: after five seconds, rarely again, and once when it is over.  Pure."""
+"""Decides when a log line says that messages wait: after five seconds, then ever more rarely, and at the end.  Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ AGAIN_MS_MAX = 3_600_000
 
 
 class WaitReport:
-    """One wait after another of the same messages' place, as a partition; all times are boot milliseconds."""
+    """The waits of one partition, one after another; all times are boot milliseconds."""
 
     def __init__(self) -> None:
         self._since_ms: int | None = None
@@ -17,11 +17,11 @@ class WaitReport:
 
     @property
     def since_ms(self) -> int | None:
-        """When the wait began; None if there is none."""
+        """The start of the present wait; None if nothing waits."""
         return self._since_ms
 
     def waits(self, now_ms: int) -> bool:
-        """Messages wait now; True if that is to be told, after 5 s, 1 min, 2 min, 4 min … up to once an hour."""
+        """Note that messages wait; True if a report is due: after 5 s, 1 min, 2 min, 4 min … at most an hour apart."""
         if self._since_ms is None:
             self._since_ms = now_ms
             self._next_ms = FIRST_MS
@@ -35,7 +35,7 @@ class WaitReport:
         return True
 
     def over(self, now_ms: int) -> int | None:
-        """Nothing waits now; milliseconds it took if a wait was told that ends here, else None."""
+        """Note that nothing waits; returns the milliseconds of a wait that was reported and ends here, else None."""
         since_ms, told = self._since_ms, self._told
         self._since_ms = None
         self._told = False

@@ -349,7 +349,7 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     holder: str | None = None
     """Session that has the pull lock."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """As which the token was brought."""
+    """The consume strategy under which this token was acquired."""
     by_operator: bool = False
     """The token was brought to set the cursor, by no consumer."""
     ttl_ms: int = 0

@@ -92,7 +92,7 @@ class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
     """
     As Acquire, for a group whose partitions every session shares: any session may bring the token.  Answer: Acquired.
 
-    What a session has in flight is free once the broker has had no frame of it for `ttl_ms`.
+    A session's in-flight messages are released once the broker has had no frame of it for `ttl_ms`.
     """
 
     partition_id: int
@@ -104,7 +104,7 @@ class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
 
 class PullShared(Frame, frozen=True, array_like=True, tag=8):
     """
-    Messages that nobody has in flight, to be acked within `hold_ms`; else somebody gets them again.  Answer: Handed.
+    Messages not in flight, to be acked within `hold_ms`; after that they are redelivered.  Answer: Handed.
 
     Ack and Release are those of an exclusive group; each pull and each ack renews the session; Release gives back all that the session has in flight.
     """
@@ -129,7 +129,7 @@ class Appended(Frame, frozen=True, array_like=True, tag=65):
 
 
 class Acquired(Frame, frozen=True, array_like=True, tag=66):
-    """The caller owns the partition for its group; go on at `cursor`, leaving out `ranges` (acked above it)."""
+    """The caller owns the partition for its group: continue at `cursor`, skipping `ranges` (acked above it)."""
 
     cursor: int
     ranges: tuple[tuple[int, int], ...]
@@ -160,7 +160,7 @@ class Released(Frame, frozen=True, array_like=True, tag=69):
 
 
 class Handed(Frame, frozen=True, array_like=True, tag=70):
-    """What the session is to handle: `ranges` of the batches in the payload, and nothing else of them."""
+    """The messages the session is to handle: `ranges` of the batches in the payload; other messages in them are not its."""
 
     ranges: tuple[tuple[int, int], ...]
     cursor: int

@@ -37,6 +37,7 @@ NAME_CHARS_MAX = 200
 PARTITION_NAME_CHARS_MAX = 240
 """A subject's name, and what its partitions add to it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_NUMBERED = re.compile(r"\.p([0-9]{1,9})$")
 _PARTITION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,239}")
 
 
@@ -61,6 +62,17 @@ def check_partition_name(text: str) -> str:
     if _PARTITION_NAME.fullmatch(text) is None:
         raise InvalidNameError(kind="partition name", name=repr(text)[:80])
     return text
+
+
+def partition_name(subject: str, number: int) -> PartitionName:
+    """The name of a subject's partition, `subject.p8`.  The number rises within a subject: children have higher ones."""
+    return PartitionName(f"{subject}.p{number}")
+
+
+def partition_number(name: str) -> int | None:
+    """The number in a partition's name; None in a name that `partition_name` did not make."""
+    match = _NUMBERED.search(name)
+    return None if match is None else int(match[1])
 
 
 def check_offset(value: object) -> Offset:

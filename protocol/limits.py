@@ -29,7 +29,7 @@ TTL_MS_MAX = 600_000
 PARTITIONS_MAX = LOGICAL_PARTITIONS
 
 PARTITION_MESSAGES_MAX = 1 << 42
-"""Messages that a partition ever takes: a logic queue goes on behind a lost partition as if that had been full."""
+"""Messages that a partition takes in its life.  A logic queue continues behind a lost partition as if that were full."""
 
 CONTROL_BYTES_MAX = 1 << 20
 """Body of one JSON control call; aiohttp sends larger ones badly."""
@@ -37,26 +37,26 @@ CONTROL_BYTES_MAX = 1 << 20
 IN_FLIGHT_PER_CONNECTION_MAX = 1_024
 """Calls of one connection that are no pulls; further ones are read when there is room."""
 PULLS_PER_CONNECTION_MAX = 4_096
-"""Pulls of one connection, most of which wait for messages; further ones are refused, so that no ack waits behind them."""
+"""Pulls of one connection, most of them waiting for messages; more are refused, so that no ack waits behind them."""
 PULLS_AT_ONCE_MAX = 2_048
-"""Of one client at one broker; further ones take turns.  Twice the partitions of a subject."""
+"""Pulls of one client at one broker; more take turns.  Twice the partitions of a subject."""
 CONNECTIONS_MAX = 10_000
 HTTP_CONNECTIONS_MAX = 1_000
 """Plain HTTP connections of a broker; a metaserver has one for each consumer, and so more."""
 PRODUCERS_PER_PARTITION_MAX = 10_000
 BATCHES_IN_FLIGHT_MAX = 8
-"""Batches that a producer may have sent to a partition without an answer; the broker knows so many of them again."""
+"""Unanswered batches of a producer at a partition; the broker recognises a repeat among as many."""
 GROUPS_PER_SUBJECT_MAX = 1_000
 """Consumer groups of one subject; every broker of the subject keeps each of them for each partition."""
 UNTOLD_MAX = 256
 """Partitions that one report of a broker names because it was never told their consumer groups."""
 ACK_RANGES_MAX = 10_000
-"""Ranges of acked messages above one cursor; while it keeps so many, the consumer pulls no more."""
+"""Ranges of acked messages above one cursor; at this limit the consumer stops pulling."""
 
 TOKEN_STEP_MAX = 1 << 32
 """A fencing token this far above the last one is no grant's: tokens count grants."""
 HOLD_MS_MAX = 3_600_000
-"""How long a message of a shared group may be in flight before somebody else gets it."""
+"""How long a message of a shared group may be in flight before it is redelivered."""
 IN_FLIGHT_RANGES_MAX = 10_000
 """Ranges of one partition that a shared group has in flight; nothing more is handed out above it."""
 IN_FLIGHT_PER_SESSION_MAX = 100_000

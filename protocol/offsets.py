@@ -1,13 +1,15 @@
-"""Half-open ranges of offsets, and a cursor with the ranges acked above it.  Pure.
+"""Sets of offsets as half-open ranges, and a cursor with the ranges acked above it.  Pure.
 
 Invariants
-    `cursor` is the first offset not yet acked; the ranges above it are sorted, apart from each other and
-    from the cursor (a gap of at least one), so the cursor rises as soon as its gap is filled.
+    The ranges of a set are sorted and apart from each other: between two of them lies at least one offset.
+    `cursor` is the first offset not yet acked.  The ranges above it are apart from it too, so the cursor rises as
+    soon as its gap is filled.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 
 from .errors import InvalidRequestError
 from .ids import MAX_I64
@@ -15,16 +17,76 @@ from .ids import MAX_I64
 Range = tuple[int, int]
 
 
+class IntervalSet:
+    """A set of offsets as half-open ranges `(start, end)`, `start < end`; ranges that touch or overlap are joined."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, ranges: Iterable[Range] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in ranges:
+            self.add(start, end)
+
+    def add(self, start: int, end: int) -> bool:
+        """Add `[start, end)`; True if any of it is new."""
+        starts, ends = self._starts, self._ends
+        first = bisect_left(ends, start)
+        last = bisect_right(starts, end, first)
+        if first < last:
+            if starts[first] <= start and end <= ends[first]:
+                return False
+            start, end = min(start, starts[first]), max(end, ends[last - 1])
+        starts[first:last] = [start]
+        ends[first:last] = [end]
+        return True
+
+    def remove_below(self, offset: int) -> None:
+        """Remove every offset below `offset`."""
+        count = bisect_right(self._ends, offset)
+        del self._starts[:count], self._ends[:count]
+        if self._starts:
+            self._starts[0] = max(self._starts[0], offset)
+
+    def __len__(self) -> int:
+        """The number of ranges."""
+        return len(self._starts)
+
+    def __iter__(self) -> Iterator[Range]:
+        """The ranges in order."""
+        return zip(self._starts, self._ends, strict=True)
+
+    def __contains__(self, offset: int) -> bool:
+        return self.next_in(offset) == offset
+
+    def next_in(self, offset: int) -> int:
+        """The first offset of the set at or above `offset`; 2**63 - 1 if there is none."""
+        index = bisect_right(self._ends, offset)
+        return max(offset, self._starts[index]) if index < len(self._starts) else MAX_I64
+
+    def next_out(self, offset: int) -> int:
+        """The first offset at or above `offset` that is not in the set."""
+        index = bisect_right(self._starts, offset)
+        return max(offset, self._ends[index - 1]) if index else offset
+
+
+def outside(start: int, end: int, cut_start: int, cut_end: int) -> Iterator[Range]:
+    """The parts of `[start, end)`, none to two, that lie outside of `[cut_start, cut_end)`."""
+    if start < cut_start:
+        yield start, min(end, cut_start)
+    if cut_end < end:
+        yield max(start, cut_end), end
+
+
 class AckedOffsets:
     """What one consumer group has acked of one partition: everything below `cursor`, and ranges above."""
 
-    __slots__ = ("cursor", "_ends", "_starts")
+    __slots__ = ("_above", "cursor")
 
-    def __init__(self, cursor: int = 0, ranges: list[Range] | None = None) -> None:
+    def __init__(self, cursor: int = 0, ranges: Iterable[Range] | None = None) -> None:
         self.cursor = cursor
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        for start, end in ranges or []:
+        self._above = IntervalSet()
+        for start, end in ranges or ():
             self.add(start, end)
 
     def add(self, start: int, end: int) -> bool:
@@ -39,43 +101,23 @@ class AckedOffsets:
         """
         if not 0 <= start < end <= MAX_I64:
             raise InvalidRequestError(f"not a range of offsets: [{start}, {end})")
-        if start <= self.cursor:
-            if end <= self.cursor:
-                return False
-            self.cursor = end
-            self._absorb()
-            return True
-        starts, ends = self._starts, self._ends
-        index = bisect_right(starts, start)
-        if index and ends[index - 1] >= start:
-            index -= 1
-            if ends[index] >= end:
-                return False
-            start = starts[index]
-        last = index
-        while last < len(starts) and starts[last] <= end:
-            end = max(end, ends[last])
-            last += 1
-        starts[index:last] = [start]
-        ends[index:last] = [end]
+        if start > self.cursor:
+            return self._above.add(start, end)
+        if end <= self.cursor:
+            return False
+        self.cursor = self._above.next_out(end)
+        self._above.remove_below(self.cursor)
         return True
-
-    def _absorb(self) -> None:
-        starts, ends = self._starts, self._ends
-        count = bisect_right(starts, self.cursor)
-        if count:
-            self.cursor = max(self.cursor, ends[count - 1])
-            del starts[:count], ends[:count]
 
     @property
     def ranges(self) -> list[Range]:
         """The acked ranges above the cursor, sorted."""
-        return list(zip(self._starts, self._ends, strict=True))
+        return list(self._above)
 
     @property
     def range_count(self) -> int:
         """How many ranges there are above the cursor."""
-        return len(self._starts)
+        return len(self._above)
 
     def unacked(self, start: int, end: int) -> int:
         """How many offsets of `[start, end)` are not acked."""
@@ -87,21 +129,12 @@ class AckedOffsets:
         return count
 
     def __contains__(self, offset: int) -> bool:
-        if offset < self.cursor:
-            return True
-        index = bisect_right(self._starts, offset)
-        return index > 0 and offset < self._ends[index - 1]
+        return offset < self.cursor or offset in self._above
 
     def next_acked(self, offset: int) -> int:
         """The first offset at or above `offset`, and above the cursor, that is acked; 2**63 - 1 if there is none."""
-        index = bisect_right(self._starts, offset)
-        if index and offset < self._ends[index - 1]:
-            return offset
-        return self._starts[index] if index < len(self._starts) else MAX_I64
+        return self._above.next_in(offset)
 
     def next_unacked(self, offset: int) -> int:
         """The first offset at or above `offset` that is not acked."""
-        if offset < self.cursor:
-            return self.cursor
-        index = bisect_right(self._starts, offset)
-        return self._ends[index - 1] if index and offset < self._ends[index - 1] else offset
+        return self._above.next_out(max(offset, self.cursor))

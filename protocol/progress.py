@@ -1,7 +1,7 @@
-"""A consumer group's progress set by an operator: back to messages handled before, or on past others.  Pure.
+"""Setting a consumer group's progress: back to handled messages, or forward past others.  Pure.
 
-The metaserver takes a fresh fencing token for each partition, so that whoever held it before is refused; the broker
-raises the fence to it and sets the cursor, in that order, durably.
+The metaserver draws a new fencing token for each partition, so that an earlier owner is refused.  The broker first
+raises the fence to this token and then sets the cursor, both durably.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
     """
     Set the progress of a consumer group that has no live consumers.
 
-    Without `queue` and `partition_id` everywhere; OFFSET needs one of them, because it means another message in each.
-    `partition_id` sets that one and looks at nothing before or behind it.
+    Applies to all partitions unless `queue` or `partition_id` is given.  OFFSET needs one of them: an offset names
+    another message in each partition.  `partition_id` sets that partition alone, not those it continues or its children.
     """
 
     to: ResetTo
@@ -57,7 +57,7 @@ class CursorView(Struct, frozen=True, kw_only=True):
     logic_cursor: int
     """The same as a logic offset."""
     token: int
-    """Whoever comes with a lower one is refused."""
+    """The broker refuses lower tokens from now on."""
 
 
 class GroupReset(Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class GroupReset(Struct, frozen=True, kw_only=True):
     group: str
     cursors: list[CursorView]
     left_out: tuple[int, ...] = ()
-    """Partitions that stay as they were: their brokers are silent and were left behind."""
+    """Partitions not set: their brokers are silent, and were given up by an evacuation."""
 
 
 class SetCursor(Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class SetCursor(Struct, frozen=True, kw_only=True):
 
 
 class KnowGroups(Struct, frozen=True, kw_only=True):
-    """Keep these groups' messages from now on; they have yet to come to the partition."""
+    """Keep messages for these groups, which have not read the partition yet."""
 
     groups: Annotated[tuple[str, ...], Meta(max_length=GROUPS_AT_ONCE_MAX)]
     complete: bool = False

@@ -21,7 +21,6 @@ Invariants
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,11 +28,10 @@ from msgspec import Struct
 
 from .control import PartitionStatus, TimeBound
 from .errors import InvalidRequestError, OffsetOutOfRangeError
-from .ids import MAX_I64
+from .ids import MAX_I64, partition_number
 from .limits import PARTITION_MESSAGES_MAX
 from .routing import Partition
 
-_NUMBER = re.compile(r"\.p([0-9]{1,9})$")
 _NUMBER_MAX = MAX_I64 // PARTITION_MESSAGES_MAX - 1
 
 
@@ -82,12 +80,6 @@ class Segment:
         return self.logic_start + self.next_offset
 
 
-def name_number(name: str) -> int | None:
-    """The number in a partition's name, `subject.p8`: it rises within a subject, so that children have higher ones."""
-    match = _NUMBER.search(name)
-    return None if match is None else int(match[1])
-
-
 def start_behind_loss(name: str) -> int:
     """
     The logic offset at which a partition begins that continues a lost one of which nobody knows the end.
@@ -98,7 +90,7 @@ def start_behind_loss(name: str) -> int:
     Raises:
         InvalidRequestError: the subject has had so many partitions that offsets end there.
     """
-    number = name_number(name)
+    number = partition_number(name)
     if number is None or number > _NUMBER_MAX:
         raise InvalidRequestError(
             f"logic offsets cannot go on in partition {name!r} behind a loss: they end at number {_NUMBER_MAX}"
@@ -108,7 +100,7 @@ def start_behind_loss(name: str) -> int:
 
 def is_behind_loss(one: Partition) -> bool:
     """True if messages before this partition in its queue are lost, and nobody knows how many."""
-    number = name_number(one.name)
+    number = partition_number(one.name)
     return (
         one.logic_start > 0
         and number is not None

@@ -99,8 +99,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     def open_partitions(self) -> tuple[Partition, ...]:
         """The OPEN partitions, by range."""
-        found = [one for one in self.partitions if one.state is PartitionState.OPEN]
-        return tuple(sorted(found, key=lambda one: one.range_start))
+        still_open = [each for each in self.partitions if each.state is PartitionState.OPEN]
+        return tuple(sorted(still_open, key=lambda partition: partition.range_start))
 
 
 def logical_partition(order_key: bytes) -> LogicalPartition:

@@ -2,12 +2,12 @@
 
     handler ── take_room(bytes) ──▶ reads ──▶ settle(what it came to) ──▶ written, taken by the socket ──▶ free
 
-Who has no room waits, and holds up nobody else: a connection's answers wait behind its own, and where the server's
-room is short, connections take turns.
+An answer without room waits behind answers of its own connection only.  Where the server's room is short, connections
+take turns.
 
 Invariants
-    A connection has at most `reads_max` answers in the making, and one that would go beyond its bytes waits; only a
-    single answer may be larger than foreseen, when one batch is.
+    A connection reads at most `reads_max` answers at once.  An answer that would exceed the connection's bytes waits; a
+    single answer may be larger, because a batch is never cut.
     Answers that were not announced (acks, offsets: small) never wait.
 """
 
@@ -20,7 +20,7 @@ from contextvars import ContextVar
 CONNECTION_BYTES_MAX = 8 << 20
 SERVER_BYTES_MAX = 256 << 20
 READS_AT_ONCE = 4
-"""Of one connection: more than that would only queue before the others' reads."""
+"""Reads of one connection at once; more would queue before the reads of other connections."""
 
 
 class AnswerRoom:
@@ -43,7 +43,7 @@ class AnswerRoom:
 
     @property
     def short(self) -> bool:
-        """Does a connection that keeps to its own room wait, because others fill the server's?"""
+        """True if a connection within its own limit waits because others fill the server's room."""
         return bool(self._turns)
 
     def share(self) -> Share:
@@ -51,11 +51,11 @@ class AnswerRoom:
         return Share(self)
 
     def fits(self, wanted: int) -> bool:
-        """Is there room for so many bytes, or nothing at all that they could wait for?"""
+        """True if `wanted` bytes fit, or if nothing is reserved: one oversized answer may always go."""
         return self.held + wanted <= self.bytes_max or not self.held
 
     def serve(self, asker: Share | None = None) -> None:
-        """Let answers be made where there is room, one for each connection in turn."""
+        """Start waiting answers while there is room, one of each connection in turn."""
         if asker is not None:
             self._turns.setdefault(asker)
         while self._turns:
@@ -114,7 +114,7 @@ class Share:
         return wanted is not None and not self._room.fits(wanted)
 
     def go_on(self) -> bool:
-        """Let the next answer be made, if the connection's own room lets it; True if there may be one more."""
+        """Start the connection's next answer if its own room allows; True if another may follow."""
         wanted = self._next()
         if wanted is None:
             return False
@@ -181,7 +181,7 @@ async def take_room(bytes_max: int) -> None:
     """
     Wait until the answer under way may have up to `bytes_max` bytes; once for an answer.
 
-    Where nobody keeps rooms (inside a simulation, say) there is always some.
+    Outside of a data plane (inside a simulation, say) there is always room.
     """
     answering = _under_way.get()
     if answering is not None:

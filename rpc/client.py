@@ -1,4 +1,4 @@
-"""What programs call: the metaserver, by name of the call, and a broker, with one channel that comes back by itself."""
+"""Clients of a metaserver and of a broker: one method for each endpoint, and a data channel that reopens by itself."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from ..protocol.control import (
 )
 from ..protocol.endpoints import Endpoint
 from ..protocol.errors import (
+    ForeignServerError,
     InvalidRequestError,
     NotSentError,
     OutcomeUnknownError,
@@ -55,16 +56,16 @@ from .network import Channel, Network
 T = TypeVar("T")
 CALL_TIMEOUT_MS = 5_000
 PULL_TURN_MS = 500
-"""How long a pull waits at a broker while others of this client have no room there."""
+"""How long a pull waits at a broker while other pulls of this client wait for their turn."""
 
 
 class MetaClient:
     """
-    Calls to a metaserver, the one that answered last before the others.
+    Calls to one of several metaservers, beginning with the one that answered last.
 
-    One that cannot be reached, does not answer or has no database is asked last from then on.  The call itself goes on
-    to the next address unless it may have been done and may not be done twice: that is raised.  Heartbeats ask one
-    address each.
+    A metaserver that cannot be reached, does not answer, has no database or is another program is asked last from then
+    on.  A failed call is made at the next address, unless it may have been done and is not idempotent: then it raises.
+    A heartbeat asks one address.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class MetaClient:
         one_address: bool = False,
         **names: object,
     ) -> T:
-        # A copy: calls at the same time each try every address, whoever moves the list on.
+        # A copy: concurrent calls each try every address, while any of them reorders the list.
         addresses = self._addresses[:1] if one_address else list(self._addresses)
         for address in addresses:
             try:
@@ -104,7 +105,7 @@ class MetaClient:
                     query=query,
                     timeout_ms=(timeout_ms or self._timeout_ms) + wait_ms,
                 )
-            except (NotSentError, OutcomeUnknownError, StorageError) as error:
+            except (NotSentError, OutcomeUnknownError, ForeignServerError, StorageError) as error:
                 if self._addresses[0] == address:
                     self._addresses.append(self._addresses.pop(0))
                 again = endpoint.repeatable or isinstance(error, NotSentError)
@@ -119,7 +120,7 @@ class MetaClient:
         Report a broker.
 
         Args:
-            within_ms: so long every metaserver may take, one after the other, if all hang.
+            within_ms: time for all metaservers together, one after the other, if all hang.
         """
         timeout_ms = self._timeout_ms
         if within_ms is not None:
@@ -143,7 +144,7 @@ class MetaClient:
         return await self._call(endpoints.QUEUES, subject=subject)
 
     async def reshape(self, body: Reshape) -> OperationList:
-        """Begin to change partitions, or plan it; the operations go on by themselves."""
+        """Begin to change partitions, or plan it.  The operations then run by themselves."""
         return await self._call(endpoints.RESHAPE, body)
 
     async def cancel_operation(self, operation_id: int) -> OperationView:
@@ -155,7 +156,7 @@ class MetaClient:
         return await self._call(endpoints.CORDON, body, group=broker_group)
 
     async def accept_folder(self, broker_group: str, body: AcceptFolder) -> RefusedBroker:
-        """Go on with a copy of a data folder that is refused because it is behind."""
+        """Accept a copy of a data folder that is refused because it is behind."""
         return await self._call(endpoints.ACCEPT_FOLDER, body, group=broker_group)
 
     async def operations(self, subject: str) -> OperationList:
@@ -178,7 +179,7 @@ class MetaClient:
         wait_ms: int = 0,
         order_strategy: OrderStrategy | None = None,
     ) -> Route:
-        """The route; waits up to `wait_ms` for one newer than `known_version`.  A strategy given is checked."""
+        """The route; waits up to `wait_ms` for a version above `known_version`.  `order_strategy` is checked if given."""
         query = {"known_version": str(known_version), "wait_ms": str(wait_ms)}
         if order_strategy is not None:
             query["order_strategy"] = order_strategy.value
@@ -192,7 +193,7 @@ class MetaClient:
         """
         Renew a consumer session; returns at once when its grants changed.
 
-        Only one address is asked: the caller knows how much time there is for the next one, and what to ask it.
+        Only one address is asked: the caller knows how much time is left for the next, and what to ask it.
 
         Args:
             timeout_ms: beyond the `wait_ms` of the heartbeat.
@@ -210,7 +211,7 @@ class MetaClient:
         return await self._call(endpoints.RELEASE, body)
 
     async def suspend(self, body: Suspend) -> Done:
-        """Hand over what a session holds and grant it nothing new, or let it take part again."""
+        """Take back a session's partitions and grant it none, or let it take part again."""
         return await self._call(endpoints.SUSPEND, body)
 
     async def leave(self, body: Leave) -> Done:
@@ -232,7 +233,7 @@ class MetaClient:
         )
 
     async def switch_group(self, subject: str, group: str, body: SwitchGroup) -> GroupView:
-        """Have a consumer group consume in another way."""
+        """Change the consume strategy of a group."""
         return await self._call(endpoints.SWITCH_GROUP, body, subject=subject, group=group)
 
     async def health(self) -> Health:
@@ -261,7 +262,9 @@ class BrokerClient:
 
     async def channel(self) -> Channel:
         """The open channel.  Raises NotSentError."""
-        async with self._opening:  # also when it is open: nobody overtakes those who waited for it
+        async with (
+            self._opening
+        ):  # also when it is open: no call overtakes those that waited for it
             if self._channel is None or self._channel.closed:
                 self._channel = await self._network.open_channel(
                     self.address, timeout_ms=self._timeout_ms
@@ -274,8 +277,8 @@ class BrokerClient:
         """
         One data call.
 
-        Of more than `PULLS_AT_ONCE_MAX` pulls the further ones wait, and each waits shortly at the broker, so that all
-        have their turn.
+        At most `PULLS_AT_ONCE_MAX` pulls are at the broker; the others wait here, and pulls then wait only
+        `PULL_TURN_MS` at the broker, so that all get a turn.
         """
         if not isinstance(request, Pull | PullShared):
             return await self._call(request, payload, wait_ms)
@@ -327,7 +330,7 @@ class BrokerClient:
         return await self._control(endpoints.SET_CURSOR, body, id=partition_id)
 
     async def know_groups(self, partition_id: int, body: KnowGroups) -> Done:
-        """Have retention wait for groups that have yet to come to a partition."""
+        """Make retention wait for groups that have not read a partition yet."""
         return await self._control(endpoints.KNOW_GROUPS, body, id=partition_id)
 
     async def health(self) -> Health:

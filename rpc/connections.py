@@ -1,4 +1,4 @@
-"""What one client has open: a network, its own unless it was given one, and a client for each broker it has met."""
+"""The open connections of one client: a network, its own unless given, and a client for each broker it called."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Connections:
 
 async def clean_up(work: Coroutine[Any, Any, None]) -> None:
     """
-    Do all of `work`, also when whoever waits for it is cancelled meanwhile; short work only.
+    Finish `work` even if the caller is cancelled meanwhile; for short work only.
 
     A client whose opening failed, and was cancelled in its cleaning up, could else never be opened again.
     """

@@ -3,11 +3,11 @@
     frames in order of arrival ─▶ handler(request, payload), many at once ─▶ answers, in any order, one write at a time
 
 Invariants
-    One bad frame ends its connection, with a typed word, and no other.
+    A bad frame ends its own connection, with a typed error, and no other.
     A pull may wait for seconds, so pulls have a limit of their own, beyond which they are refused: acks, acquires and
     releases are read however many pulls wait.
-    A client that takes nothing has a few megabytes here at most (`answer_room`), holds up nobody, and is let go
-    after `stuck_s` seconds with a typed word; at once where others wait for the room it has.
+    A client that reads nothing holds a few megabytes here at most (`answer_room`) and delays no other client.  It is
+    disconnected with a typed error after `stuck_s` seconds, at once where others wait for its room.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DataHandler = Callable[[Request, memoryview], Awaitable[tuple[Answer, bytes]]]
 STUCK_S = 20.0
 """Before the WebSocket's own pings give up, which would not say why."""
 SHORT_S = 1.0
-"""The patience where others wait for the room."""
+"""The limit where others wait for the room."""
 GOODBYE_S = 2.0
 
 
@@ -75,7 +75,7 @@ class _Connection:
                 await self.socket.send_bytes(frame)
 
     def waiting_s(self, now: float) -> float:
-        """For how long the client has taken nothing of what is ready for it; 0 if nothing is.  To be asked often."""
+        """Seconds since the client last read something that is ready for it; 0 if nothing is.  Call it often."""
         left = self.transport.get_write_buffer_size()
         taken = self._written - left
         if not left or taken > self._taken or self._taken < 0:
@@ -96,7 +96,7 @@ class _Connection:
             log.debug("the client left before it was refused")
 
     def end(self) -> None:
-        """Stop what is under way; what is not taken soon is thrown away."""
+        """Cancel the answers under way; what the client does not read within `GOODBYE_S` is discarded."""
         for task in self.tasks:
             task.cancel()
         asyncio.get_running_loop().call_later(GOODBYE_S, self.transport.abort)
@@ -225,7 +225,7 @@ class DataPlane:
             answering.end()
 
     async def _watch(self, connection: _Connection, reading: asyncio.Task[None]) -> None:
-        """Let a client go that takes nothing for too long."""
+        """Disconnect a client that reads nothing for too long."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(SHORT_S, self._stuck_s) / 2)
@@ -243,7 +243,7 @@ class DataPlane:
     async def close(self, _app: web.Application) -> None:
         """Tell every client that the server stops."""
         closing = [
-            one.socket.close(code=WSCloseCode.GOING_AWAY, message=b"stopping")
-            for one in list(self._connections)
+            connection.socket.close(code=WSCloseCode.GOING_AWAY, message=b"stopping")
+            for connection in list(self._connections)
         ]
         await asyncio.gather(*closing, return_exceptions=True)

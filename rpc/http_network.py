@@ -14,7 +14,7 @@ import msgspec
 
 from ..protocol.control import ErrorBody, encode_json
 from ..protocol.errors import (
-    InternalError,
+    ForeignServerError,
     MessageTooLargeError,
     NotSentError,
     OutcomeUnknownError,
@@ -109,8 +109,9 @@ class HttpNetwork:
                 return msgspec.json.decode(data, type=answer)
             problem = msgspec.json.decode(data, type=ErrorBody)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InternalError(
-                f"{address} answered {method} {path} with status {status} and no JSON of ours: {error}"
+            raise ForeignServerError(
+                f"{address} answered {method} {path} with status {status}, and not as a keylane server: {error}",
+                address=address,
             ) from error
         raise problem.error()
 

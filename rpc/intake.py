@@ -6,7 +6,7 @@
     head, in `head_s` ─▶ body, in `body_s` ─▶ handler ─▶ answer taken, in `answer_s` ─▶ next head, in `head_s`
 
 Invariants
-    A connection that sends no whole request head in time is closed; so is one that keeps nothing but its place.
+    A connection that sends no whole request head in time is closed, an idle one included.
     A connection of the data plane counts until its handshake, and no longer: it has limits of its own.
 """
 
@@ -32,7 +32,7 @@ REFUSED_S = 0.5
 LINGERING_S = 2.0
 """How long the rest of a body is read that no handler wanted, so that its sender reads the answer."""
 FILES_SHARE = 2
-"""Connections take at most one in so many of the files that the process may open: the others are for its data."""
+"""Connections use at most 1 / FILES_SHARE of the files that the process may open; the rest is for its data."""
 ENCODINGS = frozenset({"identity", "gzip", "deflate"})
 """Of a body."""
 
@@ -54,7 +54,7 @@ class HttpLimits:
 
     connections_max: int = HTTP_CONNECTIONS_MAX
     head_s: float = 20.0
-    """Longer than clients keep an idle connection (aiohttp's keep it 15 s), so that none sends into a closing one."""
+    """Longer than clients keep an idle connection (aiohttp: 15 s), so that no client sends into a closing one."""
     body_s: float = 30.0
     answer_s: float = 30.0
 
@@ -71,7 +71,7 @@ class _Handler(web.RequestHandler):
     __slots__ = ()
 
     def data_received(self, data: bytes) -> None:
-        """A body that breaks off is told to whoever reads it: aiohttp's parser tells only the next request."""
+        """Raise in the reader of a body that breaks off: aiohttp's parser raises only in the next request."""
         super().data_received(data)
         if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage):
             request = self._current_request
@@ -180,7 +180,7 @@ def decoded_body(data: bytes, encoding: str) -> bytes:
 
 
 class _Refusal(asyncio.Protocol):
-    """Answers whatever comes with one error, and closes."""
+    """Answers every connection with one error, and closes it."""
 
     def __init__(self, limit: int) -> None:
         error = OverloadedError("too many HTTP connections", limit=limit)

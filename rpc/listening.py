@@ -1,4 +1,4 @@
-"""Where a server may listen: on loopback only, on a port there is, that nobody has."""
+"""Where a server may listen: on loopback, on a valid port that is free."""
 
 from __future__ import annotations
 

@@ -61,6 +61,7 @@ class Network(Protocol):
         Raises:
             RefusedError and its kin: the server's answer.
             NotSentError, OutcomeUnknownError: no answer.
+            ForeignServerError: an answer, and not a keylane server's.
         """
         ...
 

@@ -66,5 +66,5 @@ def allow_open_files() -> None:
 
 
 def say_ready(program: str, address: str) -> None:
-    """Tell whoever started this program that it serves, as one JSON line on standard output."""
+    """Announce that this program serves, as one JSON line on standard output."""
     print(json.dumps({"ready": True, "program": program, "address": address}), flush=True)

@@ -22,16 +22,16 @@ _WORDS = {
 
 def reason(error: BaseException) -> str:
     """Why, in a few words; the error's own text if it is none we know, or its name if it says nothing."""
-    found: object = getattr(error, "os_error", error)
-    if isinstance(found, OSError):
-        number = found.errno
-        quoted = re.search(r"\[Errno (\d+)\]", str(found))  # one of several addresses tried
+    cause: object = getattr(error, "os_error", error)
+    if isinstance(cause, OSError):
+        number = cause.errno
+        quoted = re.search(r"\[Errno (\d+)\]", str(cause))  # one of several addresses tried
         if number is None and quoted is not None:
             number = int(quoted[1])
         if number in _WORDS:
             return _WORDS[number]
-    if isinstance(found, TimeoutError):
+    if isinstance(cause, TimeoutError):
         return "timed out"
-    if isinstance(found, OSError) and found.strerror:
-        return found.strerror
-    return str(found) or type(found).__name__
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return str(cause) or type(cause).__name__

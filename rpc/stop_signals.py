@@ -64,10 +64,10 @@ _came = False
 """A signal has come since the first of them."""
 
 
-def _open(one: StopSignals) -> None:
-    _told[one] = None
+def _open(signals: StopSignals) -> None:
+    _told[signals] = None
     if _came:
-        one.tell()
+        signals.tell()
     if len(_told) > 1:
         return
     for number in NUMBERS:
@@ -77,9 +77,9 @@ def _open(one: StopSignals) -> None:
             signal.signal(number, _handle)
 
 
-def _close(one: StopSignals) -> None:
+def _close(signals: StopSignals) -> None:
     global _came  # noqa: PLW0603  a process has one set of signal handlers
-    del _told[one]
+    del _told[signals]
     if _told:
         return
     _came = False
@@ -108,8 +108,8 @@ def _handle(number: int, frame: FrameType | None) -> None:
         return
     _came = True
     before = _before[number]
-    for one in list(_told):
-        one.tell()
+    for signals in list(_told):
+        signals.tell()
     if callable(before) and not _only_interrupts(before):
         before(number, frame)
 

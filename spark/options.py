@@ -22,6 +22,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.ids import MAX_I64, Subject, check_name
 from .schema import COLUMNS
@@ -82,12 +83,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def _addresses(text: str) -> tuple[str, ...]:
-    addresses = tuple(part.strip() for part in text.split(","))
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
-            raise ValueError(f"host:port is wanted, not {address!r:.80}")
-    return addresses
+    return tuple(addresses_of(text))
 
 
 def _subject(text: str) -> Subject:

@@ -24,7 +24,8 @@ from ..storage.index.kinds import (
     remove_index,
     unmark,
 )
-from ..storage.log.recovery import Hole, scan_log
+from ..storage.log.holes import Hole
+from ..storage.log.recovery import scan_log
 from ..storage.snapshot import Snapshots
 from ..store.dispatch import Dispatch
 

@@ -10,9 +10,10 @@ from ...protocol.record import Header, Kind
 from ..partition.damage import damage_of
 from ..partition.state import BrokerState
 from ..storage.files import Files
-from ..storage.identity import Identity, read_identity
+from ..storage.identity import FolderIdentity, read_identity
 from ..storage.log.commit_log import segment_bases
-from ..storage.log.recovery import Hole, scan_log
+from ..storage.log.holes import Hole
+from ..storage.log.recovery import scan_log
 from ..storage.snapshot import Snapshots
 from ..store.replay import Replay
 
@@ -111,7 +112,7 @@ def walk_log(
     hole: Callable[[Hole], None],
     *,
     start: int = 0,
-) -> Identity:
+) -> FolderIdentity:
     """
     Give the records and holes of a locked folder's log, oldest first, to `visit` and `hole`: all from the beginning
     of the segment on that has position `start`.

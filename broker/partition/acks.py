@@ -1,4 +1,4 @@
-"""What an ack does to a consumer group's progress on a partition.  Pure.
+"""Applies acks to a consumer group's progress on a partition.  Pure.
 
 Invariants
     Only ranges of stored messages are acked, all of a request or none.
@@ -16,11 +16,11 @@ from ...protocol.offsets import AckedOffsets, Range
 
 def decide_ack(acked: AckedOffsets, ranges: Sequence[Range], *, next_offset: int) -> None:
     """
-    Let the ranges of one ack through.
+    Check the ranges of an ack.
 
     Raises:
         InvalidRequestError: a range that is empty, reversed, or not within `[0, next_offset)`.
-        OverloadedError: more ranges above the cursor than are kept.
+        OverloadedError: more than ACK_RANGES_MAX ranges above the cursor.
     """
     for start, end in ranges:
         if not 0 <= start < end <= next_offset:

@@ -7,12 +7,12 @@
 
 Invariants
     A batch sent again is stored once, as long as its producer is among the PRODUCERS_PER_PARTITION_MAX latest.
-    A batch is told to be stored only if it is: the broker never takes the word of a sequence alone.
-    After a refused batch the following ones of the same producer are refused too: they leave a gap, or their
+    A batch is called a duplicate only if sequence, count and checksum agree; the sequence alone is not enough.
+    After a refused batch the later batches of the same producer are refused too: they leave a gap, or their
     (id, epoch) is known to be used twice and stores nothing more.
 
-A repeat has the bytes of its first sending, so a batch that is a part of a remembered one, or spans several, is none.
-One that is older than all remembered is none either: a producer has at most BATCHES_IN_FLIGHT_MAX without an answer.
+A repeat has the bytes of its first sending.  So a batch that is a part of a remembered one, or spans several, is no
+repeat.  Nor is a batch older than all remembered ones: a producer has at most BATCHES_IN_FLIGHT_MAX unanswered batches.
 
 Source: Kafka's idempotent producer (KIP-98), which remembers five batches and looks at their sequences only.
 """
@@ -32,7 +32,7 @@ from ...protocol.limits import BATCHES_IN_FLIGHT_MAX
 from ...protocol.record import Header
 
 REMEMBERED_BATCHES = BATCHES_IN_FLIGHT_MAX
-"""A repeat of one of these is known again, and gets its offset back."""
+"""A repeat of one of these is recognized, and answered with the offset of the first."""
 CRC_UNKNOWN = -1
 """Of a batch whose state was written before checksums were kept: the count alone is compared."""
 
@@ -44,7 +44,7 @@ class StoredBatch(NamedTuple):
     message_count: int
     base_offset: int
     body_crc: int = CRC_UNKNOWN
-    """The producer's own, which the broker never changes: what it stamps is in the header."""
+    """Made by the producer; the broker stamps the header only."""
 
     def is_repeated_by(self, header: Header) -> bool:
         """True if the batch of `header` is this one, sent again."""
@@ -81,9 +81,9 @@ def decide_append(
 
     Raises:
         SequenceGapError: not the next sequence; `expected` says which is.
-        SequenceReusedError: the sequence is taken, by another batch.
+        SequenceReusedError: another batch has this sequence.
         ProducerFencedError: a higher epoch has been seen.
-        InvalidRequestError: a sequence beyond all numbers.
+        InvalidRequestError: the sequence does not fit 63 bits.
     """
     sequence = header.sequence
     if sequence + header.count > MAX_I64:

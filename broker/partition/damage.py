@@ -1,13 +1,13 @@
-"""What damage has taken, told to people: what happened to the log, and what each partition has lost of it.  Pure."""
+"""Damage as text: what happened to the log, and what each partition has lost.  Pure."""
 
 from __future__ import annotations
 
 from ...protocol.text import counted
-from .partition import LOST_MAX, HostedPartition
+from .partition import END_UNKNOWN, LOST_MAX, HostedPartition
 from .state import BrokerState
 
 PARTITIONS_MAX = 100
-"""Partitions that are told of one by one."""
+"""Partitions with a line each; the others are counted."""
 
 
 def damage_of(state: BrokerState) -> list[str]:
@@ -26,12 +26,12 @@ def damage_of(state: BrokerState) -> list[str]:
 def _line(partition: HostedPartition) -> str:
     lost = partition.lost
     first = lost[0]
-    count = sum(one.end - one.start for one in lost if one.end != -1)
+    count = sum(one.end - one.start for one in lost if one.end != END_UNKNOWN)
     text = f"{counted(count, 'message')} in {counted(len(lost), 'range')} of offsets, the first from {first.start} on"
     if len(lost) >= LOST_MAX:
         text = f"at least {text}"
-    if lost[-1].end == -1:
-        text = f"its offsets from {lost[-1].start} on, nobody knows how many"
+    if lost[-1].end == END_UNKNOWN:
+        text = f"its offsets from {lost[-1].start} on, how many is not known"
         if len(lost) > 1 or count:
             text += f", and {counted(count, 'message')} before them from {first.start} on"
     elif len(lost) == 1:

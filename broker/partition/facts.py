@@ -1,4 +1,4 @@
-"""What can be said of a partition when it is hosted: names, ids and ranges that are possible.  Pure."""
+"""Checks the facts of a partition that is to be hosted: names, ids, ranges.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole partition as few bytes: for the snapshot, for a STATE record, and for partitions nobody uses now.  Pure.
+"""A whole partition in few bytes: for snapshots, STATE records and cold partitions.  Pure.
 
     [subject, name, queue, range_start, range_end, broker_group, parents,
      first_offset, next_offset, appended_at_ms, sealed,

@@ -1,17 +1,17 @@
-"""Which messages of a partition are with which session of a shared group, and until when.  Pure.
+"""The messages of a partition that sessions of a shared group are handling, each until a deadline.  Pure.
 
     free ──hand out──▶ in flight, until a deadline ──ack──▶ acked
      ▲                          │ deadline, given back, or its session silent for its ttl
      └──────────────────────────┘
 
-Everything that is neither acked nor in flight is free.  None of it is stored: what a restart finds not acked is free.
-A session is heard with each acquire, pull and ack of it; a client whose handlers take long sends empty acks.
+A message that is neither acked nor in flight is free.  Nothing here is stored: after a restart every message that is
+not acked is free.  Each acquire, pull and ack shows that a session is alive; a client with slow handlers sends empty acks.
 
 Invariants
-    No message is in flight twice at once, and none that is acked.
-    What is not acked at its deadline, by the broker's boot clock, is free again; so is, once a session was silent here
-    for its ttl, all that it has.  A session that is cut off may still handle that: it is then handled twice.
-    There is no order: the lowest free messages go to whoever asks first.
+    No message is in flight twice at once, and no acked message is.
+    A message that is not acked at its deadline, by the broker's boot clock, is free again.  So are all messages of a
+    session that was silent for its ttl.  A session that is cut off may still handle them: they are then handled twice.
+    There is no order: the lowest free messages go to the first session that pulls.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dataclasses import dataclass
 
 from ...protocol.errors import FencedError
 from ...protocol.limits import ACK_RANGES_MAX, IN_FLIGHT_PER_SESSION_MAX, IN_FLIGHT_RANGES_MAX
-from ...protocol.offsets import AckedOffsets, Range
+from ...protocol.offsets import AckedOffsets, Range, outside
 
 RANGES_PER_HANDING_MAX = 1_000
 SILENT_MAX = 1_000
-"""Above so many sessions known, those that are silent for their ttl are looked for at each acquire."""
+"""With more sessions than this, each acquire forgets those that were silent for their ttl."""
 LEFT_MAX = 1_000
 """Sessions remembered as having left: far more than have a pull waiting."""
 NEVER_MS = 1 << 62
 
 
 @dataclass(slots=True, order=True)
-class Held:
+class HandedOut:
     """`[start, end)` is with `session` until `until_ms`."""
 
     start: int
@@ -43,8 +43,8 @@ class Held:
 
 
 @dataclass(slots=True)
-class Heard:
-    """A session was heard, and counts as silent from `until_ms` on, if it is not heard again."""
+class LastHeard:
+    """A session is alive; it counts as silent from `until_ms` on, unless it makes another call."""
 
     ttl_ms: int
     until_ms: int
@@ -57,24 +57,24 @@ class InFlight:
 
     def __init__(self, token: int) -> None:
         self.token = token
-        self._held: list[Held] = []
+        self._held: list[HandedOut] = []
         """By start, apart from each other, nothing of it acked."""
         self._look_from = 0
         """No message below is free."""
         self._due_ms = NEVER_MS
-        """No deadline is earlier, of what is in flight or of a session that has some of it."""
-        self._heard: dict[str, Heard] = {}
+        """The earliest deadline, of messages in flight and of sessions that have some; it may be too early."""
+        self._heard: dict[str, LastHeard] = {}
         self._left: dict[str, None] = {}
-        """Sessions that gave back all they had, the latest last."""
+        """Sessions that gave back all their messages, the latest last."""
 
     @property
-    def held(self) -> list[Held]:
+    def held(self) -> list[HandedOut]:
         """Everything in flight, by offset."""
         return list(self._held)
 
     @property
     def due_ms(self) -> int:
-        """Nothing becomes free by itself before; NEVER_MS while nothing is in flight."""
+        """No message becomes free by itself before this; NEVER_MS while none is in flight."""
         return self._due_ms if self._held else NEVER_MS
 
     def empty(self, now_ms: int) -> bool:
@@ -103,7 +103,7 @@ class InFlight:
         Args:
             acked: the group's progress.
             readable_offset: one past the last message that may be read.
-            hold_ms: until then they are nobody else's.
+            hold_ms: how long they are kept from other sessions.
 
         Returns:
             The ranges, in flight from now on; none if nothing is free, or limits are met.
@@ -111,7 +111,7 @@ class InFlight:
         self.expire(now_ms)
         left = min(count_max, IN_FLIGHT_PER_SESSION_MAX - self.count(session))
         room = min(IN_FLIGHT_RANGES_MAX - len(self._held), RANGES_PER_HANDING_MAX)
-        if acked.range_count >= ACK_RANGES_MAX:  # only what lets the cursor rise
+        if acked.range_count >= ACK_RANGES_MAX:  # only messages whose acks raise the cursor
             readable_offset = min(readable_offset, acked.next_acked(acked.cursor))
         found: list[Range] = []
         offset = self._look_from
@@ -126,7 +126,7 @@ class InFlight:
         self._look_from = offset
         until_ms = now_ms + hold_ms
         for start, end in found:
-            insort(self._held, Held(start, end, session, until_ms))
+            insort(self._held, HandedOut(start, end, session, until_ms))
         if found:
             self._due_ms = min(self._due_ms, until_ms, self._silent_ms(session))
         return found
@@ -146,7 +146,7 @@ class InFlight:
 
     # ── coming back ───────────────────────────────────────────────────────────────────────────────────
     def expire(self, now_ms: int) -> bool:
-        """Free what is past its deadline, and what silent sessions have; True if that was anything."""
+        """Free messages past their deadline, and those of silent sessions; True if there were any."""
         if now_ms < self.due_ms:
             return False
         silent = self._forget_silent(now_ms)
@@ -176,7 +176,7 @@ class InFlight:
         return silent
 
     def enter(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
-        """A session acquires: it may pull, also after it gave everything back."""
+        """A session acquires: it may pull, also after it has given everything back."""
         if len(self._heard) >= SILENT_MAX:
             self.expire(now_ms)
             self._forget_silent(now_ms)
@@ -185,9 +185,12 @@ class InFlight:
 
     def hear(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
         """
-        A session pulls or acks; `ttl_ms` is for one that has not acquired since it was last silent.
+        A session pulls or acks.
 
-        One that comes late keeps what it has, if nobody has asked for messages since.
+        A session that calls after its ttl keeps its messages, unless another session pulled meanwhile.
+
+        Args:
+            ttl_ms: the ttl of a session that has not acquired since it was last silent.
         """
         heard = self._heard.get(session)
         if heard is None:
@@ -196,16 +199,16 @@ class InFlight:
             heard.until_ms = now_ms + heard.ttl_ms
 
     def _know(self, session: str, ttl_ms: int, now_ms: int) -> None:
-        self._heard[session] = Heard(ttl_ms, now_ms + ttl_ms)
+        self._heard[session] = LastHeard(ttl_ms, now_ms + ttl_ms)
         self._due_ms = min(self._due_ms, now_ms + ttl_ms)
 
     def check_entered(self, session: str) -> None:
-        """Raises FencedError if the session gave everything back: a pull of it that still waits must take nothing."""
+        """Raises FencedError if the session gave everything back: a pull that still waits must take no message."""
         if session in self._left:
             raise FencedError("the session gave back what it had", token=self.token)
 
     def give_back(self, session: str) -> bool:
-        """Free all that a session has in flight, which pulls no more; True if that was anything."""
+        """Free all messages of a session, which stops pulling; True if there were any."""
         self._heard.pop(session, None)
         self._left[session] = None
         if len(self._left) > LEFT_MAX:
@@ -216,7 +219,7 @@ class InFlight:
         return bool(freed)
 
     def trim(self, session: str, ranges: Iterable[Range], *, upto: int) -> list[Range]:
-        """Free what was handed out to a session from `upto` on, because it was not read; what is left of `ranges`."""
+        """Free messages of `ranges` from `upto` on, which were handed to a session and not read; the ranges left."""
         kept = []
         for start, end in ranges:
             if end > upto:
@@ -228,16 +231,16 @@ class InFlight:
         return kept
 
     def acked(self, ranges: Iterable[Range]) -> None:
-        """These are handled, whoever had them."""
+        """These messages are acked, whichever session had them."""
         for start, end in ranges:
             self._cut(start, end)
 
     def _cut(self, start: int, end: int, session: str | None = None) -> None:
-        """Take `[start, end)` out of what is in flight, with this session if one is given."""
+        """Remove `[start, end)` from the messages in flight, of this session only if one is given."""
         held = self._held
         first = bisect_right(held, start, key=lambda one: one.start)
         first -= bool(first and held[first - 1].end > start)
-        left: list[Held] = []
+        left: list[HandedOut] = []
         last = first
         while last < len(held) and held[last].start < end:
             one = held[last]
@@ -245,8 +248,8 @@ class InFlight:
             if session not in {None, one.session}:
                 left.append(one)
                 continue
-            if one.start < start:
-                left.append(Held(one.start, start, one.session, one.until_ms))
-            if one.end > end:
-                left.append(Held(end, one.end, one.session, one.until_ms))
+            left += [
+                HandedOut(*part, one.session, one.until_ms)
+                for part in outside(one.start, one.end, start, end)
+            ]
         held[first:last] = left

@@ -8,9 +8,8 @@ the end of what readers may see.  If the disk refuses, `undo_…` brings the sta
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -23,13 +22,13 @@ from ...protocol.errors import (
     SequenceReusedError,
     StaleRouteError,
 )
-from ...protocol.ids import check_name
+from ...protocol.ids import MAX_I64, check_name
 from ...protocol.limits import (
     GROUPS_PER_SUBJECT_MAX,
     PARTITION_MESSAGES_MAX,
     PRODUCERS_PER_PARTITION_MAX,
 )
-from ...protocol.offsets import AckedOffsets, Range
+from ...protocol.offsets import AckedOffsets, IntervalSet, Range
 from ...protocol.record import Header
 from ...protocol.routing import PartitionState
 from .appends import Duplicate, ProducerState, after_append, decide_append
@@ -37,6 +36,8 @@ from .in_flight import InFlight
 from .pull_lock import PullLock, raise_fence
 from .records import CursorBody, FenceBody
 
+END_UNKNOWN = -1
+"""The end of lost offsets of which only the first is known."""
 LOST_MAX = 1_000
 """Ranges of lost offsets that are kept; a read finds further ones anew, because the index leads it there."""
 
@@ -45,8 +46,8 @@ class Group:
     """One consumer group on one partition."""
 
     __slots__ = (
-        "acked", "durable_cursor", "durable_fence", "durable_ranges", "in_flight", "kept", "lock", "name",
-        "removed_unread", "saved_version", "version",
+        "_saved_version", "_version", "acked", "durable_cursor", "durable_fence", "durable_ranges", "in_flight", "kept",
+        "lock", "name", "removed_unread",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -55,12 +56,12 @@ class Group:
         self.durable_fence = 0
         """The highest fence that is on the disk."""
         self.acked = AckedOffsets()
-        self.version = 0
-        """Rises with every ack that changed something."""
-        self.saved_version = 0
+        self._version = 0
+        """Rises whenever the progress changes."""
+        self._saved_version = 0
         """The version that is on the disk."""
         self.durable_cursor = 0
-        """The cursor that is on the disk; nobody is told of a higher one."""
+        """The cursor that is on the disk; no answer has a higher one."""
         self.durable_ranges: Sequence[Range] = ()
         """The acked ranges above it that are on the disk."""
         self.kept = False
@@ -68,30 +69,48 @@ class Group:
         self.removed_unread = 0
         """Messages that retention removed before the group had acked them."""
         self.in_flight: InFlight | None = None
-        """What the sessions of a shared group are at; in memory only."""
+        """The messages that sessions of a shared group are handling; in memory only."""
 
     def handed_out(self) -> InFlight:
-        """What is in flight under the present token, which is a shared one."""
+        """The messages in flight under the present token, which is a shared one."""
         if self.in_flight is None or self.in_flight.token != self.lock.fence:
             self.in_flight = InFlight(self.lock.fence)
         return self.in_flight
 
     def quiet(self, now_ms: int) -> bool:
-        """Its fence and progress are on the disk, and nobody holds the lock."""
+        """True if its fence and progress are on the disk, and no session holds the lock."""
         return (
             self.durable_fence == self.lock.fence
-            and self.version == self.saved_version
+            and not self.unsaved
             and self.lock.expires_at_ms <= now_ms
             and (self.in_flight is None or self.in_flight.empty(now_ms))
         )
 
-    def skip_to(self, first_offset: int) -> bool:
-        """Take what retention has removed for acked; True if that was anything."""
-        if self.acked.cursor >= first_offset:
-            return False
-        self.acked.add(self.acked.cursor, first_offset)
-        self.version += 1
-        return True
+    def skip_to(self, first_offset: int) -> None:
+        """Count the offsets below `first_offset`, which retention has removed, as acked."""
+        if self.acked.cursor < first_offset:
+            self.acked.add(self.acked.cursor, first_offset)
+            self.changed()
+
+    def changed(self) -> None:
+        """Its progress differs from what is on the disk until it is saved again."""
+        self._version += 1
+
+    @property
+    def unsaved(self) -> bool:
+        """True if its progress has changed since the newest record of it that is on the disk."""
+        return self._version > self._saved_version
+
+    def begin_save(self) -> tuple[CursorBody, Callable[[], None]]:
+        """The record of its progress now, and what to call when that record is on the disk."""
+        body = self.cursor_body()
+        return body, partial(self._saved, body, self._version)
+
+    def _saved(self, body: CursorBody, version: int) -> None:
+        self.kept = True
+        if version >= self._saved_version:
+            self._saved_version = version
+            self.durable_cursor, self.durable_ranges = body.cursor, body.ranges
 
     def cursor_body(self) -> CursorBody:
         """The record of its progress now."""
@@ -100,27 +119,19 @@ class Group:
             self.name, self.lock.fence, acked.cursor, acked.ranges, self.removed_unread
         )
 
-    def saved(self, body: CursorBody, version: int) -> None:
-        """The record of its progress at `version` is on the disk."""
-        self.kept = True
-        if version >= self.saved_version:
-            self.saved_version = version
-            self.durable_cursor, self.durable_ranges = body.cursor, body.ranges
-
     def drained(self, end_offset: int) -> bool:
         """Is it acked up to `end_offset`, on the disk."""
         return self.durable_cursor >= end_offset
 
 
 class Lost(NamedTuple):
-    """Offsets `[start, end)` whose bytes the log has lost, at `position`; `end` is -1 if it is not known."""
+    """Offsets `[start, end)` whose bytes the log has lost, at `position`; the end may be END_UNKNOWN."""
 
     start: int
     end: int
     position: int
 
 
-_start = attrgetter("start")
 AppendUndo = tuple[int, int, int, ProducerState | None, tuple[int, ProducerState] | None]
 
 
@@ -141,48 +152,55 @@ class HostedPartition:
         self.appended_at_ms = 0
         """Of the newest batch: times within a partition never fall."""
         self.sealed = False
-        """No append is taken any more, from the decision on."""
+        """No append is taken, from the decision to seal on."""
         self.ended = False
-        """The seal is on the disk, and so is everything before it: only now may a reader hear of an end."""
+        """The seal, and every record before it, is on the disk: readers are told of an end only then."""
         self.producers: dict[int, ProducerState] = {}
         """By producer id, the one that appended longest ago first."""
         self.clashed: set[int] = set()
-        """Those of them under whose id and epoch two producers send: it stores nothing more.  In memory only."""
+        """Producer ids whose epoch two producers use: it stores nothing more.  In memory only."""
         self.groups: dict[str, Group] = {}
         self.groups_told = False
         """The metaserver has told every group of the subject, and that is on the disk."""
         self.lost: tuple[Lost, ...] = ()
-        """What damage took from it, in the order of offsets: it takes no appends, and reads stop there."""
+        """Lost offsets, in order: with any, it takes no appends, and reads stop before them."""
         self.fences_lost = False
-        """A fence may have been lost: no consumer is let in, because nobody can tell who owns it."""
+        """A fence may have been lost: no consumer is let in, because its owner is not known."""
 
     # ── damage ────────────────────────────────────────────────────────────────────────────────────────
     def lose(self, start: int, end: int, *, position: int) -> None:
-        """Offsets `[start, end)` are lost, by damage at `position`; end -1: and whatever came after them."""
-        lost = self.lost
-        first = bisect_right(lost, start, key=_start)
-        if first and (lost[first - 1].end == -1 or lost[first - 1].end >= start):
-            first -= 1
-            start, known, position = lost[first]
-            end = -1 if -1 in {known, end} else max(known, end)
-        last = first
-        while last < len(lost) and (end == -1 or lost[last].start <= end):
-            end = -1 if lost[last].end == -1 else max(end, lost[last].end)
-            last += 1
-        found = (*lost[:first], Lost(start, end, position), *lost[last:])
-        if len(found) > LOST_MAX:
-            found = (*found[: LOST_MAX - 1], found[-1]) if found[-1].end == -1 else found[:LOST_MAX]
-        self.lost = found
+        """Note that offsets `[start, end)` are lost by damage at `position`; END_UNKNOWN: all from `start` on."""
+        if len(self.lost) == LOST_MAX and self._is_left_out(start, end):
+            return
+        ranges = IntervalSet((one.start, _end_of(one.end)) for one in self.lost)
+        ranges.add(start, _end_of(end))
+        positions = {one.start: one.position for one in self.lost}
+        lost = [
+            Lost(start, END_UNKNOWN if end == MAX_I64 else end, positions.get(start, position))
+            for start, end in ranges
+        ]
+        if len(lost) > LOST_MAX:
+            lost[LOST_MAX - 1 :] = (
+                lost[-1:] if lost[-1].end == END_UNKNOWN else lost[LOST_MAX - 1 : LOST_MAX]
+            )
+        self.lost = tuple(lost)
+
+    def _is_left_out(self, start: int, end: int) -> bool:
+        """True if the range lies behind the LOST_MAX ranges that are kept; a range without a known end is kept."""
+        last = self.lost[-1]
+        known = self.lost[-2] if last.end == END_UNKNOWN else last
+        limit = last.start if last.end == END_UNKNOWN else MAX_I64
+        return known.end < start and _end_of(end) < limit
 
     def check_whole(self) -> None:
-        """Raises CorruptLogError if the log has lost any of it: its end cannot be trusted."""
+        """Raises CorruptLogError if the log has lost messages or a fence of it."""
         if self.lost or self.fences_lost:
             position = self.lost[0].position if self.lost else -1
             raise self._damaged(position, "takes no messages")
 
     def check_end_known(self) -> None:
-        """Raises CorruptLogError if nobody knows how many messages there were."""
-        if self.lost and self.lost[-1].end == -1:
+        """Raises CorruptLogError if its number of messages is not known."""
+        if self.lost and self.lost[-1].end == END_UNKNOWN:
             raise self._damaged(self.lost[-1].position, "cannot be sealed")
 
     def check_owners(self) -> None:
@@ -193,7 +211,7 @@ class HostedPartition:
 
     def readable_end(self, offset: int) -> int:
         """
-        Where a read from `offset` on has to stop.
+        The offset at which a read from `offset` has to stop.
 
         Raises:
             CorruptLogError: `offset` itself is lost.
@@ -201,7 +219,7 @@ class HostedPartition:
         for one in self.lost:
             if offset < one.start:
                 return one.start
-            if one.end == -1 or offset < one.end:
+            if one.end == END_UNKNOWN or offset < one.end:
                 raise self._damaged(one.position, f"has lost offset {offset}")
         return self.readable_offset
 
@@ -223,8 +241,14 @@ class HostedPartition:
 
     # ── appends ───────────────────────────────────────────────────────────────────────────────────────
     def decide_append(self, header: Header) -> Duplicate | None:
-        """See `appends.decide_append`.  Raises StaleRouteError if sealed and not a duplicate, OverloadedError if full and
-        not a duplicate, CorruptLogError.
+        """
+        None to store the batch, Duplicate if it was stored before.
+
+        Raises:
+            CorruptLogError: the partition has lost messages or a fence; it takes none.
+            StaleRouteError: it is sealed, and the batch is not a duplicate.
+            OverloadedError: it has PARTITION_MESSAGES_MAX messages, and the batch is not a duplicate.
+            SequenceGapError, SequenceReusedError, ProducerFencedError, InvalidRequestError: see `appends.decide_append`.
         """
         if self.lost or self.fences_lost:
             self.check_whole()
@@ -234,7 +258,7 @@ class HostedPartition:
                 self.producers.get(producer_id), header, clashed=producer_id in self.clashed
             )
         except SequenceReusedError:
-            # What it sent behind this batch may come next, and its sequence may be the one that is expected.
+            # The batches sent behind this one may have the sequence that is expected: they are refused too.
             self.clashed.add(producer_id)
             raise
         if found is None and self.sealed:
@@ -325,7 +349,7 @@ class HostedPartition:
             )
 
     def check_unused(self) -> None:
-        """Raises PartitionInUseError if it cannot be new to whoever has it hosted: it is sealed or has messages."""
+        """Raises PartitionInUseError if it is not new: it is sealed or has messages."""
         if self.sealed or self.next_offset:
             raise self._in_use()
 
@@ -344,7 +368,7 @@ class HostedPartition:
         )
 
     def status(self, *, now_ms: int, group: str | None = None) -> PartitionStatus:
-        """What people and the metaserver see: only what is on the disk; `group` leaves out the others."""
+        """Its status as far as it is on the disk; with `group`, of that consumer group only."""
         groups = (
             GroupStatus(
                 group=one.name,
@@ -374,8 +398,13 @@ class HostedPartition:
         )
 
 
+def _end_of(end: int) -> int:
+    """The end of a lost range as a number; MAX_I64 for an unknown one."""
+    return MAX_I64 if end == END_UNKNOWN else end
+
+
 def stored_facts(facts: HostPartition) -> HostPartition:
-    """The facts without what changes, and without what a broker need not know: address, state, logic start, groups."""
+    """The facts without those that change or that a broker does not need: address, state, logic start, groups."""
     partition = msgspec.structs.replace(
         facts.partition, address=None, state=PartitionState.OPEN, logic_start=0
     )
@@ -383,7 +412,7 @@ def stored_facts(facts: HostPartition) -> HostPartition:
 
 
 def _same_facts(one: HostPartition, other: HostPartition) -> bool:
-    """Nothing that both of them say differs: who hosted it first may have known less of the subject."""
+    """True if they agree where both say something: the first to host it may have known less of the subject."""
     said = {one.order_strategy, other.order_strategy} - {None}
     counts = {one.partitions_wanted, other.partitions_wanted} - {0}
     same = (one.subject, one.partition, one.static) == (

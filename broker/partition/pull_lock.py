@@ -4,7 +4,7 @@
     token > fence     unknown: acquire first                    same token, other session: FENCED
 
 The fence is the safety: it is durable before the owner it names reads the cursor.  The lock is for people and for
-fair waiting: an expired or lost one is taken again by the owner's next call, because nobody newer has come.
+fair waiting: the owner's next call takes an expired or lost lock again, because there is no newer owner.
 
 A shared group has one token for all its sessions; its lock is in the name of SHARED.
 
@@ -26,15 +26,15 @@ from ...protocol.routing import ConsumeStrategy
 
 SESSION_CHARS_MAX = 64
 RESET = "=reset"
-"""In the place of a session: an operator set the cursor; no consumer has such a name."""
+"""The session of a token that an operator brought to set a cursor; no consumer has such a name."""
 RESET_SHARED = "=reset*"
-"""The same, of a shared group."""
+"""The same, for a shared group."""
 SHARED = "*"
-"""In the place of a session: the token is that of every session of the group."""
+"""The session of a shared group's token, which belongs to every session of the group."""
 
 
 def operator_session(strategy: ConsumeStrategy) -> str:
-    """In the place of a session, of a token that an operator brought."""
+    """The session of a token that an operator brought."""
     return RESET_SHARED if strategy is ConsumeStrategy.SHARED else RESET
 
 
@@ -45,7 +45,7 @@ class PullLock:
     fence: int = 0
     """The highest token seen; 0 before the first."""
     session: str = ""
-    """The session that brought it."""
+    """The session that acquired it."""
     ttl_ms: int = TTL_MS_DEFAULT
     expires_at_ms: int = 0
     """By the broker's boot clock."""
@@ -74,7 +74,7 @@ class PullLock:
 
     @property
     def strategy(self) -> ConsumeStrategy:
-        """As which the token was brought."""
+        """The consume strategy under which this token was acquired."""
         shared = self.session in {SHARED, RESET_SHARED}
         return ConsumeStrategy.SHARED if shared else ConsumeStrategy.EXCLUSIVE
 
@@ -86,7 +86,7 @@ def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> 
     Raises:
         FencedError: a higher token has been seen, or this one from another session.
         InvalidRequestError: impossible token, session or ttl.
-        TokenUnknownError: so far above the last one that nobody can have granted it.
+        TokenUnknownError: more than TOKEN_STEP_MAX above the fence: it was never granted.
     """
     if not 1 <= token <= MAX_I64:
         raise InvalidRequestError(f"not a fencing token: {token}")
@@ -151,7 +151,7 @@ def take(lock: PullLock, *, ttl_ms: int, now_ms: int) -> None:
 
 
 def renew(lock: PullLock, *, now_ms: int) -> None:
-    """The owner was heard of."""
+    """The owner made a call: the lock is held for another ttl."""
     lock.expires_at_ms = now_ms + lock.ttl_ms
 
 

@@ -1,4 +1,4 @@
-"""Everything a broker knows: the hosted partitions, and what damage has taken.  Pure.
+"""The state of a broker: the hosted partitions, and what damage has taken.  Pure.
 
 The same records give the same state, in recovery (`store/replay.py`) as in service (`store/store.py`).
 """
@@ -22,28 +22,28 @@ class BrokerState:
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.partitions = PartitionTable(now_ms)
         self.hosting: set[int] = set()
-        """Partitions whose facts are on their way to the disk: nobody is told of them yet."""
+        """Partitions whose facts are on their way to the disk: no answer names them yet."""
         self.orphans: dict[int, int] = {}
-        """Partitions that have records, but whose facts are lost: id → position of the first such record."""
+        """Partitions that have records, while their facts are lost: id → position of the first such record."""
         self.problems: list[str] = []
-        """What damage was found, for people; the newest last."""
-        self.mended: set[str] = set()
-        """Those of the problems that the next start mends: no snapshot keeps them."""
+        """Damage that was met, as text; the newest last."""
+        self.until_restart: set[str] = set()
+        """Those of the problems that the next start repairs: no snapshot keeps them."""
         self.retained = 0
-        """First offsets are right for a log that begins at this position or before it."""
+        """The beginning of the log that first offsets were raised to; a start raises them if the log begins later."""
         self.damaged: set[int] = set()
         """Partitions that have lost messages."""
 
     def partition(self, partition_id: int) -> HostedPartition:
-        """The partition, to look at.  Raises PartitionUnknownError, CorruptLogError."""
-        found = self.partitions.get(partition_id)
-        if found is None:
+        """The partition of this id.  Raises PartitionUnknownError, CorruptLogError."""
+        partition = self.partitions.get(partition_id)
+        if partition is None:
             self.check_no_orphan(partition_id)
             raise PartitionUnknownError(partition_id=partition_id)
-        return found
+        return partition
 
     def check_no_orphan(self, partition_id: int) -> None:
-        """Raises CorruptLogError if the log has records of this partition but lost what it is."""
+        """Raises CorruptLogError if the log has records of this partition and has lost its facts."""
         if partition_id in self.orphans:
             position = self.orphans[partition_id]
             raise CorruptLogError(
@@ -60,8 +60,8 @@ class BrokerState:
         self.touch(partition)
 
     def met_damage(self, partition: HostedPartition, error: StorageError) -> None:
-        """A read met damage: as at a start, the partition loses what is damaged, and people are told."""
-        # It may have cooled while the disk was read: whoever changes it has to have it in the table again.
+        """A read met damage: as at a start, the partition loses the damaged offsets, and health says so."""
+        # The partition may have cooled while the disk was read: it has to be warm to be changed.
         self.partitions.get(partition.partition_id)
         if not isinstance(error, CorruptLogError) or error.end_offset is None:
             self.problem(error.message)
@@ -72,7 +72,7 @@ class BrokerState:
         self.lose(partition, start, error.end_offset, position=error.position)
 
     def problem(self, text: str, *, room: int = PROBLEMS_MAX) -> None:
-        """Keep a problem for people, once, if there are fewer than `room` already."""
+        """Keep a problem for health, once, if there are fewer than `room` already."""
         if text in self.problems:
             return
         if len(self.problems) < room:
@@ -81,7 +81,7 @@ class BrokerState:
             self.problems.append(MORE)
 
     def touch(self, partition: HostedPartition) -> None:
-        """Have the next snapshot carry the partition: it was changed, or is about to be."""
+        """Have the next snapshot contain the partition: it was changed, or is about to be."""
         self.partitions.dirty.add(partition.partition_id)
 
     def host(self, facts: HostPartition) -> HostedPartition:

@@ -1,11 +1,11 @@
-"""Hosted partitions by id, a few as objects and the others as their images, so that a million of them are little.  Pure.
+"""Hosted partitions by id: the used ones as objects, the others as images, so that a million take little memory.  Pure.
 
-    use ──▶ warm: objects, WARM_MAX of them ──(oldest, when nothing of it is under way)──▶ cold: images
+    use ──▶ warm: objects, WARM_MAX of them ──(the oldest, when it is quiet)──▶ cold: images
 
 Invariants
-    A partition is in one of the two, and whoever has an object has the only one there is: one that cooled while
-    somebody still held it is found again by its weak reference.
-    A partition cools only when a restart would find it as it is: all of it durable, no pull lock held.
+    A partition is either warm or cold, and has one object at most: an object that cooled while it was referenced is
+    found again by a weak reference.
+    A partition cools only when it is quiet: a restart would find it as it is, all of it durable, no pull lock held.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
-"""Removes old segments, again and again: asks the disk and the log, has it decided, and carries it out.  Disk.
+"""The retention loop: reads disk use and segment ages, has `policy.py` decide, removes segments.  Disk.
 
-    ages, disk ─▶ policy.py ─▶ first position a group needs ─▶ what only these segments say is written again
-      ─▶ first offsets rise ─▶ segments go ─▶ the index forgets them ─▶ a snapshot, so that no start has to mend
+    ages, disk ─▶ policy.py ─▶ first position a group needs ─▶ partitions that only these segments describe: written again
+      ─▶ first offsets rise ─▶ segments go ─▶ the index forgets them ─▶ a snapshot, so that no start has to correct them
+
+`docs/ARCHITECTURE.md` has each step with its reason.
 
 Invariants
-    First offsets rise before anything goes: whoever asks for what is gone is told the first offset that is not.
-    They rise only when everything has been written without which nothing may go.
-    What a partition has stays until the metaserver has told its groups, unless time alone counts for its subject.
-    Nothing goes before a metaserver has taken a report of this opening, nor while it refuses the folder.
+    First offsets rise before segments go: a call for a removed offset is answered with the first offset that stays.
+    They rise only when every record is written without which no segment may go.
+    Messages stay until the metaserver has told the groups of their partition, unless time alone counts for its subject.
+    No segment goes before a metaserver has accepted a report of this opening, nor while it refuses the folder.
     The index forgets last: the log's beginning alone says what is gone, and a start after a crash in between goes by it.
-    It never runs on the event loop for long, and what blocks is done in slices between commits.
+    It never runs on the event loop for long; blocking work is done in slices between commits.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from ..store.store import Store
 from .policy import (
     DiskUse,
     Limits,
-    Segment,
+    SealedSegment,
     allowed_position,
     reason_to_hold,
     wanted_position,
@@ -49,7 +51,7 @@ CHECK_MS = 10_000
 """RocketMQ's."""
 SLICE = 500
 """Partitions between two turns of the event loop."""
-UNWELCOME = "nothing is removed until a metaserver takes this broker's report"
+NOT_ACCEPTED = "nothing is removed until a metaserver takes this broker's report"
 """Its folder may be an older copy, which does not know of every consumer group."""
 HEADERS_MAX = 10_000
 """How far a segment is read for its first message."""
@@ -69,7 +71,7 @@ class Cleaning:
         run_read: RunBlocking,
         standing: Standing | None = None,
     ) -> None:
-        """`standing` lets nothing go until a metaserver has taken this broker's report; None: nobody is asked."""
+        """`standing` keeps every segment until a metaserver has accepted this broker's report; None: no metaserver."""
         self._store = store
         self._standing = standing
         self._queues = store.queues
@@ -77,7 +79,7 @@ class Cleaning:
         self._firsts = store.firsts
         self._reserve = Reserve(files)
         self._forgotten = store.log.first_position
-        """Up to where the index has forgotten the log."""
+        """The log position up to which the index has forgotten the log."""
         self._limits = Limits(
             retention_ms=settings.retention_ms, retention_bytes=settings.retention_bytes
         )
@@ -88,12 +90,12 @@ class Cleaning:
         """Time of the first message of a segment, by its base."""
         self.problem = ""
         self.untold: tuple[int, ...] = ()
-        """Partitions, UNTOLD_MAX at most, of which messages should go and may not: their groups were never told."""
+        """Partitions, UNTOLD_MAX at most, whose messages stay only because their groups were never told."""
         self._untold: list[int] = []
-        """The same, of the look that is under way."""
+        """The same, collected by the check that is under way."""
 
     async def run(self) -> None:
-        """Check for ever; cancel it to end it."""
+        """Check every CHECK_MS; cancel it to end it."""
         while True:
             try:
                 await self.check()
@@ -109,20 +111,20 @@ class Cleaning:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Until the next check is due, or this broker is welcome, before which nothing goes."""
-        if self._standing is None or self.problem != UNWELCOME:
+        """Wait until the next check is due, or until a metaserver accepts this broker, before which no segment goes."""
+        if self._standing is None or self.problem != NOT_ACCEPTED:
             await asyncio.sleep(CHECK_MS / 1000)
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CHECK_MS / 1000):
-                await self._standing.wait_welcome()
+                await self._standing.wait_accepted()
 
     async def check(self) -> int:
         """
-        Remove what is due now; how many segments went.
+        Remove the segments that are due; the number of segments removed.
 
         Raises:
-            KeylaneError: not all of them; what is left is tried again with the next check.
+            KeylaneError: some were not removed; the next check tries again.
         """
         disk, segments = await self._run_read(self._look)
         self._store.commit.hold(reason_to_hold(disk))
@@ -134,8 +136,8 @@ class Cleaning:
         )
         await self._run_read(self._reserve.keep)
         gone = 0
-        if self._standing is not None and not self._standing.welcome:
-            self.problem, self.untold = UNWELCOME, ()
+        if self._standing is not None and not self._standing.accepted:
+            self.problem, self.untold = NOT_ACCEPTED, ()
         elif segments and wanted > segments[0].base:
             gone = await self._remove(segments, wanted, disk)
         else:
@@ -144,7 +146,7 @@ class Cleaning:
             await self._forget()
         return gone
 
-    async def _remove(self, segments: list[Segment], wanted: int, disk: DiskUse) -> int:
+    async def _remove(self, segments: list[SealedSegment], wanted: int, disk: DiskUse) -> int:
         self._firsts.grouped.clear()
         self._untold = []
         floor = await self._floor(wanted, list(self._store.state.partitions))
@@ -163,7 +165,7 @@ class Cleaning:
         log.info("removed the log up to position %d", self._store.log.first_position)
         return gone
 
-    def _allowed(self, segments: list[Segment], wanted: int, floor: int | None) -> int:
+    def _allowed(self, segments: list[SealedSegment], wanted: int, floor: int | None) -> int:
         allowed = allowed_position(segments, wanted, floor)
         self.problem = ""
         if allowed < wanted:
@@ -176,19 +178,19 @@ class Cleaning:
         return allowed
 
     async def _prepare(self, position: int, disk: DiskUse) -> None:
-        """Write again what would go; on a full disk with the room of the reserve."""
+        """Write the partitions described by the segments again; on a full disk with the room of the reserve."""
         carry_over = self._store.carry_over
         try:
             await carry_over.prepare(position)
         except (StorageError, BrokerReadOnlyError):
             if not await self._run_read(self._reserve.give_up):
                 raise
-            # The room is for what makes room, not for messages.
+            # The room of the reserve is for records that let segments go, not for messages.
             self._store.commit.hold(reason_to_hold(disk) or "the disk is full")
             await carry_over.prepare(position)
 
     async def _save_counts(self) -> None:
-        """Tell what goes unread, once for each group, when the count is on the disk."""
+        """Save the counts of messages removed unread, then log them, once for each group."""
         try:
             await self._firsts.saved()
         except (StorageError, BrokerReadOnlyError):
@@ -202,8 +204,8 @@ class Cleaning:
                 counted(messages, "message"), subject, group, counted(partitions, "partition"),
             )  # fmt: skip
 
-    async def _decide(self, segments: list[Segment], position: int) -> int:
-        """Up to where the log goes, once the groups that came meanwhile are looked at; what rises is pending then."""
+    async def _decide(self, segments: list[SealedSegment], position: int) -> int:
+        """The position up to which the log goes, with the groups that joined meanwhile; first offsets are pending then."""
         firsts = self._firsts
         pending = await self._behind(position)
         while late := firsts.grouped:
@@ -227,15 +229,15 @@ class Cleaning:
     def _disk(self) -> DiskUse:
         return DiskUse(free_bytes=self._files.free_bytes(), total_bytes=self._files.total_bytes())
 
-    def _look(self) -> tuple[DiskUse, list[Segment]]:
+    def _look(self) -> tuple[DiskUse, list[SealedSegment]]:
         bases = self._store.log.bases
         self._first_ms = {base: at for base, at in self._first_ms.items() if base in bases}
-        segments: list[Segment] = []
+        segments: list[SealedSegment] = []
         newest_ms: int | None = None
         for base, end in reversed(list(pairwise(bases))):
             # No message of a segment is newer than the first one that comes after it.
             newest_ms = self._first_message_ms(end) or newest_ms
-            segments.append(Segment(base, end, newest_ms))
+            segments.append(SealedSegment(base, end, newest_ms))
         return self._disk(), segments[::-1]
 
     def _first_message_ms(self, base: int) -> int | None:
@@ -269,7 +271,7 @@ class Cleaning:
         return floor
 
     def _needed_from(self, partition: HostedPartition) -> int:
-        """The first offset that a group needs; all that is there while the groups were never told."""
+        """The first offset that a group needs; the partition's first while its groups were never told."""
         if not partition.groups_told:
             return partition.first_offset
         cursors = (group.acked.cursor for group in partition.groups.values())
@@ -283,7 +285,7 @@ class Cleaning:
             await asyncio.sleep(0)
 
     def _first_needed(self, cursors: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Partition ids with the position of the first message that is needed; those that need none are left out."""
+        """Partition ids with the position of the first message needed; partitions that need none are left out."""
         return [
             (partition_id, units[0].position)
             for partition_id, cursor in cursors
@@ -299,7 +301,7 @@ class Cleaning:
             await asyncio.sleep(0)
 
     async def _forget(self) -> None:
-        """Have the index forget what the log has lost, and the next start know that first offsets are right."""
+        """Have the index forget the removed segments, and a snapshot say that first offsets are right."""
         position = self._store.log.first_position
         steps = self._queues.retain(position)
         while await self._run_commit(_next_step, steps) is not None:  # appends come between
@@ -309,7 +311,7 @@ class Cleaning:
 
 
 def _named(numbers: list[int]) -> str:
-    """Some partitions, in words."""
+    """The first of some partitions and the number of the others, as text."""
     more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
     return f"partition {min(numbers)}{more}"
 

@@ -1,4 +1,4 @@
-"""Which of the oldest segments may go, and when writing has to stop.  Pure.
+"""Decides which of the oldest segments may go, and when writing has to stop.  Pure.
 
     older than retention_ms, or the log larger than retention_bytes    remove
     disk 75 % full                                                     remove from half that age on
@@ -6,9 +6,9 @@
     disk 90 % full                                                     take no writes until there is room again
 
 Invariants
-    Whole sealed segments, oldest first; the one that is written to stays.
-    Never a message that the slowest consumer group of its partition has not acked, unless the partition's subject
-    says that time alone counts; nothing at all of a partition whose groups the metaserver has not told (`loop.py`).
+    Whole sealed segments go, oldest first; the one that is written to stays.
+    A message stays until the slowest consumer group of its partition has acked it, unless time alone counts for the
+    subject; every message of a partition stays until the metaserver has told its groups (`loop.py`).
 
 Source: RocketMQ's numbers (75, 85, 90 %; 72 hours), without its hour of the day; QMQ's 72 hours.
 """
@@ -24,7 +24,7 @@ FULL_PERCENT = 90
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SealedSegment:
     """A sealed segment: positions `[base, end)`, its newest message stored at `newest_ms`, None if unknown."""
 
     base: int
@@ -54,29 +54,29 @@ class DiskUse:
 
 
 def wanted_position(
-    segments: Sequence[Segment], limits: Limits, disk: DiskUse, *, end: int, now_ms: int
+    segments: Sequence[SealedSegment], limits: Limits, disk: DiskUse, *, end: int, now_ms: int
 ) -> int:
     """The log position up to which segments should go, `end` being that of the log; the first base if none."""
     position = segments[0].base if segments else end
     freed = 0
-    for one in segments:
-        aged_ms = -1 if one.newest_ms is None else now_ms - one.newest_ms
+    for segment in segments:
+        aged_ms = -1 if segment.newest_ms is None else now_ms - segment.newest_ms
         percent = disk.percent(freed)
         old = 0 < limits.retention_ms <= aged_ms
         early = percent >= EARLY_PERCENT and 0 < limits.retention_ms <= 2 * aged_ms
-        large = 0 < limits.retention_bytes < end - one.base
+        large = 0 < limits.retention_bytes < end - segment.base
         if not (old or early or large or percent >= FORCED_PERCENT):
             break
-        position = one.end
-        freed += one.end - one.base
+        position = segment.end
+        freed += segment.end - segment.base
     return position
 
 
-def allowed_position(segments: Sequence[Segment], wanted: int, floor: int | None) -> int:
-    """As much of `wanted` as the first position that a group still needs leaves; None: no group needs any."""
+def allowed_position(segments: Sequence[SealedSegment], wanted: int, floor: int | None) -> int:
+    """The part of `wanted` below `floor`, the first position that a group needs; None: no group needs any."""
     if floor is None or floor >= wanted:
         return wanted
-    ends = [one.end for one in segments if one.end <= floor]
+    ends = [segment.end for segment in segments if segment.end <= floor]
     return max(ends, default=segments[0].base)
 
 

@@ -23,7 +23,7 @@ _OURS_BEFORE = frozenset({"lock", PATH + ".tmp", "lost+found"})
 """What may lie in a folder that is taken for the first time."""
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
+class FolderIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """Who a data folder belongs to."""
 
     format: int
@@ -32,7 +32,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     broker_group: str
 
 
-def claim_folder(files: Files, *, broker_group: str, rng: random.Random) -> Identity:
+def claim_folder(files: Files, *, broker_group: str, rng: random.Random) -> FolderIdentity:
     """
     Read the identity of a locked data folder, or write it if the folder is empty.
 
@@ -47,7 +47,7 @@ def claim_folder(files: Files, *, broker_group: str, rng: random.Random) -> Iden
                 f"{files.name()} has files that are not a broker's: {', '.join(foreign[:5])}",
                 path=files.name(),
             )
-        found = Identity(
+        found = FolderIdentity(
             format=FORMAT, broker_id=f"{rng.getrandbits(128):032x}", broker_group=broker_group
         )
         replace_file(files, PATH, msgspec.json.encode(found) + b"\n")
@@ -62,7 +62,7 @@ def claim_folder(files: Files, *, broker_group: str, rng: random.Random) -> Iden
     return found
 
 
-def read_identity(files: Files) -> Identity:
+def read_identity(files: Files) -> FolderIdentity:
     """
     The identity of a data folder; nothing is changed.
 
@@ -74,7 +74,7 @@ def read_identity(files: Files) -> Identity:
             f"{files.name()} is not a broker's data folder: it has no {PATH}", path=files.name()
         )
     try:
-        found = msgspec.json.decode(files.pread(PATH, 0, 1 << 16), type=Identity)
+        found = msgspec.json.decode(files.pread(PATH, 0, 1 << 16), type=FolderIdentity)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DataFolderError(
             f"{files.name()}/{PATH} is unreadable: {error}", path=files.name()

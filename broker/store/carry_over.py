@@ -1,13 +1,13 @@
-"""Removing the oldest segments without forgetting a partition: what only it says is written again first.
+"""Removes the oldest segments without forgetting a partition: records that only they have are written again first.
 
     partitions whose PARTITION or STATE record lies in the segments ─▶ a STATE record each (a large one: several), durable
       ─▶ a snapshot that stands for what follows the segments ─▶ the segments are removed
 
 Invariants
-    The log alone, from its first segment on, always says everything about every partition but what retention removed.
+    The log alone, from its first segment on, has the whole state of every partition, except removed messages.
     A crash in between leaves records twice, which fold without a difference.
-    The records of one partition are queued together: nothing else comes between them.
-    Where damage hides what a segment said of partitions, all of them are written again.
+    The records of one partition are queued together, with no other record between them.
+    Where unexplained damage may hide records of partitions, all partitions are written again.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class CarryOver:
 
     async def prepare(self, position: int) -> None:
         """
-        Write again what only the segments below `position` say, durably; nothing is removed yet.
+        Write again, durably, the partitions that the segments below `position` describe; nothing is removed yet.
 
         Raises:
-            BrokerReadOnlyError, OverloadedError, StorageError: they have to stay.
+            BrokerReadOnlyError, OverloadedError, StorageError: the segments have to stay.
         """
         bases = [base for base in self._log.bases if base < position]
         numbers = await self._run_read(self._described, bases)
@@ -90,12 +90,12 @@ class CarryOver:
 
     async def drop(self, position: int) -> int:
         """
-        Remove the segments below `position`, prepared before, for ever; the one that is written to stays.
+        Remove the segments below `position`, prepared before; the one that is written to stays.
 
-        Readers have to be kept off what lies below it before this call.
+        First offsets have to be above `position` before this call.
 
         Returns:
-            How many went.
+            The number of segments removed.
         """
         gone = 0
         while self._log.first_position < position:
@@ -104,14 +104,14 @@ class CarryOver:
         return gone
 
     async def drop_first_segment(self) -> int:
-        """As `prepare` and `drop` of the oldest segment; the first position of the log then."""
+        """`prepare` and `drop` the oldest segment; the first position of the log after that."""
         following = self._log.bases[1]
         await self.prepare(following)
         await self.drop(following)
         return self._log.first_position
 
     def _described(self, bases: list[int]) -> list[int] | None:
-        """Partitions of which these segments say what they are; None if it may be any."""
+        """Partitions that these segments describe; None if damage may hide any."""
         found: set[int] = set()
         for base in bases:
             some = partitions_described(self._files, base, end=self._log.segment_end(base))
@@ -137,12 +137,11 @@ class CarryOver:
         return [self._submit(partition, record) for record in records]
 
     def _submit(self, partition: HostedPartition, record: bytes) -> Entry:
-        # Decided now and queued now: what was decided before is before it in the log, or lost with it.
+        # Made and queued without an await between: records decided before it are before it in the log, or lost with it.
         entry = Entry(
             record,
             partition_id=partition.partition_id,
             base_offset=partition.next_offset,
-            durable=True,
         )
         self._commit.submit(entry)
         return entry

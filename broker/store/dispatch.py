@@ -1,7 +1,7 @@
-"""From the log into the index at start: every batch once, and a unit in the place of each that is lost.  Pure.
+"""Fills the index from the log at start: each batch once, and a unit in place of each lost batch.  Pure.
 
-The index is dense, as offsets are.  What damage took is a unit all the same: of the lost batch itself if its header
-is known, else one that points at the damage.  Reading it fails, loudly and with the position.
+The index is dense, as offsets are.  A lost batch has a unit too: its own if its header is known, else one that points
+at the damage.  Reading it fails, with the position.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...protocol.record import HEADER_BYTES, Header, Kind
-from ..storage.index.interface import Unit
-from ..storage.log.batch_reader import unit_of
-from ..storage.log.recovery import Hole
+from ..storage.index.interface import Unit, unit_of
+from ..storage.log.holes import Hole
 
 DISPATCH_UNITS = 4096
 KNOWN_MAX = 200_000
 
 
 class Target(Protocol):
-    """What a dispatch needs of an index."""
+    """The part of an index that a dispatch needs."""
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
         """See `ConsumeQueues.bounds`."""
@@ -31,18 +30,18 @@ class Target(Protocol):
 
 
 class Dispatch:
-    """Gives the index the batches at and after position `start`; those it has already are left out."""
+    """Gives the index the batches at and after position `start`, without those it has already."""
 
     def __init__(self, queues: Target, *, start: int) -> None:
         self._queues = queues
         self._start = start
         self._units: list[tuple[int, Unit]] = []
         self._ends: dict[int, tuple[int, int]] = {}
-        """Next offset and position, by partition; what is not here the index is asked."""
+        """Next offset and position, by partition; for others the index is asked."""
         self._hole = 0
 
     def record(self, header: Header) -> None:
-        """A whole batch, or one that is known to have been."""
+        """A whole batch, or the header of a lost one."""
         if header.kind != Kind.MESSAGES or header.position < self._start:
             return
         unit = unit_of(header)
@@ -68,13 +67,13 @@ class Dispatch:
         return known
 
     def hole(self, hole: Hole) -> None:
-        """What is lost."""
+        """Positions whose records are lost."""
         self._hole = hole.start
         for header, _body in hole.traces:
             self.record(header)
 
     def flush(self) -> None:
-        """Hand over what is still here."""
+        """Give the index the units that were not given yet."""
         self._queues.dispatch(self._units)
         self._units = []
         if len(self._ends) > KNOWN_MAX:

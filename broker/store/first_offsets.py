@@ -1,16 +1,16 @@
-"""First offsets rise when retention removes what lies before them: in service, and after a start that finds less log.
+"""Raises first offsets when retention removes messages: in service, and at a start that finds less log.
 
     decided ─▶ pending: partition → first offset ─▶ rise, some at a time ─▶ the segments go ─▶ the index forgets
                        ▲
-           who acquires a partition meanwhile has it rise at once
+           an acquire of the partition meanwhile makes it rise at once
 
-Where time alone counts for a subject, what a group has not acked goes as well: it is counted for the group, and the
-count is on the disk before the segments go.
+Where time alone counts for a subject, messages are removed that a group has not acked.  They are counted for the group,
+and the count is on the disk before the segments go.
 
 Invariants
     Segments go only when the acks that allow it are on the disk.
-    A group is registered before the decision, and is looked at, or finds the first offset that was decided.
-    The beginning of the log says what is gone; first offsets and index are mended by it at the next start.
+    A group is registered before the decision and counts in it, or it finds the first offset that was decided.
+    The beginning of the log says what is gone; the next start corrects first offsets and index by it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class FirstOffsets:
         self._state = state
         self._save = save
         self.grouped: set[int] = set()
-        """Partitions where a consumer group came, or was set back, since this was emptied."""
+        """Partitions that a consumer group joined, or was set back in, since this was emptied."""
         self.pending: dict[int, int] = {}
-        """What is decided and has not risen yet."""
+        """First offsets that are decided and not raised yet, by partition."""
         self.removed: dict[tuple[str, str], tuple[int, int]] = {}
-        """(subject, group) → messages that went unread, in how many partitions, since this was emptied."""
+        """(subject, group) → number of messages removed unread, number of partitions; since this was emptied."""
         self._unsaved: dict[tuple[int, str], tuple[HostedPartition, Group]] = {}
-        """Groups of which the progress that let messages go, or their count, may not be on the disk yet."""
+        """Groups whose progress, or count of unread messages, may not be on the disk yet."""
 
     def rise(self, partition_id: int) -> None:
-        """Carry out what is decided for a partition, if anything is."""
+        """Raise the partition's first offset, if that was decided."""
         first = self.pending.pop(partition_id, 0)
         partition = self._state.partitions.get(partition_id) if first else None
         if partition is None or first <= partition.first_offset:
@@ -51,31 +51,27 @@ class FirstOffsets:
         for group in partition.groups.values():
             unread = group.acked.unacked(before, first)
             group.skip_to(first)
-            if group.version > group.saved_version:
+            if group.unsaved:
                 self._unsaved[partition_id, group.name] = partition, group
             if unread:
                 group.removed_unread += unread
-                who = partition.facts.subject, group.name
-                messages, partitions = self.removed.get(who, (0, 0))
-                self.removed[who] = messages + unread, partitions + 1
+                key = partition.facts.subject, group.name
+                messages, partitions = self.removed.get(key, (0, 0))
+                self.removed[key] = messages + unread, partitions + 1
 
     async def saved(self) -> None:
         """
-        Wait until the progress of the groups whose messages go is on the disk.
+        Wait until the progress of the groups whose messages are removed is on the disk.
 
         Raises:
-            StorageError, BrokerReadOnlyError: some of it is not; the next call tries it again.
+            StorageError, BrokerReadOnlyError: some of it is not; the next call tries again.
         """
-        some = list(self._unsaved.items())
+        unsaved = list(self._unsaved.items())
         await asyncio.gather(
-            *(
-                self._save(partition, group)
-                for _, (partition, group) in some
-                if group.version > group.saved_version
-            )
+            *(self._save(partition, group) for _, (partition, group) in unsaved if group.unsaved)
         )
-        for who, _ in some:
-            del self._unsaved[who]
+        for key, _ in unsaved:
+            del self._unsaved[key]
 
 
 def correct_first_offsets(

@@ -1,19 +1,19 @@
-"""Group commit: what was decided waits here, and one writer at a time makes all of it durable with one sync.
+"""Group commit: decided records wait here, and one writer at a time makes all of them durable with one sync.
 
     decide ▶ submit ▶ queue ─┐                                  ┌▶ settled, future resolved
                              ├▶ take ▶ write, fdatasync, index ─┤
     mark ▶ late records ─────┘    (off the event loop)          └▶ failed: see below
 
-While one commit is at the disk the next gathers.  "Late" records (cursors) are made when a commit is taken: one
-per key, whatever happened since the one before.  A commit that is full leaves messages for the next one, and nothing
-else: a late record says more than any other that was decided before it, and must not come before that one.
+While one commit is being written the next one gathers.  "Late" records (cursors) are made when a commit is taken: one
+per key, with everything decided until then.  A full commit leaves messages for the next one, and nothing else: a late
+record must not come before a record that was decided earlier.
 
 Invariants
     A future is resolved only after the sync that carries its record.
-    After a failure everything decided and not durable is undone, newest first: the state is what the disk is known
-    to hold.
-    After a failed write or sync nothing is written again: what was at the disk fails with UNKNOWN fate, what waited
-    with NOT_DONE.  After a full disk nothing is kept, and after RETRY_FULL_MS the next append tries again.
+    After a failure every decision that is not durable is undone, newest first: the state is then what the disk is
+    known to hold.
+    After a failed write or sync nothing is written again: the records of that commit fail with UNKNOWN fate, waiting
+    ones with NOT_DONE.  After a full disk no record of the commit is kept; after RETRY_FULL_MS the next append tries again.
 
 Source: Gray's group commit; PostgreSQL's fsyncgate for why a failed sync is never repeated.
 """
@@ -45,7 +45,7 @@ log = logging.getLogger("keylane.broker")
 
 RETRY_FULL_MS = 1_000
 OWN_QUEUED_BYTES_MAX = 1 << 20
-"""Room that messages never fill: however quick producers are, owners are let in, and partitions sealed."""
+"""Room for the broker's own records, which messages never fill: fences and seals are taken however fast producers are."""
 _NOTHING = bytearray()
 
 
@@ -58,11 +58,11 @@ class RunBlocking(Protocol):
 
 
 class Entry:
-    """One record on its way to the disk; `count` messages, 0 for the broker's own records, no bytes for a marker."""
+    """A record on its way to the disk; `count` is 0 for the broker's own records; a marker has no bytes."""
 
     __slots__ = (
-        "appended_at_ms", "base_offset", "count", "durable", "future", "partition_id", "position",
-        "record", "settled", "stamped", "undo",
+        "appended_at_ms", "base_offset", "count", "future", "partition_id", "position", "record", "settled", "stamped",
+        "undo",
     )  # fmt: skip
 
     def __init__(
@@ -74,8 +74,7 @@ class Entry:
         count: int = 0,
         appended_at_ms: int = 0,
         settled: Callable[[Entry], None] | None = None,
-        undo: Callable[[], None] | None = None,
-        durable: bool = False,
+        undo: Callable[[], object] | None = None,
     ) -> None:
         self.record = record
         self.partition_id = partition_id
@@ -83,15 +82,13 @@ class Entry:
         self.count = count
         self.appended_at_ms = appended_at_ms
         self.position = -1
-        """In the log, once it is taken."""
+        """Position in the log, once a commit has taken it."""
         self.stamped: bytearray = _NOTHING
-        """The header as it is in the log, once it is taken."""
+        """The header as it is in the log, once a commit has taken it."""
         self.settled = settled
         """Called when it is durable, before `future` is resolved."""
         self.undo = undo
         """Takes the decision back if it cannot be made durable."""
-        self.durable = durable
-        """To be synced before it is settled, however the broker flushes."""
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -115,7 +112,6 @@ class GroupCommit:
         clock: Clock,
         queued_bytes_max: int,
         commit_bytes_max: int,
-        flush_ms: int = 0,
         free_bytes: Callable[[], int] = lambda: 1 << 62,
     ) -> None:
         self._log = log
@@ -126,33 +122,28 @@ class GroupCommit:
         self._commit_bytes_max = commit_bytes_max
         self._queue: deque[Entry] = deque()
         self._queued_bytes = 0
-        """Of the queue and of the commit at the disk."""
+        """Bytes in the queue and in the commit that is being written."""
         self._own = 0
-        """The broker's own records in the queue."""
+        """How many of the broker's own records are in the queue."""
         self._late: dict[Hashable, _Late] = {}
         self._task: asyncio.Task[None] | None = None
         self._failure: KeylaneError | None = None
-        self._flush_ms = flush_ms
-        """How long written records may wait for their sync; 0: each commit has its own."""
-        self._sync_due_ms = 0
-        """When what was written without a sync has to have one; 0: there is nothing."""
-        self._timer: asyncio.TimerHandle | None = None
         self._free_bytes = free_bytes
         self._full_until_ms = 0
         self._full_bytes = 0
-        """What did not fit when the disk was full."""
+        """Bytes of the commit that did not fit on the disk."""
         self._held = ""
         self._line = Line(WAITING_MAX, self._has_room)
         self.commits = 0
         """Commits settled since the start."""
         self.failures = 0
-        """Times that decisions had to be taken back."""
+        """How often decisions were undone."""
         self.on_settled: Callable[[], None] = lambda: None
         """Called after each commit."""
 
     @property
     def failed(self) -> bool:
-        """Has a write or sync failed, so that nothing is written again."""
+        """True after a failed write or sync: nothing is written again."""
         return self._failure is not None
 
     @property
@@ -177,7 +168,7 @@ class GroupCommit:
             return False
 
     def hold(self, reason: str) -> None:
-        """Take no messages for this reason from now on; "" to take them again.  What consumers do goes on."""
+        """Take no messages for this reason from now on; "" to take them again.  Consumers are still served."""
         self._held = reason
 
     def _has_room(self, length: int) -> bool:
@@ -185,17 +176,18 @@ class GroupCommit:
         return taken + length <= self._queued_bytes_max or not taken
 
     def turn(self, length: int) -> AbstractAsyncContextManager[None]:
-        """Wait for room for messages of `length` bytes; inside the block they are decided on, with `in_turn`."""
-        if self._line.passes(length) or self.reason:  # which `check_room` tells
+        """Wait for room for messages of `length` bytes; they are decided on inside the block, with `in_turn`."""
+        if self._line.passes(length) or self.reason:  # `check_room` raises it
             return nullcontext()
         return self._line.turn(length)
 
     def check_room(self, length: int, *, own: bool = False, in_turn: bool = False) -> None:
         """
-        Let a record of `length` bytes be decided on; the broker's `own` have room, and go on, where messages do not.
+        Check that a record of `length` bytes may be decided on.
 
         Args:
-            in_turn: its room was waited for.
+            own: the record is the broker's own: it has extra room, and is taken while messages are held.
+            in_turn: the caller has waited for room with `turn`.
 
         Raises:
             BrokerReadOnlyError: a write failed before, or the disk was full a moment ago.
@@ -215,7 +207,7 @@ class GroupCommit:
             )
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
-        """Queue what was decided after `check_room`; the future is resolved when it is durable."""
+        """Queue a record that was decided on after `check_room`; the future is resolved when it is durable."""
         self._queue.append(entry)
         self._queued_bytes += len(entry.record)
         self._own += _is_own(entry)
@@ -224,7 +216,7 @@ class GroupCommit:
         return entry.future
 
     def submit_late(self, key: Hashable, make: Callable[[], Entry]) -> asyncio.Future[None]:
-        """Have the next commit carry the record that `make` gives then; one for all who ask under this key."""
+        """Have the next commit write the record that `make` returns then; callers with the same key share a record."""
         late = self._late.get(key)
         if late is None:
             late = self._late[key] = _Late(make)
@@ -242,12 +234,6 @@ class GroupCommit:
             return entry.future
         return self.submit(entry)
 
-    def synced(self) -> asyncio.Future[None]:
-        """As `flushed`, and synced also where that may come later."""
-        if not self._flush_ms:
-            return self.flushed()
-        return self.submit(Entry(b"", durable=True))
-
     def _start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._drain(), name="group commit")
 
@@ -259,9 +245,8 @@ class GroupCommit:
                 fits = True
                 try:
                     units = self._take(plan, entries)
-                    durable = self._is_due(entries)
-                    if plan.end > plan.start or (durable and self._sync_due_ms):
-                        fits = await self._run_blocking(self._write, plan, units, durable)
+                    if plan.end > plan.start:
+                        fits = await self._run_blocking(self._write, plan, units)
                 except StorageError as error:
                     self._fail(error, entries, plan)
                 except Exception as error:
@@ -272,13 +257,12 @@ class GroupCommit:
                         self._full(plan)
                     elif plan.end > plan.start:
                         self._full_until_ms = 0
-                    self._plan_sync(plan, durable)
                     self._settle(entries)
         finally:
             self._task = None
 
     def _take(self, plan: WritePlan, entries: list[Entry]) -> list[tuple[int, Unit]]:
-        """Move what waits into a commit; what of it are messages, for the index."""
+        """Move waiting entries into a commit; the units of those that are messages, for the index."""
         units = []
         queue = self._queue
         left = self._commit_bytes_max
@@ -310,41 +294,17 @@ class GroupCommit:
             entries += [_waiting(future) for future in one.futures]
         return units
 
-    def _write(self, plan: WritePlan, units: list[tuple[int, Unit]], durable: bool) -> bool:
-        """False if the log has it and the index no room for it: readers find it all the same."""
-        if plan.end == plan.start:
-            self._log.sync()
-            return True
-        self._log.write(plan, durable=durable)
+    def _write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
+        """False if the log has the records and the index no room for them: readers find them all the same."""
+        self._log.write(plan)
         try:
             self._queues.dispatch(units)
         except DiskFullError:
             return False
         except StorageError as error:
-            # The log has it: whether it was done must not be denied.
+            # The records are durable: nobody may be told that they are not.
             raise FlushFailedError(error.message, **error.details) from error
         return True
-
-    def _is_due(self, entries: list[Entry]) -> bool:
-        """Has this commit to end with a sync?"""
-        if not self._flush_ms or any(entry.durable for entry in entries):
-            return True
-        return 0 < self._sync_due_ms <= self._clock.boot_ms()
-
-    def _plan_sync(self, plan: WritePlan, durable: bool) -> None:
-        """Have what was not synced now be synced soon, also if nothing more is written."""
-        if durable:
-            self._sync_due_ms = 0
-        elif not self._sync_due_ms and plan.end > plan.start:
-            self._sync_due_ms = self._clock.boot_ms() + self._flush_ms
-            if self._timer is None:
-                loop = asyncio.get_running_loop()
-                self._timer = loop.call_later(self._flush_ms / 1000, self._sync_now)
-
-    def _sync_now(self) -> None:
-        self._timer = None
-        if self._sync_due_ms and self._failure is None:
-            self.synced()
 
     def _settle(self, entries: list[Entry]) -> None:
         self.commits += 1
@@ -387,10 +347,6 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Wait until everything submitted is durable or has failed."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._sync_due_ms and self._failure is None:
-            self.synced()
         while self._task is not None:
             await asyncio.wait([self._task])
 
@@ -408,4 +364,4 @@ def _waiting(future: asyncio.Future[None]) -> Entry:
 def _refuse(entry: Entry, error: KeylaneError) -> None:
     if not entry.future.done():
         entry.future.set_exception(error)
-        entry.future.exception()  # nobody may be waiting for it any more
+        entry.future.exception()  # marks it as retrieved: its caller may have been cancelled

@@ -1,4 +1,4 @@
-"""What is done about a damaged index while the broker serves: people are told, and the next start makes it anew."""
+"""Handles damage of the index while the broker serves: health tells it, and the next start rebuilds the index."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class IndexDamage:
         self._run_blocking = run_blocking
 
     async def found(self, error: CorruptIndexError) -> None:
-        """Tell it in health; the index is not trusted again once the broker has stopped."""
-        if self._state.mended:
+        """Tell it in health, and mark the index so that the next start rebuilds it."""
+        if self._state.until_restart:
             return
         text = f"{error.message}; the next start makes the index anew"
         log.error("%s", text)
         self._state.problems.append(text)
-        self._state.mended.add(text)
+        self._state.until_restart.add(text)
         try:
             await self._run_blocking(mark, self._files, self._kind)
         except StorageError as failed:

@@ -1,15 +1,15 @@
-"""Groups that a partition is told of before they come to it: retention waits for them as for those that have.
+"""Registers groups at a partition before they read it, so that retention keeps its messages for them.
 
     POST /v1/partitions             groups            ─▶ PARTITION, then as below
     POST /v1/partitions/{id}/groups groups, complete  ─▶ CURSOR [group, 0, first offset, []]    of each that is not known
                                                       ─▶ TOLD                                   if these are all there are
 
-A group comes to a child only when it is through with the parents, and to any partition only when a consumer of it is
-granted that; until then nobody of it has acquired the partition, and what is in it would be removed unread.
+A group reads a child only after it drained the parents, and any partition only after one of its consumers was granted
+it.  Before that the group has not acquired the partition, and messages in it would be removed unread.
 
 Invariants
     A partition counts as told only when TOLD, and every group before it, is on the disk.
-    It does not after the metaserver has said that the broker may lack a group, until it is told all again.
+    When the metaserver says that the broker may lack a group, no partition counts as told until all groups are told again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from ...protocol.offsets import AckedOffsets
 from ..partition.partition import Group, HostedPartition
-from ..partition.records import encode_body, encode_told
+from ..partition.records import encode_told
 from .group_commit import Entry
 from .store import OWN_RECORD_BYTES, Store
 
@@ -28,13 +28,16 @@ def know_groups(
     store: Store, partition: HostedPartition, names: Sequence[str], *, complete: bool = False
 ) -> asyncio.Future[None]:
     """
-    Keep these groups from now on; those that are kept already stay as they are.  What to wait for.
+    Keep these groups from now on; groups that are kept already stay as they are.
 
     Args:
-        complete: no other group of the subject is to read the partition.
+        complete: these are all groups of the subject.
+
+    Returns:
+        A future that is resolved when that is durable.
 
     Raises:
-        InvalidNameError, OverloadedError, BrokerReadOnlyError: nothing was changed, or some of them are kept.
+        InvalidNameError, OverloadedError, BrokerReadOnlyError: none or some of the groups are kept.
     """
     store.firsts.rise(partition.partition_id)
     durable = store.commit.flushed()
@@ -51,7 +54,7 @@ def know_groups(
 
 
 def forget_told(store: Store) -> None:
-    """The metaserver may know of groups that this broker was never told: no partition counts as told any more."""
+    """The metaserver may know groups that this broker was never told: let no partition count as told."""
     for partition in store.state.partitions.values():
         if partition.groups_told:
             store.state.touch(partition)
@@ -59,32 +62,15 @@ def forget_told(store: Store) -> None:
 
 
 def _keep(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
-    store.state.touch(partition)
-    store.firsts.grouped.add(partition.partition_id)  # retention may be deciding without it
+    store.firsts.grouped.add(partition.partition_id)  # retention may be deciding without the group
     group.acked = AckedOffsets(partition.first_offset)
-    group.version += 1
-    version, body = group.version, group.cursor_body()
+    group.changed()
     partition.groups[group.name] = group
-
-    def settled(_entry: Entry) -> None:
-        group.saved(body, version)
-
-    def undo() -> None:
-        partition.groups.pop(group.name, None)
-
-    entry = Entry(
-        encode_body(partition.partition_id, body),
-        partition_id=partition.partition_id,
-        base_offset=body.cursor,
-        settled=settled,
-        undo=undo,
-        durable=True,
-    )
-    return store.commit.submit(entry)
+    return store.save_now(partition, group, undo=lambda: partition.groups.pop(group.name, None))
 
 
 def _mark(store: Store, partition: HostedPartition) -> asyncio.Future[None]:
-    """The groups so far are all; retention believes it only when it is on the disk."""
+    """Mark the groups so far as all there are; retention goes by it once it is on the disk."""
     store.state.touch(partition)
 
     def settled(_entry: Entry) -> None:
@@ -96,6 +82,5 @@ def _mark(store: Store, partition: HostedPartition) -> asyncio.Future[None]:
         partition_id=partition.partition_id,
         base_offset=partition.next_offset,
         settled=settled,
-        durable=True,
     )
     return store.commit.submit(entry)

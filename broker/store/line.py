@@ -1,16 +1,16 @@
 """Appends that wait for room in the queue for the disk, first come, first served.
 
     room, and nobody waits ─▶ goes on at once
-    no room                ─▶ waits its turn: what comes later waits behind it, however small it is
+    no room                ─▶ waits its turn: later appends wait behind it, however small they are
     too many wait, or a turn takes longer than WAIT_MS ─▶ refused, and nothing was decided
 
-Without the line a large append never finds room beside small ones: each of them takes what has just become free.
+Without the line a large append never finds room beside small ones: each of them takes the room that has just become free.
 
 Invariants
-    Whoever is let in goes on in the order of arrival: what one connection sends is decided in its order.
-    Room that was promised is nobody else's until its append is decided.
-    The end of each turn lets in the next.  A repeat or a refused append takes no room, and where no commit is under
-    way none would let in anybody.
+    Appends are let in in the order of arrival: those of one connection are decided in its order.
+    Promised room is kept for its append until that is decided.
+    The end of each turn lets in the next append: a repeat or a refused append takes no room, and without a commit
+    under way nothing else would.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...protocol.errors import OverloadedError
 WAITING_MAX = 32
 """Of a broker: 36 MB, if each is the largest batch there is."""
 WAIT_MS = 2_000
-"""Less than a producer waits for an answer: a refusal says that nothing was done, silence does not."""
+"""Less than a producer waits for an answer: a refusal says that nothing was done, a time-out does not."""
 
 
 class Line:
@@ -44,7 +44,7 @@ class Line:
         self._waiting: OrderedDict[asyncio.Future[None], int] = OrderedDict()
         """With the bytes that each needs."""
         self.promised_bytes = 0
-        """Room given to those who have not taken it yet."""
+        """Room of appends that are let in and not decided yet."""
 
     @property
     def waiting(self) -> int:
@@ -52,14 +52,14 @@ class Line:
         return len(self._waiting)
 
     def passes(self, length: int) -> bool:
-        """True if `length` bytes may be taken at once: there is room, and nobody waits for it or was just let in."""
+        """True if `length` bytes may be taken at once: there is room, and no append waits or was just let in."""
         return not self._waiting and not self.promised_bytes and self._fits(length)
 
     @asynccontextmanager
     async def turn(self, length: int) -> AsyncIterator[None]:
         """
-        Wait for room for `length` bytes; to be taken inside the block, without another wait.  The next is let in at
-        the block's end, whether it took the room or not.
+        Wait for room for `length` bytes, to be taken inside the block without another await.  The end of the block
+        lets in the next append, whether the room was taken or not.
 
         Raises:
             OverloadedError: too many are waiting, or it took too long.
@@ -90,7 +90,7 @@ class Line:
             self.promised_bytes -= length
 
     def let_in(self, *, all_of_them: bool = False) -> None:
-        """Room has become free; or nothing is taken any more, which `all_of_them` are to hear."""
+        """Let in waiting appends that fit; `all_of_them` when no append is taken any more, so that each is refused."""
         while self._waiting:
             ours, length = next(iter(self._waiting.items()))
             if not (all_of_them or self._fits(length)):

@@ -1,12 +1,12 @@
-"""Tokens from before an operator accepted this data folder: all are refused, durably, before anybody is served.
+"""Refuses, durably, all tokens from before an operator accepted this data folder, before any client is served.
 
     BrokerWelcome.fence ─▶ FENCE [group, token, "=reset"] of every group that had a token ─▶ served
 
-A group that had none is refused in memory: its first token is above the fence, unless the group is one that the copy
-lacks, of which a consumer has an old token.
+A group without a token here is refused in memory: its first token is above the fence, unless the copy lacks the group
+and a consumer still has an old token of it.
 
-An accepted copy gives offsets away again.  Whoever read the original may still have acks for such offsets to send, and
-they would be acks of other messages.
+An accepted copy gives the same offsets to other messages.  A consumer that read the original may still send acks for such
+offsets; they would ack messages that it never handled.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .store import Store
 
 async def refuse_old_tokens(store: Store, token: int) -> None:
     """
-    Refuse every token up to `token`, also of groups that this folder has not heard of; again does nothing.
+    Refuse every token up to `token`, also of groups that this folder lacks; a repeat does nothing.
 
     Raises:
-        StorageError: some are not refused durably yet.
+        StorageError: some tokens are not refused durably yet.
         BrokerReadOnlyError
     """
     store.fence_floor = max(store.fence_floor, token)

@@ -1,4 +1,4 @@
-"""A store's state, log and index as a start finds them: snapshot, then what the log says after it.  Blocks.
+"""Opens a store's state, log and index: the snapshot, then the records that follow it in the log.  Blocks.
 
 snapshot, position p ─▶ state      index ─▶ position q ≤ p ─▶ read the log from q on
                                       records from q on ─▶ index      records from p on ─▶ state
@@ -17,7 +17,8 @@ from ..partition.state import BrokerState
 from ..storage.files import Files
 from ..storage.index.interface import ConsumeQueues, Unit
 from ..storage.log.commit_log import segment_bases
-from ..storage.log.recovery import Hole, Recovered, recover_log
+from ..storage.log.holes import Hole
+from ..storage.log.recovery import RecoveredLog, recover_log
 from ..storage.snapshot import Loaded, Snapshots
 from .dispatch import Dispatch
 from .first_offsets import correct_first_offsets
@@ -28,23 +29,23 @@ log = logging.getLogger("keylane.broker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """What a store goes on with."""
+    """A recovered state, and what belongs to it."""
 
     state: BrokerState
     snapshots: Snapshots
     position: int
-    """What the newest snapshot stands for."""
-    recovered: Recovered
+    """The log position that the newest snapshot stands for."""
+    recovered: RecoveredLog
 
 
-class _Both:
-    """Tells the state and the index of what is in the log."""
+class _StateAndIndex:
+    """Gives every record and every hole to the state and to the index."""
 
     def __init__(self, replay: Replay, dispatch: Dispatch) -> None:
         self._replay = replay
         self._dispatch = dispatch
-        self.unknown: Hole | None = None
-        """The newest hole of which nobody knows what was in it."""
+        self.unexplained: Hole | None = None
+        """The newest hole with records that are not known."""
 
     def record(self, header: Header, body: memoryview) -> None:
         self._replay.record(header, body)
@@ -54,7 +55,7 @@ class _Both:
         self._replay.hole(hole)
         self._dispatch.hole(hole)
         if not hole.explained:
-            self.unknown = hole
+            self.unexplained = hole
 
 
 def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
@@ -83,17 +84,17 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
         state.damaged.update(loaded.extra.damaged)
     first = min(segment_bases(files), default=0)
     if loaded.position < first:
-        # Older than retention: the log says all of it, from its first segment on.
+        # Retention has removed the log behind this snapshot; the log alone has the whole state.
         state, loaded = BrokerState(clock.boot_ms), Loaded()
     start = min(queues.recover(loaded.position, first_position=first), loaded.position)
     replay = Replay(state, start=loaded.position)
     dispatch = Dispatch(queues, start=start)
-    both = _Both(replay, dispatch)
-    recovered = recover_log(files, both, start=start, durable=loaded.position)
+    visitor = _StateAndIndex(replay, dispatch)
+    recovered = recover_log(files, visitor, start=start, durable=loaded.position)
     dispatch.flush()
     replay.finish()
-    if both.unknown is not None:
-        _miss_what_the_index_lacks(state, queues, hole=both.unknown)
+    if visitor.unexplained is not None:
+        _mark_missing_offsets_lost(state, queues, hole=visitor.unexplained)
     if state.retained < first:
         correct_first_offsets(state, queues, first_position=first)
     for problem in damage_of(state):
@@ -101,8 +102,8 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> Opened:
     return Opened(state=state, snapshots=snapshots, position=loaded.position, recovered=recovered)
 
 
-def _miss_what_the_index_lacks(state: BrokerState, queues: ConsumeQueues, *, hole: Hole) -> None:
-    """The snapshot knows of offsets that neither the index nor the log has any more: they are lost, and say so."""
+def _mark_missing_offsets_lost(state: BrokerState, queues: ConsumeQueues, *, hole: Hole) -> None:
+    """Mark offsets as lost that the snapshot has and neither the index nor the log has any more."""
     fillers = []
     for partition_id, partition in state.partitions.items():
         bounds = queues.bounds(partition_id)

@@ -1,15 +1,23 @@
-"""What the records of the log, and the holes in it, make of the state.  Pure.
+"""Folds the records of the log, and the holes in it, into the state.  Pure.
 
-    base offset == next     fold                     base offset < next    folded before: the snapshot had it
-    base offset >  next     offsets [next, base) were lost on the way: the partition stops there, the rest is kept
+    base offset == next     fold                     base offset < next    folded before: the snapshot has it
+    base offset >  next     offsets [next, base) are lost: the partition takes no appends, later batches are kept
 
-A hole takes what the log's trail says was in it.  The broker's own records among that come back from the trail;
-batches are lost, and their partitions stop.  Where nobody knows what was in a hole, a partition is taken for whole
-only if a batch after the hole goes on where the one before it ended, and a fence only if a higher token comes.
+The words of damage recovery
+    hole          positions of the log that held durable records and hold none that is whole any more
+    explained     a hole whose records are all known from the trail: the broker's own records come back from it, and
+                  batches are lost by name
+    unexplained   a hole with records that are not known.  Any partition may have lost its end in it, any group a fence
+    complete      a partition known to have lost no end in the newest unexplained hole: a later record continues it
+    known fence   a group whose fence came again after that hole
+    lost          offsets of a partition whose batches are gone; an end of END_UNKNOWN: and any number after them
+    orphan        a partition that has records, while the record that says what it is was lost
+    damaged       a partition with lost offsets
+    stopped       a damaged partition: it takes no appends, and reads end before the lost offsets
 
 Invariants
     The state of a log without damage is the same from any snapshot of it.
-    What cannot be shown to be whole is stopped, by name and position; the other partitions go on.
+    A partition that is not known to be complete is stopped, with its id and a position; the others are served.
 """
 
 from __future__ import annotations
@@ -18,10 +26,10 @@ from ...protocol.errors import CorruptLogError, DataFolderError, KeylaneError
 from ...protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from ...protocol.record import Header, Kind
 from ..partition.image import Part, part_of
-from ..partition.partition import HostedPartition
+from ..partition.partition import END_UNKNOWN, HostedPartition
 from ..partition.records import WITHOUT_BODY, CursorBody, FenceBody, decode_body
 from ..partition.state import PROBLEMS_MAX, BrokerState
-from ..storage.log.recovery import Hole
+from ..storage.log.holes import Hole
 
 HOLES_MAX = PROBLEMS_MAX // 2
 """Holes that are told of one by one: they leave room for what else is wrong."""
@@ -39,14 +47,14 @@ class Replay:
         self._start = start
         self._hole_position = -1
         """Where the newest hole begins."""
-        self._unknown: Hole | None = None
-        """The newest hole of which nobody knows what was in it."""
-        self._whole: set[int] = set()
-        """Partitions shown to be whole since then."""
-        self._fenced: set[tuple[int, str]] = set()
-        """Partitions and groups whose fence is known since then."""
-        self._partial: dict[int, int] = {}
-        """Partitions known by some of their STATE records alone: how many producers came."""
+        self._unexplained: Hole | None = None
+        """The newest hole that has records which are not known."""
+        self._complete: set[int] = set()
+        """Partitions known to have lost no end in that hole."""
+        self._known_fences: set[tuple[int, str]] = set()
+        """Partitions and groups whose fence came again after that hole."""
+        self._producers_read: dict[int, int] = {}
+        """Partitions known from some of their STATE records alone, with the number of producers read so far."""
 
     # ── records ───────────────────────────────────────────────────────────────────────────────────────
     def record(self, header: Header, body: memoryview) -> None:
@@ -78,14 +86,14 @@ class Replay:
             self._own(header, body, partition)
 
     def _reach(self, partition: HostedPartition, header: Header) -> None:
-        """The record begins at its base offset: what lies between the partition and it is lost."""
+        """A record at its base offset: offsets between the partition's end and it are lost."""
         self._state.touch(partition)
         if header.base_offset > partition.next_offset:
             hole = self._hole_position
             position = hole if 0 <= hole < header.position else header.position
             self._lose(partition, partition.next_offset, header.base_offset, position)
             partition.next_offset = partition.readable_offset = header.base_offset
-        self._whole.add(partition.partition_id)
+        self._complete.add(partition.partition_id)
 
     def _append(self, partition: HostedPartition, header: Header) -> None:
         partition.apply_append(
@@ -100,12 +108,12 @@ class Replay:
                 if known is not None:
                     self._restore(header, found, known)
                 elif part.before:
-                    # The parts before it are lost, or were retained: then all of them come again.
+                    # The parts before it are lost, or retention removed them: then all parts follow again.
                     self._state.orphans.setdefault(header.partition_id, header.position)
                 else:
                     self._add(header, found)
-                    self._partial[header.partition_id] = 0
-                self._count(header, part, len(found.producers))
+                    self._producers_read[header.partition_id] = 0
+                self._count_producers(header, part, len(found.producers))
                 return
             facts = decode_body(header, body)
             if known is None:
@@ -117,26 +125,26 @@ class Replay:
             self._misfit(header, error.message)
 
     def _add(self, header: Header, found: HostedPartition) -> None:
-        """A STATE record, or the first of several: all there is to know, up to its position."""
+        """A STATE record, or the first of several, of a partition that is not known yet."""
         self._state.partitions.add(found)
         if found.lost:
             self._state.damaged.add(header.partition_id)
         self._state.orphans.pop(header.partition_id, None)
-        self._whole.add(header.partition_id)
+        self._complete.add(header.partition_id)
 
-    def _count(self, header: Header, part: Part, count: int) -> None:
-        """So many producers came; of a partition that is known by its STATE records alone, all have to."""
-        so_far = self._partial.get(header.partition_id)
+    def _count_producers(self, header: Header, part: Part, count: int) -> None:
+        """Count the producers read of a partition that is known from STATE parts alone; it is whole when all were read."""
+        so_far = self._producers_read.get(header.partition_id)
         if so_far is None or part.before not in {0, so_far}:
             return
-        self._partial[header.partition_id] = part.before + count
+        self._producers_read[header.partition_id] = part.before + count
         if part.before + count >= part.total:
-            del self._partial[header.partition_id]
+            del self._producers_read[header.partition_id]
 
     def _restore(self, header: Header, found: HostedPartition, known: HostedPartition) -> None:
         """A STATE record of a partition that is known."""
         if header.base_offset >= known.next_offset:
-            _take_producers(found, known, ordered=header.partition_id in self._partial)
+            _take_producers(found, known, ordered=header.partition_id in self._producers_read)
         self._reach(known, header)
         for one in found.lost:
             self._state.lose(known, one.start, one.end, position=one.position)
@@ -163,13 +171,13 @@ class Replay:
                 self._fence(partition, said)
             case CursorBody():
                 partition.apply_cursor(said)
-                self._fenced.add((partition.partition_id, said.group))
+                self._known_fences.add((partition.partition_id, said.group))
             case None:
                 self._reach(partition, header)
                 partition.sealed = partition.ended = True
 
     def _fence(self, partition: HostedPartition, said: FenceBody) -> None:
-        self._fenced.add((partition.partition_id, said.group))
+        self._known_fences.add((partition.partition_id, said.group))
         group = partition.groups.get(said.group)
         if group is None or said.token > group.lock.fence:
             partition.apply_fence(said)
@@ -189,9 +197,9 @@ class Replay:
         if not hole.explained or start == hole.start:
             self._state.problem(text, room=HOLES_MAX)
         if not hole.explained and hole.end > self._start:
-            self._unknown = hole
-            self._whole.clear()
-            self._fenced.clear()
+            self._unexplained = hole
+            self._complete.clear()
+            self._known_fences.clear()
         for header, body in hole.traces:
             if header.kind == Kind.MESSAGES:
                 self._lost_batch(header)
@@ -220,9 +228,11 @@ class Replay:
         elif header.kind == Kind.FENCE:
             partition.fences_lost = True
             self._state.touch(partition)
-            self._problem(f"a fence of partition {header.partition_id} is lost: it lets nobody in")
+            self._problem(
+                f"a fence of partition {header.partition_id} is lost: no consumer is let in"
+            )
         elif header.kind == Kind.CURSOR:
-            # Perhaps the only record of its group: the metaserver has to tell the groups again.
+            # It may be the only record of its group: the metaserver has to tell the groups again.
             partition.groups_told = False
             self._state.touch(partition)
 
@@ -231,30 +241,30 @@ class Replay:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────
     def finish(self) -> None:
-        """The log has been read: stop what could not be shown to be whole."""
+        """The whole log was read: stop the partitions that are not known to be complete."""
         for partition_id, position in self._state.orphans.items():
             self._problem(f"what partition {partition_id} is was lost (position {position})")
-        for partition_id in self._partial:
+        for partition_id in self._producers_read:
             partition = self._state.partitions[partition_id]
-            self._lose(partition, partition.next_offset, -1, max(self._hole_position, 0))
+            self._lose(partition, partition.next_offset, END_UNKNOWN, max(self._hole_position, 0))
             self._problem(f"some of the producers of partition {partition_id} were lost")
-        if self._unknown is None:
+        if self._unexplained is None:
             return
         for partition_id, partition in self._state.partitions.items():
-            if partition_id not in self._whole and not partition.sealed:
-                self._lose(partition, partition.next_offset, -1, self._unknown.start)
+            if partition_id not in self._complete and not partition.sealed:
+                self._lose(partition, partition.next_offset, END_UNKNOWN, self._unexplained.start)
             if partition.groups_told:
                 # A group may have been in the hole: the metaserver has to tell all of them again.
                 partition.groups_told = False
                 self._state.touch(partition)
             for name, group in partition.groups.items():
-                if (partition_id, name) not in self._fenced:
-                    # Whoever had this token may have lost it in the hole: only a newer one is let in.
+                if (partition_id, name) not in self._known_fences:
+                    # A newer owner may be in the hole: the session of this token is let in no more.
                     group.lock.session = ""
                     self._state.touch(partition)
 
     def _misfit(self, header: Header, reason: str) -> None:
-        """A whole record that does not fit: the partition it speaks of is not to be trusted."""
+        """A whole record that contradicts the records before it: its partition is stopped."""
         self._problem(
             f"the record at position {header.position} does not fit the log before it: {reason}"
         )
@@ -263,7 +273,7 @@ class Replay:
             self._state.orphans.setdefault(header.partition_id, header.position)
         else:
             partition.fences_lost = True
-            self._lose(partition, partition.next_offset, -1, header.position)
+            self._lose(partition, partition.next_offset, END_UNKNOWN, header.position)
 
     def _problem(self, text: str) -> None:
         self._state.problem(text)
@@ -271,10 +281,12 @@ class Replay:
 
 def _take_producers(found: HostedPartition, known: HostedPartition, *, ordered: bool) -> None:
     """
-    A STATE record that is not older than what is known says who its producers are, silent longest first.
+    Take the producers, the one silent longest first, of a STATE record that is not older than the known partition.
 
-    An older one must not: the batches that made the difference are folded already and do not come again.
-    `ordered`: their order is not known yet either.
+    The producers of an older record must not be taken: the batches since then are folded and do not come again.
+
+    Args:
+        ordered: take the order of the producers as well; it is not known yet.
     """
     for number, state in found.producers.items():
         if ordered or known.producers.get(number) != state:

@@ -1,10 +1,10 @@
-"""A group's progress set by an operator: its fence rises to a fresh token, then its cursor goes where it is told.
+"""Sets a group's progress for an operator: its fence rises to a fresh token, then its cursor moves.
 
     POST /v1/partitions/{id}/cursor ─▶ FENCE [group, token, session] ─▶ CURSOR [group, token, cursor, []]   one commit
 
 Invariants
-    Whoever held the partition is refused from the decision on: no ack of his comes after the new cursor.
-    Again with the same token ends with the same cursor: nobody else can have that token.
+    The session that held the partition is refused from the decision on: none of its acks follows the new cursor.
+    A repeat with the same token ends with the same cursor: no other call can have that token.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from ...protocol.offsets import AckedOffsets
 from ...protocol.progress import SetCursor
 from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import decide_acquire, operator_session
-from ..partition.records import encode_body
-from .group_commit import Entry
 from .store import OWN_RECORD_BYTES, Store
 
 
 def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyncio.Future[None]:
     """
-    Decide on a new cursor; what retention has removed is left out.  What to wait for.
+    Decide on a new cursor, at or above the first offset; a future that is resolved when it is durable.
 
     Raises:
         FencedError: a higher token has been seen, or this one from a consumer.
@@ -54,30 +52,15 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
 def _submit(
     store: Store, partition: HostedPartition, group: Group, cursor: int
 ) -> asyncio.Future[None]:
-    store.state.touch(partition)
-    store.firsts.grouped.add(partition.partition_id)  # it may need older messages than before
+    store.firsts.grouped.add(
+        partition.partition_id
+    )  # the group may need older messages than before
     before = group.acked
     group.acked = AckedOffsets(cursor)
-    group.version += 1
-    version = group.version
-
-    body = group.cursor_body()
-
-    def settled(_entry: Entry) -> None:
-        group.saved(body, version)
+    group.changed()
 
     def undo() -> None:
         group.acked = before
-        group.version += (
-            1  # a record made meanwhile may have carried the new cursor: it is written again
-        )
+        group.changed()  # a record made meanwhile may have the new cursor: the old one is written again
 
-    entry = Entry(
-        encode_body(partition.partition_id, body),
-        partition_id=partition.partition_id,
-        base_offset=cursor,
-        settled=settled,
-        undo=undo,
-        durable=True,
-    )
-    return store.commit.submit(entry)
+    return store.save_now(partition, group, undo=undo)

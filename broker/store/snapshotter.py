@@ -1,13 +1,13 @@
-"""When a snapshot is due, and what goes into it, a little at a time, so that requests never wait for it.
+"""Writes snapshots of the state when they are due, in slices, so that requests never wait for them.
 
-    position := end of the log ─▶ images of what changed, in slices ─▶ wait until all of that is durable
+    position := end of the log ─▶ images of changed partitions, in slices ─▶ wait until all of that is durable
                                        ─▶ index, then file, off the event loop ─▶ done
 
-What changes while the slices are made is in the snapshot as it was then, and in the next one again; the log's
-records after `position` fold into either.
+A partition that changes while the slices are made is in this snapshot as it was then, and in the next one again; the
+log's records after `position` fold into either.
 
 Invariants
-    Nothing goes into a snapshot that the log may still lose: if the wait fails, the snapshot is dropped.
+    A snapshot has no record that the log may still lose: if the wait fails, the snapshot is dropped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Snapshotter:
         self._task: asyncio.Task[bool] | None = None
         self._tried_at = position
         self.position = position
-        """What the newest snapshot stands for: a start reads the log from here on."""
+        """The log position that the newest snapshot stands for: a start reads the log from here on."""
         self.problem = ""
         """Why the last one failed; "" if it did not."""
         commit.on_settled = self._check
@@ -78,16 +78,17 @@ class Snapshotter:
 
     async def write(self, *, clean: bool = False) -> bool:
         """
-        Write a snapshot now, after the one that is under way; False if it failed.
+        Write a snapshot, after the one that is under way; False if it failed.
 
-        At a `clean` stop nothing is decided any more, and it stands for the whole log.
+        Args:
+            clean: the broker stops and decides nothing any more: the snapshot stands for the whole log.
         """
         await self.ended()
-        # Whoever waits may be cancelled; the snapshot goes on, and the next one waits for it.
+        # The caller may be cancelled; the snapshot is written all the same, and the next one waits for it.
         return await asyncio.shield(self._start(clean=clean))
 
     async def ended(self) -> None:
-        """Wait for the one that is under way, if there is one."""
+        """Wait for the snapshot that is under way, if there is one."""
         while self._task is not None:
             await asyncio.wait([self._task])
 
@@ -103,9 +104,9 @@ class Snapshotter:
         try:
             chunks = await self._chunks(table.ids() if whole else list(dirty))
             state = self._state
-            problems = [one for one in state.problems if one not in state.mended]
+            problems = [text for text in state.problems if text not in state.until_restart]
             extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged))
-            await self._commit.synced()
+            await self._commit.flushed()
             if self._commit.failures != failures:
                 raise StorageError("writes failed while it was made")
             await self._run_blocking(self._put, chunks, whole, clean, position, extra)

@@ -1,7 +1,7 @@
-"""The store of a broker: state, log, index and cache joined; every decision is made here, at once, on the event loop.
+"""The store of a broker: state, log, index and cache joined.  Runs on one event loop.
 
-Methods that decide return the entry or future to wait for: awaiting it is the caller's, so that calls made one after
-another are decided in that order.
+Appends, partitions, seals and fences are decided here, and made durable; acks are decided in `service.py`.  A method
+that decides returns a future for the caller to await, so calls made one after another are decided in that order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..storage.index.interface import ConsumeQueues, offset_at
 from ..storage.index.kinds import mark_others, open_index
 from ..storage.log.batch_reader import BatchReader
 from ..storage.log.commit_log import CommitLog
-from ..storage.log.recovery import Recovered
+from ..storage.log.recovery import RecoveredLog
 from ..storage.snapshot import Snapshots
 from .carry_over import CarryOver
 from .first_offsets import FirstOffsets
@@ -44,12 +44,13 @@ from .snapshotter import Snapshotter
 from .tail_cache import TailCache
 
 OWN_RECORD_BYTES = 4096
-"""Room asked for a fence, a seal or a partition before its record is made."""
-LEVELS = {"sync": "fsync", "async": "async"}
+"""Room that is checked for a fence, a seal or a partition before its record is made."""
+DURABLE = "fsync"
+"""How durable a record is when it is answered: on the disk.  The word of answers, receipts and health."""
 
 
 class Store:
-    """What a broker stores, recovered; `open` it, then use it from one event loop."""
+    """A recovered store; made by `open`, then used from one event loop."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Store:
         state: BrokerState,
         log: CommitLog,
         queues: ConsumeQueues,
-        recovered: Recovered,
+        recovered: RecoveredLog,
         snapshots: Snapshots,
         position: int,
         run_commit: RunBlocking,
@@ -70,8 +71,6 @@ class Store:
         self.state = state
         self.log = log
         self.recovered = recovered
-        self.level = LEVELS[settings.flush]
-        """How durable what is answered is: "fsync", or "async" for a moment later."""
         self._clock = clock
         self.queues = queues
         self._reader = BatchReader(log, queues)
@@ -85,7 +84,6 @@ class Store:
             clock=clock,
             queued_bytes_max=settings.queued_bytes_max,
             commit_bytes_max=settings.commit_bytes_max,
-            flush_ms=0 if settings.flush == "sync" else settings.flush_ms,
             free_bytes=files.free_bytes,
         )
         self.snapshotter = Snapshotter(
@@ -110,7 +108,7 @@ class Store:
         self.index_damage = IndexDamage(state, files, settings.index, run_blocking=run_read)
         self.firsts = FirstOffsets(state, save=self.save_progress)
         self.fence_floor = 0
-        """Tokens up to it are from before this data folder was accepted by an operator: no group takes them."""
+        """Tokens up to this were granted before an operator accepted this data folder: they are refused."""
         self._wake: Callable[[int], None] = lambda _partition_id: None
 
     @classmethod
@@ -164,10 +162,10 @@ class Store:
         Decide on one batch.
 
         Args:
-            in_turn: its room was waited for, with `commit.turn`.
+            in_turn: the caller has waited for room, with `commit.turn`.
 
         Returns:
-            What to wait for, the base offset, whether it is a duplicate.
+            A future that is resolved when the batch is durable, the base offset, and True if it is a duplicate.
 
         Raises:
             CorruptBatchError, InvalidRequestError, PartitionUnknownError, StaleRouteError, SequenceGapError,
@@ -234,7 +232,7 @@ class Store:
             known.check_same_facts(facts)
             return known, self.commit.flushed()
         self.state.check_no_orphan(partition_id)
-        # Not as the broker's own: one that takes no messages now is no place for a new partition.
+        # Not with the room of the broker's own records: a broker that takes no messages should host no new partition.
         self.commit.check_room(OWN_RECORD_BYTES)
         partition = self.state.host(facts)
         self.state.hosting.add(partition_id)
@@ -248,7 +246,6 @@ class Store:
             partition_id=partition_id,
             settled=settled,
             undo=partial(self.state.unhost, partition_id),
-            durable=True,
         )
         return partition, self.commit.submit(entry)
 
@@ -276,21 +273,20 @@ class Store:
             base_offset=partition.next_offset,
             settled=settled,
             undo=partial(setattr, partition, "sealed", False),
-            durable=True,
         )
         return partition, self.commit.submit(entry)
 
     def check_seal(self, partition: HostedPartition) -> None:
         """Raises CorruptLogError, OverloadedError, BrokerReadOnlyError if it could not be sealed now."""
         partition.check_end_known()
-        # A disk too full for messages has room for a seal, and is relieved by what leaves it.
+        # A disk too full for messages has room for a seal: after it messages go to another broker.
         self.commit.check_room(OWN_RECORD_BYTES, own=True)
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
     def raise_fence(
         self, partition: HostedPartition, group: Group, *, token: int, session: str
     ) -> asyncio.Future[None]:
-        """Raise a group's fence after `decide_acquire` said so; the group is kept from now on."""
+        """Raise a group's fence, as `decide_acquire` decided; the partition keeps the group from now on."""
         self.commit.check_room(OWN_RECORD_BYTES, own=True)
         self.state.touch(partition)
         before = copy(group.lock) if group.name in partition.groups else None
@@ -310,7 +306,6 @@ class Store:
             partition_id=partition.partition_id,
             settled=settled,
             undo=partial(partition.undo_fence, group.name, before),
-            durable=True,
         )
         return self.commit.submit(entry)
 
@@ -318,22 +313,19 @@ class Store:
         """Make a group's progress durable with the next commit."""
         self.state.touch(partition)
 
-        def make() -> Entry:
-            version, body = group.version, group.cursor_body()
+        def saved() -> None:
+            if group.lock.shared and partition.ended and group.drained(partition.next_offset):
+                self._wake(partition.partition_id)  # the other sessions hear of the end
 
-            def settled(_entry: Entry) -> None:
-                group.saved(body, version)
-                if group.lock.shared and partition.ended and group.drained(partition.next_offset):
-                    self._wake(partition.partition_id)  # the other sessions hear of the end
+        key = partition.partition_id, group.name
+        return self.commit.submit_late(key, lambda: _cursor_entry(partition, group, then=saved))
 
-            return Entry(
-                encode_body(partition.partition_id, body),
-                partition_id=partition.partition_id,
-                base_offset=body.cursor,
-                settled=settled,
-            )
-
-        return self.commit.submit_late((partition.partition_id, group.name), make)
+    def save_now(
+        self, partition: HostedPartition, group: Group, *, undo: Callable[[], object]
+    ) -> asyncio.Future[None]:
+        """Write a group's progress as it is now; `undo` takes the change back if the disk refuses it."""
+        self.state.touch(partition)
+        return self.commit.submit(_cursor_entry(partition, group, undo=undo))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────
     async def read(
@@ -360,7 +352,7 @@ class Store:
                 else:
                     self.state.met_damage(partition, error)
                 raise
-            # Retention has removed it meanwhile.
+            # Retention has removed it during the read.
             raise OffsetOutOfRangeError(
                 offset=offset,
                 first_offset=partition.first_offset,
@@ -386,16 +378,16 @@ class Store:
             raise
         found = offset_at(unit, bound)
         if bound is TimeBound.UPPER and found is not None and found >= end:
-            found = end - 1  # what came meanwhile
+            found = end - 1  # the index has newer batches by now
         if bound is TimeBound.LOWER and found is not None and found < first < end:
             found = first  # the index is about to forget it; times never fall
         return found if found is not None and first <= found < end else None
 
     async def close(self) -> None:
         """
-        Finish what is queued, write a snapshot that stands for all of the log, close files.
+        Write queued records, then a snapshot that stands for the whole log, and close the files.
 
-        Nothing may be decided any more.  A snapshot that fails is logged: the next start reads more of the log.
+        No call may decide anything from now on.  A failed snapshot is logged: the next start reads more of the log.
         """
         await self.commit.close()
         await self.snapshotter.ended()
@@ -406,3 +398,26 @@ class Store:
     def _close(self) -> None:
         self.queues.close()
         self.log.close()
+
+
+def _cursor_entry(
+    partition: HostedPartition,
+    group: Group,
+    *,
+    then: Callable[[], object] = lambda: None,
+    undo: Callable[[], object] | None = None,
+) -> Entry:
+    """The record of a group's progress now; `then` is called when it is on the disk."""
+    body, saved = group.begin_save()
+
+    def settled(_entry: Entry) -> None:
+        saved()
+        then()
+
+    return Entry(
+        encode_body(partition.partition_id, body),
+        partition_id=partition.partition_id,
+        base_offset=body.cursor,
+        settled=settled,
+        undo=undo,
+    )

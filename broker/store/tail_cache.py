@@ -1,19 +1,21 @@
-"""The newest batches of all partitions in memory, so that a consumer that keeps up costs no disk.  Pure.
+"""The newest batches of all partitions in memory, so that a consumer that keeps up needs no disk reads.  Pure.
 
 Invariants
-    Holds durable batches only, as they are in the log; never more than its budget of bytes.
+    It has durable batches only, as they are in the log, and never more than its budget of bytes.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
-from ..storage.append_file import Buffer
+if TYPE_CHECKING:
+    from ..storage.append_file import Buffer
 
 ENTRY_BYTES = 512
 """What a batch costs here besides its own bytes, about."""
 
-_Cached = tuple[int, int, Buffer, Buffer]
+_Cached = tuple[int, int, "Buffer", "Buffer"]
 """(next offset, length, header, body)"""
 
 
@@ -50,8 +52,8 @@ class TailCache:
         Batches from the one that begins at `offset` on, up to `bytes_max` bytes but at least one.
 
         Returns:
-            Their headers and bodies in order, and one past their last offset; nothing, and `offset`, if the
-            batch is not here.
+            Their headers and bodies in order, and one past their last offset; an empty list and `offset` if the cache
+            lacks the batch.
         """
         pieces: list[Buffer] = []
         batches = self._partitions.get(partition_id)

@@ -16,7 +16,7 @@ from ...protocol.routing import ConsumeStrategy
 from ...protocol.text import printable
 from ...rpc.stop_signals import StopSignals
 from ..message_json import message_json
-from ..options import OutputFormat, parse_addresses
+from ..options import OutputFormat
 
 FIELDS = (
     "subject",
@@ -114,7 +114,7 @@ async def consume(
     if form is OutputFormat.JSON:
         show = message_json
     consumer = Consumer(
-        parse_addresses(meta),
+        meta,
         subject=subject,
         group=group,
         ttl_ms=ttl_ms,

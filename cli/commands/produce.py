@@ -18,7 +18,7 @@ from ...protocol.errors import ConfigError, Fate, InputError, InputUnfinishedErr
 from ...protocol.ids import check_name
 from ...protocol.message import Receipt
 from ...protocol.text import counted
-from ..options import OutputFormat, parse_addresses
+from ..options import OutputFormat
 from ..screen import show_error, show_json, show_line
 from .lines import (
     LineFormat,
@@ -101,7 +101,7 @@ async def produce(
     )
     ranges = [] if lines is None else parse_ranges(lines)
     tally = _Tally(form)
-    async with Producer(parse_addresses(meta)) as producer:
+    async with Producer(meta) as producer:
         if value is not None:
             tally.add(await producer.send(subject, _bytes(value), key=_bytes(key)))
         else:

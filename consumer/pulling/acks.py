@@ -14,7 +14,7 @@ Invariants
 
 from __future__ import annotations
 
-from ...protocol.offsets import Range
+from ...protocol.offsets import IntervalSet, Range
 
 RANGES_PER_REQUEST = 1_000
 
@@ -52,7 +52,7 @@ class AckQueue:
         if self._start < self._end:
             self._ranges.append((self._start, self._end))
             self._start = self._end
-        joined = _joined(self.under_way + self._ranges)
+        joined = list(IntervalSet(self.under_way + self._ranges))
         self.under_way = joined[: self._ranges_max]
         self._ranges = joined[self._ranges_max :]
         return tuple(self.under_way)
@@ -70,13 +70,3 @@ class AckQueue:
         fewer = len(self.under_way) > 1
         self._ranges_max = max(1, len(self.under_way) // 2)
         return fewer
-
-
-def _joined(ranges: list[Range]) -> list[Range]:
-    joined: list[Range] = []
-    for start, end in sorted(ranges):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined

@@ -17,6 +17,7 @@ from collections.abc import Collection
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ...protocol.ids import partition_name
 from ...protocol.operations import OperationKind, OperationState, StepAction
 from ...protocol.routing import PartitionState
 from ..cluster.brokers import lock_brokers, writable_groups
@@ -67,7 +68,7 @@ def plan_creation_anew(connection: Connection, subject_id: int) -> bool:
         connection.execute(
             sa.insert(partitions).values(
                 subject_id=subject_id,
-                name=f"{subject.name}.p{number}",
+                name=partition_name(subject.name, number),
                 queue=row.queue,
                 range_start=row.range_start,
                 range_end=row.range_end,

@@ -61,8 +61,8 @@ from ..cluster.brokers import (
 from ..cluster.heard import groups_missed
 from ..cluster.lost_database import database_lost, is_empty
 from ..cluster.queues import read_queues
+from ..cluster.rows import SubjectRow
 from ..cluster.subjects import (
-    SubjectRow,
     open_subject,
     plan_subject,
     planned_partitions,
@@ -223,7 +223,7 @@ class Catalogue:
             return copy
         accepted = await self._database.write(accept_folder, broker_group, ask)
         log.warning(
-            "broker group %s goes on with the data folder at %s, whose log ends at %d; it had come to %d",
+            "broker group %s continues with the data folder at %s; its log ends at %d, the known one ended at %d",
             broker_group, accepted.address, accepted.log_end, accepted.known_log_end,
         )  # fmt: skip
         return accepted
@@ -329,7 +329,7 @@ class Catalogue:
     async def _fail(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:
         """Mark a creation as failed whose partition ids are in use; does nothing if the subject is open by now."""
         problem = (
-            f"the creation of {row.name!r} failed: {next(iter(in_use.values()))}; the number was given away "
+            f"the creation of {row.name!r} failed: {next(iter(in_use.values()))}; the id was given out "
             "before, by a newer database or another one"
         )
         if await self._database.write(fail_creation, row.subject_id, problem, in_use=set(in_use)):

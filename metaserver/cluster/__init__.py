@@ -1,1 +1,1 @@
-"""What there is: rows of brokers, subjects, partitions and their queues, and who has heard of which group."""
+"""Rows of brokers, subjects, partitions and queues, and of the groups that brokers know."""

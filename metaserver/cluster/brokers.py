@@ -166,7 +166,7 @@ def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
     if known.opening not in {"", report.opening, *report.opened_after}:
         why = "does not know of the last start of its broker"
     elif report.log_end < known.log_end:
-        why = f"has a log that ends at {report.log_end}, and it had come to {known.log_end}"
+        why = f"has a log that ends at {report.log_end}, the known one ended at {known.log_end}"
     if why:
         raise FolderBehindError(
             f"the data folder of broker group {report.broker_group!r} at {report.address} {why}: "

@@ -8,7 +8,6 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,7 +22,7 @@ from ...protocol.errors import (
     SubjectExistsError,
     SubjectUnknownError,
 )
-from ...protocol.ids import RouteVersion, Subject, check_name
+from ...protocol.ids import RouteVersion, Subject, check_name, partition_name
 from ...protocol.routing import (
     OrderStrategy,
     Partition,
@@ -37,24 +36,10 @@ from ..sql.schema import partitions, subjects
 from .brokers import lock_brokers, writable_groups
 from .lost_database import check_not_lost
 from .partitions import subject_partitions
+from .rows import SubjectRow
 
 SERVED = (PartitionState.OPEN, PartitionState.SEALED)
 """States of partitions that still have data."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubjectRow:
-    """A subject as stored; `route_version` 0 means it is planned and not open yet."""
-
-    subject_id: int
-    name: Subject
-    order_strategy: OrderStrategy
-    partitions_wanted: int
-    route_version: int
-    retention: Retention
-    static: bool
-    problem: str = ""
-    """Why its creation has failed; the name may be used again."""
 
 
 _by_name = sa.select(subjects).where(subjects.c.name == sa.bindparam("of_name"))
@@ -66,13 +51,22 @@ def find_subject(connection: Connection, name: str, *, lock: bool = False) -> Su
     check_name("subject", name)
     chosen = _by_name_locked if lock else _by_name
     row = connection.execute(chosen, {"of_name": name}).one_or_none()
-    if row is None:
-        return None
+    return None if row is None else _subject_row(row)
+
+
+def all_subjects(connection: Connection) -> list[SubjectRow]:
+    """The rows of all subjects, planned or open, by name."""
+    rows = connection.execute(sa.select(subjects).order_by(subjects.c.name))
+    return [_subject_row(row) for row in rows]
+
+
+def _subject_row(row: sa.Row[Any]) -> SubjectRow:
     return SubjectRow(
         subject_id=row.subject_id,
         name=Subject(row.name),
         order_strategy=OrderStrategy(row.order_strategy),
         partitions_wanted=row.partitions_wanted,
+        partitions_named=row.partitions_named,
         route_version=row.route_version,
         retention=Retention(row.retention),
         static=row.static,
@@ -161,7 +155,7 @@ def _insert_planned(
     planned = [
         {
             "subject_id": row.subject_id,
-            "name": f"{row.name}.p{named + queue}",
+            "name": partition_name(row.name, named + queue),
             "queue": queue,
             "range_start": start,
             "range_end": end,

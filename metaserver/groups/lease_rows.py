@@ -54,7 +54,7 @@ log = logging.getLogger("keylane.metaserver")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What waiting heartbeats are told: new versions of sessions' grants, and sessions that ended."""
+    """Changes for waiting heartbeats: new versions of sessions' grants, and sessions that ended."""
 
     versions: Mapping[SessionId, int]
     ended: Collection[SessionId] = ()
@@ -350,7 +350,7 @@ def _token_floor(last_token: FencingToken, fence: int) -> FencingToken:
     floor = raise_token_floor(last_token, fence)
     if fence > last_token:
         log.warning(
-            "a broker is said to have seen token %d, the last one granted was %d: the next one follows %d",
+            "a broker has seen token %d, a session reports; the last one granted was %d, the next one follows %d",
             fence,
             last_token,
             floor,

@@ -31,24 +31,24 @@ from ..cluster.brokers import (
     writable_groups,
 )
 from ..cluster.lost_database import check_not_lost
-from ..cluster.subjects import SubjectRow
+from ..cluster.rows import SubjectRow
 from ..sql.dialect import now_ms
 from ..sql.schema import operations, partition_parents, partitions, steps, subjects
-from .evacuations import let_go_on, plan_evacuations
+from .evacuations import continue_without, plan_evacuations
 from .plan import Plan, plan_merge, plan_move, plan_resize, plan_split
-from .plan_inputs import PlannedOperation, free_subject, open_partitions, planned_operation
+from .plan_inputs import PlannedOperation, free_subject, open_partitions
 
 
 def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
     """
-    One plan for each subject concerned; those with nothing to do have an empty one.  Locks the subjects.
+    Plan a change for each subject concerned; the plan is empty if there is nothing to do.  Locks the subjects.
 
     Raises:
         InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError
         BrokerGroupUnknownError: it never reported itself.
-        NotEnoughBrokersError: nowhere to go now.
+        NotEnoughBrokersError: no broker group takes partitions now.
         BrokerCordonedError: the target of a move gets no new partitions.
-        OperationRunningError: another operation on a subject has not come to its new route yet.
+        OperationRunningError: another operation on a subject has not changed its route yet.
         StaticSubjectError: it would change the number of queues of a static subject.
         DatabaseEmptyError: this database is not the one that the brokers' partitions come from.
     """
@@ -62,7 +62,7 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         subject = free_subject(connection, ask.subject)
     else:
         subject = free_subject(connection, _subject_of(connection, ask.partition_ids))
-    return [planned_operation(connection, subject, _plan(connection, ask, subject, hosts))]
+    return [PlannedOperation(subject=subject, plan=_plan(connection, ask, subject, hosts))]
 
 
 def _plan(
@@ -89,7 +89,10 @@ def begin_operations(
     connection: Connection, ask: Reshape, *, driver: str, lease_ms: int
 ) -> list[tuple[int, PlannedOperation]]:
     """
-    Plan and journal; an evacuated broker group is cordoned from now on.  Driven by `driver` for `lease_ms`; with each plan the id of its operation, 0 without one.
+    Plan operations and journal them, leased to `driver` for `lease_ms`; an evacuated broker group is cordoned from now on.
+
+    Returns:
+        Each plan with the id of its operation, 0 if it needs none.
 
     Raises:
         What `plan_operations` raises; then nothing is stored.
@@ -102,7 +105,7 @@ def begin_operations(
     for planned in plan_operations(connection, ask):
         operation_id = planned.freed
         if operation_id:
-            let_go_on(connection, operation_id, ask)
+            continue_without(connection, operation_id, ask)
         elif planned.plan.sealed:
             operation_id = _journal(connection, ask, planned, driver=driver, lease_ms=lease_ms)
         begun.append((operation_id, planned))
@@ -209,6 +212,6 @@ def _journal(
     connection.execute(
         sa.update(subjects)
         .where(subjects.c.subject_id == subject_id)
-        .values(partitions_named=planned.named + len(planned.plan.children))
+        .values(partitions_named=planned.subject.partitions_named + len(planned.plan.children))
     )
     return operation_id

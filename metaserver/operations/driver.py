@@ -1,13 +1,14 @@
 """Drives operations on partitions to their end: hosts children, seals parents, changes the route.  Shell around SQL.
 
-    begin ─▶ journal ─▶ PLAN: brokers host the children, and hear of the consumer groups ─▶ SEAL: brokers seal the parents
-          ─▶ OPEN: the children's brokers hear of groups made since; route + 1 ─▶ DONE
+    begin ─▶ journal ─▶ claim ─▶ ask the brokers what the state asks for ─▶ finish the round: next states, perhaps the route
+                          ▲                                                            │
+                          └────────────────────────────────────────────────────────────┘
 
 Invariants
-    Every step may be done twice, by two metaservers at once: brokers and SQL take it again and change nothing.
+    Two metaservers may do every step, even at once: brokers and SQL accept a repetition and change nothing.
     The lease in SQL only keeps two drivers from doing the same work.
-    No broker is asked to seal before every child is hosted and every parent's broker says that it could:
-    writes stop for no longer than a seal and a new route.
+    No broker is asked to seal before every child is hosted and every parent's broker says that it can seal:
+    writes stop for one seal and one transaction.
     The broker of a child has every consumer group of the subject on its disk before the child opens.
 """
 
@@ -53,8 +54,8 @@ from .journal import (
     finish_round,
     groups_of,
     idle_operations,
-    let_go,
     read_operation,
+    release_operation,
 )
 from .states import RULES, Outlook, outlook, parents_silent, silence, unsealable, waiting_reason
 from .views import operation_views, subject_history, subject_operations
@@ -65,7 +66,7 @@ DRIVEN_AT_ONCE_MAX = 64
 IDS_MAX = 1_024
 WAITS = Backoff(first_ms=20, max_ms=500)
 ATTEMPTS_MAX = 10
-"""In vain, one after the other; then an operation makes room for others, and is tried again after a pause."""
+"""Rounds in a row that change nothing; then the operation is released and tried again after a pause."""
 PAUSE_MS = 2_000
 _ENTERED = {
     OperationState.SEAL: "hosted",
@@ -87,24 +88,24 @@ class _Round(enum.Enum):
     """There is nothing to do for this driver now."""
 
 
-def _go_on(_step: str) -> None:
-    """Nothing happens after a step."""
+def _ignore_step(_step: str) -> None:
+    """Ignore a step."""
 
 
 class OperationDriver:
     """
     Begins operations and drives them.
 
-    For whoever drives a metaserver without its server, as a simulation does: `begin(Reshape(...))` journals an
-    operation and starts a task of this event loop that runs it to its end; after a crash `resume()` of any
-    metaserver, called again and again as the attendant does, takes up what nobody drives.  `after_step(name)` is
-    called after each of planned, hosted, sealing (a broker has sealed, SQL does not know it), sealed, telling (a broker
-    has heard of groups made meanwhile, SQL does not know it), opened.
-    An operation that waits for a silent broker has no task; it is resumed when the broker is back.  Nor has one, for a
-    while, whose brokers have refused often: what cannot go on keeps nothing else from going on.
+    `begin(Reshape(...))` journals an operation and starts a task in this event loop that drives it to its end.
+    `resume()`, called periodically by the attendant of any metaserver, starts tasks for the operations that have no
+    driver, as after a crash.
+    An operation that waits for a silent broker has no task until the broker is back.  An operation whose brokers keep
+    refusing has no task for PAUSE_MS, so that it delays no other.
 
     Args:
         driver: names this process among the metaservers; never used by another.
+        after_step: called after each of planned, hosted, sealing (a broker has sealed, SQL does not know it), sealed
+            (the operation waits in OPEN), telling (a broker has stored groups made since, SQL does not know it), opened.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class OperationDriver:
         members: GroupService,
         driver: str,
         rng: random.Random,
-        after_step: Callable[[str], None] = _go_on,
+        after_step: Callable[[str], None] = _ignore_step,
     ) -> None:
         self._database = database
         self._network = network
@@ -154,7 +155,7 @@ class OperationDriver:
             self._after_step("planned")
         for operation_id in ids[:DRIVEN_AT_ONCE_MAX]:
             self._drive_soon(operation_id)
-        # The rest is resumed, here or elsewhere, when the lease of this call has passed.
+        # The others are resumed, by any metaserver, when the lease of this call has expired.
         idle = [one.view(ask) for operation_id, one in begun if not (operation_id or one.busy)]
         return OperationList(
             operations=[*await self._database.read(operation_views, ids), *idle],
@@ -163,7 +164,7 @@ class OperationDriver:
         )
 
     async def _planned(self, ask: Reshape) -> OperationList:
-        """What `begin` would answer."""
+        """The answer that `begin` would give."""
         plans = await self._database.read(plan_operations, ask)
         freed = await self._database.read(operation_views, [one.freed for one in plans])
         shown = [one for one in plans if not one.freed and (one.plan.sealed or not one.busy)]
@@ -177,7 +178,7 @@ class OperationDriver:
 
     async def cancel(self, operation_id: int) -> OperationView:
         """
-        Undo an operation that still stands in PLAN; again changes nothing.
+        Cancel an operation that is in PLAN; a repetition changes nothing.
 
         Raises:
             OperationUnknownError, OperationForwardError
@@ -193,7 +194,7 @@ class OperationDriver:
         return OperationList(operations=[await self._explained(one) for one in views])
 
     async def _explained(self, view: OperationView) -> OperationView:
-        """With what it waits for also where nobody noted that: its driver may have died before it asked a broker."""
+        """Add the reason for waiting where no driver has noted one: it may have died before it asked a broker."""
         if view.problem or all(one.done for one in view.steps):
             return view
         operation = await self._database.read(read_operation, view.operation_id)
@@ -207,7 +208,7 @@ class OperationDriver:
 
     # ── driving ───────────────────────────────────────────────────────────────────────────────────────
     async def resume(self) -> None:
-        """Take up the unfinished operations that nobody drives and that can go on.  Raises StorageError."""
+        """Drive the operations that have no driver and can continue.  Raises StorageError."""
         for operation_id in await self._database.read(idle_operations):
             if len(self._driving) >= DRIVEN_AT_ONCE_MAX:
                 return
@@ -231,7 +232,7 @@ class OperationDriver:
                     return
                 attempt = 0 if end is _Round.ADVANCED else attempt + 1
                 if attempt == ATTEMPTS_MAX:
-                    await self._let_rest(operation_id)
+                    await self._pause(operation_id)
                     return
                 if attempt:
                     await asyncio.sleep(WAITS.wait_ms(attempt, self._rng) / 1000)
@@ -241,16 +242,18 @@ class OperationDriver:
         finally:
             del self._driving[operation_id]
 
-    async def _let_rest(self, operation_id: int) -> None:
-        """Nobody drives it for a while; behind those that have waited for longer."""
+    async def _pause(self, operation_id: int) -> None:
+        """Release an operation for PAUSE_MS; operations that have waited longer are resumed first."""
         try:
-            await self._database.write(let_go, operation_id, driver=self._driver, pause_ms=PAUSE_MS)
+            await self._database.write(
+                release_operation, operation_id, driver=self._driver, pause_ms=PAUSE_MS
+            )
         except StorageError as error:
-            # It rests for as long as its lease lasts.
+            # It is resumed when its lease has expired.
             log.warning("operation %d: %s", operation_id, error.message)
 
     async def _step(self, operation_id: int) -> _Round:
-        """One round at the brokers and in SQL."""
+        """Drive an operation for one round: claim it, ask its brokers, note their answers."""
         operation = await self._database.write(
             claim_operation,
             operation_id,
@@ -276,11 +279,19 @@ class OperationDriver:
             return _Round.RETRY  # a broker has refused, or a consumer group was made meanwhile
         log.info("operation %d waits: %s", operation_id, problem)
         pause_ms = PAUSE_MS if operation.state is OperationState.OPEN else 0
-        await self._database.write(let_go, operation_id, driver=self._driver, pause_ms=pause_ms)
+        await self._database.write(
+            release_operation, operation_id, driver=self._driver, pause_ms=pause_ms
+        )
         return _Round.STOP
 
     async def _ask_brokers(self, operation: Operation) -> tuple[dict[int, int | None], str]:
-        """Have brokers do what is to be done: what they have done, by partition id; why something is not, else ""."""
+        """
+        Ask the brokers for what the operation's state needs.
+
+        Returns:
+            What they have done, partition id → end offset of a sealed one or None; and the first problem, "" if there
+            is none.
+        """
         asked = await asyncio.gather(*(self._ask(operation, one) for one in operation.todo))
         done = dict(one for one in asked if not isinstance(one, str))
         problems = [one for one in asked if isinstance(one, str)]
@@ -293,7 +304,7 @@ class OperationDriver:
         return done, next(filter(None, problems), "")
 
     async def _ask(self, operation: Operation, one: Partition) -> tuple[int, int | None] | str:
-        """Have a broker host or seal a partition; its id and end offset, or why it did not."""
+        """Have a broker host or seal a partition: the id and the end offset, or the problem."""
         if one.address is None:
             return silence(operation.state, one.broker_group)
         broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
@@ -328,7 +339,7 @@ class OperationDriver:
         return one.partition_id, None
 
     async def _refusal(self, one: Partition) -> str:
-        """Why the broker of a parent could not seal it, "" if it could: so it says, and nothing is changed."""
+        """The reason for which the broker of a parent cannot seal it, "" if it can; changes nothing there."""
         assert one.address is not None
         broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._room:
@@ -339,13 +350,13 @@ class OperationDriver:
         return unsealable(one.partition_id, one.broker_group, why) if why else ""
 
     async def _tell(self, operation: Operation) -> None:
-        """The route has changed: wake who waits for it, deal the children out."""
+        """Announce a new route: wake the calls that wait for it, and settle the subject's groups."""
         self._catalogue.wake([operation.subject])
         for group_id in await self._database.read(groups_of, operation.subject_id):
             await self._members.settle(group_id)
 
     async def stop(self) -> None:
-        """Stop driving; what is not done is resumed by another, or after a restart."""
+        """Stop driving; unfinished operations are resumed by another metaserver, or after a restart."""
         tasks = list(self._driving.values())
         for task in tasks:
             task.cancel()

@@ -1,17 +1,17 @@
 """Plans that leave a broker group, in every subject that has partitions there or on their way there.  SQL, synchronous.
 
-    the broker group answers     any subject on which something runs refuses the whole evacuation: again later
-    it is gone for good          the same, and what only it had is given up: also of strict subjects, and all that is
-    (accept_loss)                sealed there; a static subject's queue goes on above all offsets that it can have had
-    it is silent, and left       each subject by itself: planned; or what runs there and waits for the group is let
-    behind (without_source)      go on without it; or told as busy, with what it waits for.  What is sealed there
-                                 holds whoever has not read it: that is planned to be abandoned as well
+    the broker group answers     an operation or a creation on one subject refuses the whole evacuation
+    it is silent                 each subject by itself: its evacuation is planned; or its running operation, which waits
+    (without_source)             for the group, continues without it; or it is reported as busy.  Partitions that are
+                                 sealed there block groups that have not read them, so they are abandoned as well
+    it is gone for good          the same, also for strict subjects, and everything there is given up; a static
+    (accept_loss)                subject's queue continues above all offsets that the lost partition can have had
 
 Invariants
-    Nothing that is open there, or planned to be, is passed over without a word; nor, where the group is left behind,
-    what a consumer group waits for there.
-    An operation goes on without its source only where the subject allows messages to be reordered, or an operator has
-    accepted the loss of what is there.
+    Every partition that is open or planned there is either planned to leave or reported; so is every sealed one that a
+    consumer group waits for, if the group is left without its help.
+    An operation continues without its source only if the subject allows reordered messages, or an operator has accepted
+    the loss.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from ...protocol.queues import start_behind_loss
 from ...protocol.routing import OrderStrategy, PartitionState
 from ..cluster.brokers import broker_alive, writable_groups
 from ..cluster.losses import read_losses
-from ..cluster.subjects import SubjectRow, find_subject
+from ..cluster.rows import SubjectRow
+from ..cluster.subjects import find_subject
 from ..sql.schema import drained, groups, operations, partitions, steps, subjects
 from .plan import NOTHING, plan_evacuation
 from .plan_inputs import (
     PlannedOperation,
     open_partitions,
-    planned_operation,
     running_operation,
 )
 from .states import may_reorder
 
 _COMING = (PartitionState.PLANNED, PartitionState.OPEN)
-"""What has to leave: a planned partition is opened there, whether its broker group is cordoned or not."""
+"""The states of partitions that have to leave: a planned one would open there, cordoned or not."""
 _through = sa.select(sa.literal(1)).where(
     drained.c.group_id == groups.c.group_id, drained.c.partition_id == partitions.c.partition_id
 )
@@ -50,7 +50,7 @@ _behind = sa.select(sa.literal(1)).where(
     groups.c.subject_id == partitions.c.subject_id,
     sa.not_(sa.exists(_through.correlate(groups, partitions))),
 )
-_holding = sa.and_(
+_blocking = sa.and_(
     partitions.c.state == PartitionState.SEALED,
     partitions.c.end_offset.is_not(None),
     sa.or_(
@@ -58,20 +58,19 @@ _holding = sa.and_(
         sa.exists(_behind.correlate(partitions)),
     ),
 )
-"""What is sealed and holds up whoever has not read it to its end: groups to come, where that can be helped, else those
-there are."""
+"""Sealed partitions that block consumer groups: present and future ones if messages may be reordered, else present ones."""
 _SEALED = partitions.c.state == PartitionState.SEALED
 
 
 def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperation]:
     """
-    One for each subject concerned, by name.  Locks the subjects.
+    Plan the evacuation of each subject concerned, by name.  Locks the subjects.
 
     Raises:
         InvalidNameError, BrokerGroupUnknownError, NotEnoughBrokersError
-        InvalidRequestError: without its help, although it answers; or its loss is accepted, and the logic offsets of a
-            static subject end there.
-        OperationRunningError, CreationRunningError: with its help, and a subject is not free.
+        InvalidRequestError: the broker group answers, and is to be left without its help; or its loss is accepted, and a
+            static subject has no logic offsets left behind that loss.
+        OperationRunningError, CreationRunningError: the broker group helps, and a subject is not free.
     """
     source = BrokerGroup(ask.broker_group)
     check_name("broker group", source)
@@ -81,11 +80,11 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
             f"broker group {source!r} answers: evacuate it with its help, which loses no order"
         )
     coming = partitions.c.state.in_(_COMING)
-    holding_up = _SEALED if ask.accept_loss else _holding
+    blocking = _SEALED if ask.accept_loss else _blocking
     found = (
         sa.select(subjects.c.name)
         .join(partitions, partitions.c.subject_id == subjects.c.subject_id)
-        .where(partitions.c.broker_group == source, sa.or_(coming, holding_up) if left else coming)
+        .where(partitions.c.broker_group == source, sa.or_(coming, blocking) if left else coming)
         .distinct()
         .order_by(subjects.c.name)
     )
@@ -100,14 +99,14 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
             continue
         plan = plan_evacuation(open_partitions(connection, subject), source, load)
         load.update(child.broker_group for child in plan.children)
-        holding = _holding_there(connection, subject, source, holding_up) if left else ()
+        sealed = _blocking_there(connection, subject, source, blocking) if left else ()
         busy = None
-        if holding and _goes_on(subject, ask):
-            plan = replace(plan, sealed=plan.sealed + holding)
-        elif holding:
+        if sealed and _may_continue(subject, ask):
+            plan = replace(plan, sealed=plan.sealed + sealed)
+        elif sealed:
             problem = "it is strict or static; what continues what is sealed there is held until the broker group is back"
             busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
-        planned = replace(planned_operation(connection, subject, plan), busy=busy)
+        planned = PlannedOperation(subject=subject, plan=plan, busy=busy)
         if ask.accept_loss:
             planned = replace(planned, losses=read_losses(connection, plan.sealed))
             _check_starts(subject, [child.name for child in planned.children()])
@@ -116,27 +115,27 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
 
 
 def _check_starts(subject: SubjectRow, names: Iterable[str]) -> None:
-    """Let children pass that can begin behind a loss.  Raises InvalidRequestError: logic offsets end there."""
+    """Check that children can begin behind a loss.  Raises InvalidRequestError: no logic offsets are left."""
     for name in names if subject.static else ():
         start_behind_loss(name)
 
 
-def _goes_on(subject: SubjectRow, ask: Reshape) -> bool:
-    """Does the subject go on without what is on a silent broker."""
+def _may_continue(subject: SubjectRow, ask: Reshape) -> bool:
+    """Whether the subject's operations may continue without a silent broker."""
     return may_reorder(subject.order_strategy, static=subject.static) or ask.accept_loss
 
 
-def _holding_there(
+def _blocking_there(
     connection: Connection,
     subject: SubjectRow,
     source: BrokerGroup,
-    holding_up: sa.ColumnElement[bool],
+    blocking: sa.ColumnElement[bool],
 ) -> tuple[PartitionId, ...]:
-    """The sealed partitions of a subject on a broker group that hold up consumer groups."""
+    """The sealed partitions of a subject on a broker group that block consumer groups."""
     there = sa.and_(
         partitions.c.subject_id == subject.subject_id, partitions.c.broker_group == source
     )
-    found = sa.select(partitions.c.partition_id).join(subjects).where(there, holding_up)
+    found = sa.select(partitions.c.partition_id).join(subjects).where(there, blocking)
     return tuple(connection.execute(found.order_by(partitions.c.partition_id)).scalars())
 
 
@@ -150,9 +149,9 @@ def _children_of(connection: Connection, operation_id: int) -> list[str]:
     return list(connection.execute(found).scalars())
 
 
-def let_go_on(connection: Connection, operation_id: int, ask: Reshape) -> None:
+def continue_without(connection: Connection, operation_id: int, ask: Reshape) -> None:
     """
-    A running operation waits no longer for silent sources, or for the broker group whose loss is accepted.
+    Let a running operation continue without silent sources, or without the broker group whose loss is accepted.
 
     Its subject is locked.
     """
@@ -170,7 +169,7 @@ def let_go_on(connection: Connection, operation_id: int, ask: Reshape) -> None:
 def _not_free(
     connection: Connection, ask: Reshape, subject: SubjectRow, running: int
 ) -> PlannedOperation:
-    """What becomes of a subject on which something runs."""
+    """The part of an evacuation that concerns a subject with a running operation or an unfinished creation."""
     if not (ask.without_source or ask.accept_loss):
         if running:
             raise OperationRunningError(subject=subject.name, operation_id=running)
@@ -191,18 +190,18 @@ def _not_free(
         problem = "it is still being created, with partitions there"
     elif not all(hosts):
         problem = "its operation waits to open partitions there; cancel it, then evacuate again"
-    elif waits and not _goes_on(subject, ask):
+    elif waits and not _may_continue(subject, ask):
         problem = "it is strict or static; its operation is held until the broker group is back"
     elif waits or (ask.accept_loss and hosts):
         freed = running
         problem = ""
         if ask.accept_loss:
             _check_starts(subject, _children_of(connection, running))
-        holding_up = _SEALED if ask.accept_loss else _holding
-        holding = _holding_there(connection, subject, BrokerGroup(ask.broker_group), holding_up)
-        if hosts or leaving < there or holding:
+        blocking = _SEALED if ask.accept_loss else _blocking
+        sealed = _blocking_there(connection, subject, BrokerGroup(ask.broker_group), blocking)
+        if hosts or leaving < there or sealed:
             problem = "its operation goes on, and leaves some there; then evacuate again"
     busy = BusySubject(subject=subject.name, operation_id=running, problem=problem)
     return PlannedOperation(
-        subject=subject, named=0, plan=NOTHING, freed=freed, busy=busy if problem else None
+        subject=subject, plan=NOTHING, freed=freed, busy=busy if problem else None
     )

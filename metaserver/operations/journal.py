@@ -5,7 +5,7 @@ Invariants
     The route changes in one transaction: parents SEALED, children OPEN, version + 1.
     No child opens before its broker has every consumer group of the subject on its disk, or its data folder is refused
     because the loss of it is accepted.
-    Every function may be called again: what is done stays done.
+    Every function may be repeated; a repetition changes nothing.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _claimed = (
 def claim_operation(
     connection: Connection, operation_id: int, *, driver: str, lease_ms: int
 ) -> Operation | None:
-    """An unfinished operation, in the hands of `driver` for `lease_ms`; None if it is done or another's."""
+    """Lease an unfinished operation to `driver` for `lease_ms`; None if it is done, or leased to another driver."""
     mine = {"of_operation": operation_id, "by": driver, "for_ms": lease_ms}
     if not connection.execute(_claimed, mine).rowcount:
         return None
@@ -108,7 +108,7 @@ _operation = (
 
 
 def read_operation(connection: Connection, operation_id: int) -> Operation:
-    """An operation and what is left to do in its present state."""
+    """An operation, its state, and the steps that are not done."""
     row = connection.execute(_operation, {"of_operation": operation_id}).one()
     state = OperationState(row.state)
     pending, known = _pending(connection, row)
@@ -215,7 +215,7 @@ _state_locked = (
 
 
 def _lock_operation(connection: Connection, operation_id: int) -> OperationState | None:
-    """The state of an operation, which stays so until the transaction ends; None if there is none."""
+    """The state of an operation, locked until the transaction ends; None if the operation is unknown."""
     here = {"of_operation": operation_id}
     subject_id = connection.execute(_subject_id, here).scalar_one_or_none()
     if subject_id is None:
@@ -227,9 +227,9 @@ def _lock_operation(connection: Connection, operation_id: int) -> OperationState
 
 def cancel_operation(connection: Connection, operation_id: int) -> None:
     """
-    Undo an operation of which nothing is sealed yet; again changes nothing.
+    Cancel an operation of which nothing is sealed yet; a repetition changes nothing.
 
-    Its children are never opened.  A broker may host one already, or be asked to this moment: all are sealed there.
+    Its children are never opened.  Brokers may host some of them already, so all are to be sealed there.
 
     Raises:
         OperationUnknownError
@@ -309,7 +309,7 @@ def _note_steps(
             connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
     hosted = [partition_id for partition_id, end_offset in done.items() if end_offset is None]
     store_heard(connection, {one: list(heard) for one in sorted(hosted)})
-    # By its action: an operation that was canceled meanwhile has its children to seal.
+    # Selected by action: in an operation that was canceled since, the children are to be sealed.
     for action in StepAction:
         ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
         which = {"of_operation": operation_id, "ids": ids, "what": action}
@@ -355,8 +355,10 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     route_table(read_route(connection, operation.subject))  # each logical partition has one open
 
 
-def let_go(connection: Connection, operation_id: int, *, driver: str, pause_ms: int = 0) -> None:
-    """The driver stops; another may go on at once, or after a pause."""
+def release_operation(
+    connection: Connection, operation_id: int, *, driver: str, pause_ms: int = 0
+) -> None:
+    """End the driver's lease; any driver may claim the operation at once, or after a pause."""
     mine = sa.and_(operations.c.operation_id == operation_id, operations.c.driver == driver)
     until = now_ms() + pause_ms
     connection.execute(sa.update(operations).where(mine).values(driven_until=until))

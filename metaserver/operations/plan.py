@@ -1,4 +1,4 @@
-"""Which partitions are sealed and which begin, for every change of a subject's partitions.  Pure.
+"""Plans of operations: which partitions are sealed and which are opened.  Pure.
 
     resize   the exact split of the count wanted; ranges that stay equal keep their partition
     split    one partition becomes two          merge   neighbours become one
@@ -8,8 +8,9 @@
 Invariants
     The open partitions after a plan cover every logical partition exactly once, as those before it.
     A child's parents are exactly the sealed partitions whose ranges overlap its own.
-    No plan seals a partition whose range and place stay.
-    Children go where the subject has fewest partitions, then where their parents are, then where there are fewest.
+    No plan seals a partition whose range and broker group stay the same.
+    A child goes to the broker group with the fewest partitions of the subject, then to one that has a parent, then to the
+    one with the fewest partitions of all subjects.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ class Child:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What changes; empty if nothing has to."""
+    """The partitions to seal and to open; empty if there is nothing to do."""
 
     sealed: tuple[PartitionId, ...] = ()
-    """Also those that are sealed already and are now abandoned: they have children."""
+    """Also partitions that are sealed already, have children, and are now abandoned."""
     children: tuple[Child, ...] = ()
 
 

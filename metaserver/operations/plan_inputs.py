@@ -1,4 +1,4 @@
-"""What a plan is made from: a subject that is free for it, its open partitions, the names it will give.  SQL, synchronous."""
+"""Inputs of a plan: a subject without a running operation, and its open partitions.  SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import OperationRunningError
-from ...protocol.ids import BrokerGroup, PartitionId, PartitionName, QueueNumber
+from ...protocol.ids import BrokerGroup, PartitionId, QueueNumber, partition_name
 from ...protocol.operations import (
     BusySubject,
     LossView,
@@ -17,35 +17,34 @@ from ...protocol.operations import (
     Reshape,
 )
 from ...protocol.routing import Partition, PartitionState
-from ..cluster.subjects import SubjectRow, check_open, find_subject
-from ..sql.schema import operations, partitions, subjects
+from ..cluster.rows import SubjectRow
+from ..cluster.subjects import check_open, find_subject
+from ..sql.schema import operations, partitions
 from .plan import OpenPartition, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedOperation:
-    """What an operation would do to one subject."""
+    """The operation that is planned for one subject."""
 
     subject: SubjectRow
-    named: int
-    """How many names of partitions the subject has given so far."""
     plan: Plan
     freed: int = 0
-    """An operation that runs already, waits for the broker group to be left, and now goes on without it."""
+    """The id of a running operation that waits for the evacuated broker group and now continues without it."""
     busy: BusySubject | None = None
-    """Why an evacuation leaves something of the subject where it is, or held."""
+    """The reason for which an evacuation leaves partitions of the subject where they are, or blocked."""
     losses: tuple[LossView, ...] = ()
-    """What is given up, of a broker group that never comes back."""
+    """The partitions that are given up with a lost broker group."""
 
     def children(self) -> tuple[Partition, ...]:
-        """The children with their names and queues to be; ids come with the rows."""
-        found = []
-        for number, child in enumerate(self.plan.children, self.named):
+        """The children with the names and queues that they will get; ids come with the rows."""
+        planned = []
+        for number, child in enumerate(self.plan.children, self.subject.partitions_named):
             queue = QueueNumber(number) if child.queue is None else child.queue
-            found.append(
+            planned.append(
                 Partition(
                     partition_id=PartitionId(0),
-                    name=PartitionName(f"{self.subject.name}.p{number}"),
+                    name=partition_name(self.subject.name, number),
                     queue=queue,
                     range_start=child.range_start,
                     range_end=child.range_end,
@@ -54,10 +53,10 @@ class PlannedOperation:
                     parents=child.parents,
                 )
             )
-        return tuple(found)
+        return tuple(planned)
 
     def view(self, ask: Reshape) -> OperationView:
-        """The plan as it is shown before anything is stored."""
+        """The plan as an operation that is not stored yet."""
         return OperationView(
             operation_id=0,
             subject=self.subject.name,
@@ -70,19 +69,9 @@ class PlannedOperation:
         )
 
 
-def planned_operation(connection: Connection, subject: SubjectRow, plan: Plan) -> PlannedOperation:
-    """A plan together with the names that its children get."""
-    named = sa.select(subjects.c.partitions_named).where(
-        subjects.c.subject_id == subject.subject_id
-    )
-    return PlannedOperation(
-        subject=subject, named=connection.execute(named).scalar_one(), plan=plan
-    )
-
-
 def free_subject(connection: Connection, name: str) -> SubjectRow:
     """
-    An open subject on which nothing runs; it stays so until the transaction ends.
+    An open subject without a running operation, locked until the transaction ends.
 
     Raises:
         InvalidNameError, SubjectUnknownError, CreationFailedError, DatabaseEmptyError, OperationRunningError
@@ -95,7 +84,7 @@ def free_subject(connection: Connection, name: str) -> SubjectRow:
 
 
 def running_operation(connection: Connection, subject_id: int) -> int | None:
-    """The operation whose route is still to come, if there is one."""
+    """The id of the subject's operation that has not changed the route yet, or None."""
     running = sa.select(operations.c.operation_id).where(operations.c.running == subject_id)
     return connection.execute(running).scalar_one_or_none()
 

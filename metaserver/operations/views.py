@@ -1,4 +1,4 @@
-"""How operations and the lineage of partitions look from outside.  SQL, synchronous."""
+"""Operations and the lineage of partitions, as calls show them.  SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
 def _cordoned_source(
     connection: Connection, children: Collection[int], sealed: Collection[int]
 ) -> str:
-    """The broker group of the sealed ones, or of what these children were to continue, if it is cordoned, else ""."""
+    """The broker group of these sealed partitions, or of the children's parents, if it is cordoned, else ""."""
     parents = sa.select(partition_parents.c.parent_id).where(
         partition_parents.c.partition_id.in_(children)
     )
@@ -118,7 +118,7 @@ def _cordoned_source(
 
 
 def subject_history(connection: Connection, name: str) -> SubjectHistory:
-    """Every partition a subject ever had, but not what canceled operations had planned.  Raises SubjectUnknownError."""
+    """Every partition a subject ever had, without the children of canceled operations.  Raises SubjectUnknownError."""
     begin_snapshot(connection)
     row = open_subject_row(connection, name)
     canceled = (

@@ -1,1 +1,1 @@
-"""A lost database made anew from what the brokers keep."""
+"""Rebuilds a lost database from the facts that the brokers keep."""

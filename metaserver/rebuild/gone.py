@@ -1,12 +1,12 @@
-"""What a rebuild does without: partitions that only a broker group had which exists no more.  Pure.
+"""Rows for partitions whose only broker group is gone for good.  Pure.
 
-    what is left ─▶ a child names a parent that nobody has ─▶ a lost row for it, with who may have lost messages
+    a hosted child names a parent that no broker has ─▶ a lost row for the parent, with the groups that may lose messages
 
 Invariants
-    Nothing that has messages left lies before such a partition: it would be read beside what comes after.  In a static
-    subject it may, because a queue is one chain: what is lost continues the partition before it in its queue.
-    A group counts as through with it only if a consumer of the group was granted something behind it.
-    What a group may have left unread there is given up only on the operator's word.
+    No ancestor of a gone partition has messages left: they could be read after messages of its children.  In a static
+    subject one may, because a queue is one chain: the gone partition becomes the child of the one before it.
+    A group counts as having drained a gone partition only if it was granted a descendant of it.
+    Messages that a group may not have read there are given up only if the operator says so (`lose_unread`).
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import msgspec
 from ...protocol.control import PartitionStatus
 from ...protocol.ids import PartitionId
 from ...protocol.routing import Partition, PartitionState
-from .rows import GonePartition, RebuiltPartition, RebuiltSubject, Word
+from .rows import GonePartition, RebuildOptions, RebuiltPartition, RebuiltSubject
 
 
 def fill_gone(
     subject: RebuiltSubject,
     found: Sequence[PartitionStatus],
     rows: Mapping[int, RebuiltPartition],
-    word: Word,
+    options: RebuildOptions,
 ) -> Iterator[str]:
     """
-    Give a subject rows for the parents that nobody has.
+    Add rows to a subject for the parents that no broker has.
 
     Args:
-        rows: those of the brokers' partitions, in the states that they have after the rebuild.
+        rows: the rows of the brokers' partitions, in the states that they have after the rebuild.
 
     Yields:
-        Why that cannot be.
+        A problem for each reason to refuse the rebuild.
     """
     children: dict[int, list[Partition]] = {}
     for _, row in sorted(rows.items()):
@@ -50,12 +50,12 @@ def fill_gone(
         unread = tuple(
             one.name for one in subject.groups if number not in passed.get(one.name, set())
         )
-        if unread and not word.lose_unread:
+        if unread and not options.lose_unread:
             yield (
                 f"partition {number} is gone, and {', '.join(unread)} may have messages unread there: "
                 "name its broker, or give them up with --lose-unread"
             )
-        gone = _row(number, children[number], word.gone[0], subject.name)
+        gone = _row(number, children[number], options.gone[0], subject.name)
         if subject.static:
             gone = msgspec.structs.replace(gone, parents=_before_in_queue(gone, subject))
         subject.gone.append(GonePartition(partition=gone, unread_by=unread))
@@ -64,7 +64,7 @@ def fill_gone(
 
 
 def _row(number: int, children: Sequence[Partition], broker_group: str, subject: str) -> Partition:
-    """Where it was, by its children; of several groups that are gone the first stands for all."""
+    """The row of a gone partition, inferred from its children; the first gone broker group stands for all of them."""
     return msgspec.structs.replace(
         children[0],
         partition_id=PartitionId(number),
@@ -78,7 +78,7 @@ def _row(number: int, children: Sequence[Partition], broker_group: str, subject:
 
 
 def _before_in_queue(gone: Partition, subject: RebuiltSubject) -> tuple[PartitionId, ...]:
-    """The partition before a lost one in its queue: the latest of those that were sealed or are gone too."""
+    """The partition before a lost one in its queue: the latest one that is sealed or also gone."""
     before = [
         row.partition.partition_id
         for row in subject.partitions
@@ -94,7 +94,7 @@ def _left_before(
     rows: Mapping[int, RebuiltPartition],
     children: Mapping[int, Sequence[Partition]],
 ) -> Iterator[str]:
-    """Sealed partitions whose continuation is gone, and all before them, have nothing left."""
+    """A problem for each partition with messages left whose own or whose descendants' children are gone."""
     kept = {one.partition_id for one in found if one.first_offset < one.next_offset}
     told: set[int] = set()
     for number, row in sorted(rows.items()):
@@ -119,7 +119,7 @@ def _left_before(
 def _passed(
     found: Sequence[PartitionStatus], rows: Mapping[int, RebuiltPartition]
 ) -> dict[str, set[int]]:
-    """Group → all that is before what one of its consumers was granted."""
+    """Group → the ancestors of the partitions that its consumers were granted."""
     passed: dict[str, set[int]] = {}
     for one in found:
         for at_broker in one.groups:

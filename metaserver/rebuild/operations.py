@@ -1,12 +1,13 @@
-"""Which operations were under way when a database was lost, as partitions and their lineage show it.  Pure.
+"""Infers from partitions and their lineage which operations were under way when the database was lost.  Pure.
 
-    no parent sealed                    canceled: its children are sealed, and never opened
-    some sealed                         it runs, in SEAL
-    children in use, a parent open      its source was given up: it is in FENCE, and keeps nobody off its subject
-    all sealed                          done
+    no parent sealed                    CANCELED: the children are to be sealed and are never opened
+    some parents sealed                 SEAL
+    children in use, a parent open      FENCE: the parent was left behind
+    all parents sealed                  DONE
 
 Invariants
-    At most one runs on a subject; each that fences is one of its own, so that what runs opens its own children alone.
+    At most one operation runs on a subject.  Each FENCE is an operation of its own, so that the running one opens only
+    its own children.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from .rows import RebuiltOperation, RebuiltPartition
 
 SEALED = PartitionState.SEALED
 NO_PARENT = 0
-"""Stands for the parent of those without any; ids begin at 1."""
+"""The key for partitions without a parent; ids begin at 1."""
 
 
 def forget_canceled(found: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]) -> None:
     """
-    Leave out the children of canceled operations: those that were never opened.
+    Mark the children of canceled operations as EXPIRED: they were never opened.
 
-    Such a child is sealed, empty, and nothing continues it: for whatever is sealed to be continued has children,
-    hosted before.  Or it is unused, and a younger one continues the same parent in its range: one operation runs at a
-    time, and none begins on a parent whose children were opened.  So it is with partitions of a creation that have no
-    parents: where two share a range, the older one was left on a broker that had gone silent.
+    Such a child is sealed, empty and without children: a parent that is sealed has children, which were hosted before.
+    Or it is unused, and a younger partition has the same parent and a part of its range: one operation runs at a time,
+    and none begins on a parent whose children were opened.  The same holds for partitions of a creation, which have no
+    parents: where two share a range, the older one was left on a silent broker.
     """
     continued = {one for row in rows.values() for one in row.partition.parents}
     used = {one.partition_id for one in found if is_used(one)}
@@ -56,12 +57,12 @@ def forget_canceled(found: Sequence[PartitionStatus], rows: dict[int, RebuiltPar
 
 
 def is_used(one: PartitionStatus) -> bool:
-    """Was it open: it has messages, or a consumer came to it.  That it knows groups says nothing: it is told them before."""
+    """Whether a partition was open: it has messages, or a consumer acquired it.  Groups are told to it before that."""
     return one.next_offset > 0 or any(group.token for group in one.groups)
 
 
 def canceled(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | None:
-    """What is left out has to be sealed: a producer that knows it from a route of before could store messages there."""
+    """An operation that seals the left-out children: a producer with an older route could store messages there."""
     steps = {
         partition_id: (StepAction.SEAL, row.end_offset is not None)
         for partition_id, row in sorted(rows.items())
@@ -74,12 +75,12 @@ def operations(
     found: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]
 ) -> tuple[list[RebuiltOperation], RebuiltOperation | None]:
     """
-    What was under way: its partitions are set to the states they had, and its steps answered.
+    Infer the operations that were under way, and set the states of their partitions in `rows`.
 
-    A child that has messages, was acquired by a group, or is continued by another was opened.
+    A child was opened if it has messages, was acquired by a group, or has children.
 
     Returns:
-        Those that have only to fence a source that was given up, and the one that runs; None: none does.
+        The operations in FENCE, and the running one or None.
     """
     statuses = {one.partition_id: one for one in found}
     opened: set[int] = {one for row in rows.values() for one in row.partition.parents}
@@ -94,7 +95,7 @@ def operations(
         steps = dict.fromkeys(children, (StepAction.HOST, True))
         steps |= {one: (StepAction.SEAL, one in sealed) for one in parents}
         if not children.isdisjoint(opened):
-            # The children were opened without the silent parents: these are still to be told.
+            # The children were opened without the silent parents, which are still to be sealed.
             _set_states(rows, OperationState.FENCE, parents - sealed)
             for one in parents - sealed:
                 rows[one].abandoned = True
@@ -129,19 +130,19 @@ def set_state(rows: dict[int, RebuiltPartition], partition_id: int, state: Parti
 
 
 def _generations(rows: dict[int, RebuiltPartition]) -> list[tuple[set[int], set[int]]]:
-    """Parents and children that hang together, so that they are sealed and opened together."""
-    found: list[tuple[set[int], set[int]]] = []
+    """Parents and children that belong to one operation: (ids of parents, ids of children)."""
+    generations: list[tuple[set[int], set[int]]] = []
     for child, row in sorted(rows.items()):
         if not row.partition.parents or row.partition.state is PartitionState.EXPIRED:
             continue
         parents: set[int] = set(row.partition.parents)
         children = {child}
         apart = []
-        for other in found:
+        for other in generations:
             if other[0] & parents:
                 parents |= other[0]
                 children |= other[1]
             else:
                 apart.append(other)
-        found = [*apart, (parents, children)]
-    return found
+        generations = [*apart, (parents, children)]
+    return generations

@@ -1,14 +1,14 @@
-"""A lost database made anew from what the brokers keep: routes, lineage, groups, tokens, operations under way.  Pure.
+"""Plans the rows of a lost database from the brokers' facts: routes, lineage, groups, tokens, operations.  Pure.
 
-    every broker's partitions ──▶ subjects, states, operations cut short ──▶ rows, or all that contradicts itself
+    every broker's partitions ──▶ subjects, states, interrupted operations ──▶ rows, or a list of contradictions
 
 Invariants
-    Nothing is guessed that order rests on: a parent on no broker that was asked, a hole in a route, two folders of
-    one broker group are refused.
-    A group counts as through with a partition only where it is through with all that this one continues.
-    Every token to come is above every fence, and above what was granted and never reached a broker.
-    Where an operation was cut short before the first seal, it is canceled, so that its children are sealed at their
-    brokers; after it, it goes on.
+    Nothing that the order depends on is guessed: a missing parent, a gap in a route, or two folders of one broker group
+    refuse the rebuild.
+    A group counts as having drained a partition only if it has drained the partition's parents.
+    Every future token is above every fence, and above every token that was granted and never reached a broker.
+    An operation that was interrupted before the first seal is canceled, and its children are sealed at their brokers;
+    one that was interrupted after it continues.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import msgspec
 
 from ...protocol.control import HostPartition, PartitionStatus, Retention
 from ...protocol.errors import InvalidRequestError
-from ...protocol.ids import check_name
+from ...protocol.ids import check_name, partition_name, partition_number
 from ...protocol.limits import TTL_MS_DEFAULT
-from ...protocol.queues import name_number, start_behind_loss
+from ...protocol.queues import start_behind_loss
 from ...protocol.routing import (
     PartitionState,
     Route,
@@ -33,35 +33,35 @@ from ..groups.leases import drained_through
 from .gone import fill_gone
 from .operations import canceled, forget_canceled, is_used, operations
 from .rows import (
+    RebuildOptions,
     RebuiltCluster,
     RebuiltGroup,
     RebuiltPartition,
     RebuiltSubject,
     Source,
-    Word,
 )
 
-NO_WORD = Word()
+NO_OPTIONS = RebuildOptions()
 TOKENS_BETWEEN = 1_000_000
-"""Tokens left out: more than a group is ever granted between two that reach a broker."""
+"""The number of tokens skipped: more than a group is granted between two tokens that reach a broker."""
 PROBLEMS_SHOWN_MAX = 20
 
 
-def plan_rebuild(sources: Sequence[Source], word: Word = NO_WORD) -> RebuiltCluster:
+def plan_rebuild(sources: Sequence[Source], options: RebuildOptions = NO_OPTIONS) -> RebuiltCluster:
     """
     The rows of a database that fits these brokers.
 
     Raises:
         InvalidNameError: of a broker group that is gone.
-        InvalidRequestError: what they say contradicts itself, or brokers are missing; all problems at once.
+        InvalidRequestError: the brokers contradict each other, or some are missing; it names all problems.
     """
-    for name in word.gone:
+    for name in options.gone:
         check_name("broker group", name)
     problems = list(_contradictions(sources))
     problems += [
         f"{one.address} is broker group {one.hosted.broker_group!r}, which is said to be gone"
         for one in sources
-        if one.hosted.broker_group in word.gone
+        if one.hosted.broker_group in options.gone
     ]
     statuses: dict[int, PartitionStatus] = {
         one.partition_id: one for source in sources for one in source.hosted.partitions
@@ -71,13 +71,13 @@ def plan_rebuild(sources: Sequence[Source], word: Word = NO_WORD) -> RebuiltClus
         of_subject[one.subject].append(one)
         facts = one.facts
         parents = () if facts is None else facts.partition.parents
-        if not word.gone:
+        if not options.gone:
             problems += [_missing(one, parent) for parent in parents if parent not in statuses]
     subjects = []
     if not problems:
         for name, found in sorted(of_subject.items()):
             try:
-                subjects.append(_subject(name, found, word))
+                subjects.append(_subject(name, found, options))
             except InvalidRequestError as error:
                 problems.append(f"subject {name!r}: {error.message}")
     if problems:
@@ -122,7 +122,9 @@ def _contradictions(sources: Sequence[Source]) -> Iterable[str]:
             homes[one.partition_id] = source.address
 
 
-def _subject(name: str, found: Sequence[PartitionStatus], word: Word) -> RebuiltSubject:
+def _subject(
+    name: str, found: Sequence[PartitionStatus], options: RebuildOptions
+) -> RebuiltSubject:
     facts = {one.partition_id: _facts(one) for one in found}
     strategies = {one.order_strategy for one in facts.values()} - {None}
     if len(strategies) != 1:
@@ -135,7 +137,7 @@ def _subject(name: str, found: Sequence[PartitionStatus], word: Word) -> Rebuilt
     kept = {one.retention for one in facts.values()} - {None}
     if len(kept) > 1:
         raise InvalidRequestError("its partitions do not agree on a retention")
-    numbers = [number for one in found if (number := name_number(one.name)) is not None]
+    numbers = [number for one in found if (number := partition_number(one.name)) is not None]
     subject = RebuiltSubject(
         name=name,
         order_strategy=strategy,
@@ -157,7 +159,7 @@ def _subject(name: str, found: Sequence[PartitionStatus], word: Word) -> Rebuilt
     forget_canceled(found, rows)
     subject.fences, subject.operation = operations(found, rows)
     subject.canceled = canceled(rows)
-    problems = list(fill_gone(subject, found, rows, word))
+    problems = list(fill_gone(subject, found, rows, options))
     if problems:
         raise InvalidRequestError("; ".join(problems))
     parents = _parents_left(subject)
@@ -165,7 +167,7 @@ def _subject(name: str, found: Sequence[PartitionStatus], word: Word) -> Rebuilt
         group.drained = set(drained_through(group.drained, parents))
     if subject.static:
         _chain(rows)
-    if not _covered(subject) and not (word.complete and _creation_goes_on(subject, found)):
+    if not _covered(subject) and not (options.complete and _creation_goes_on(subject, found)):
         raise InvalidRequestError(
             "its open partitions do not cover every logical partition once: name every broker"
         )
@@ -178,7 +180,7 @@ def _facts(one: PartitionStatus) -> HostPartition:
 
 
 def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
-    """What groups were granted and are at the end of; whether they are through with all before it is seen later."""
+    """The groups with their tokens, and the partitions at whose end they are; parents are considered later."""
     groups: dict[str, RebuiltGroup] = {}
     for one in found:
         for at_broker in one.groups:
@@ -197,7 +199,7 @@ def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
 
 
 def _parents_left(subject: RebuiltSubject) -> dict[int, set[int]]:
-    """Of each partition those that it continues, and, in the place of those that are lost, what these continue."""
+    """Partition id → ids of its parents; a lost parent is replaced by its own parents."""
     parents: dict[int, set[int]] = {}
     lost: set[int] = set()
     for row in sorted(subject.partitions, key=lambda row: row.partition.partition_id):
@@ -211,7 +213,7 @@ def _parents_left(subject: RebuiltSubject) -> dict[int, set[int]]:
 
 def _chain(rows: dict[int, RebuiltPartition]) -> None:
     """
-    Let the partitions of a static subject begin where their parents end, or behind their loss; a parent has a lower id.
+    Set the logic starts of a static subject: where the parent ends, or behind its loss; a parent has a lower id.
 
     Raises:
         InvalidRequestError: logic offsets end there.
@@ -243,7 +245,7 @@ def _covered(subject: RebuiltSubject) -> bool:
 
 
 def _creation_goes_on(subject: RebuiltSubject, found: Sequence[PartitionStatus]) -> bool:
-    """Of a subject that nobody could use yet some partitions were never hosted: plan them again."""
+    """Plan the missing partitions of an interrupted creation; False if the subject was in use, or none is missing."""
     ranges = split_ranges(subject.partitions_wanted)
     here = {(one.partition.range_start, one.partition.range_end) for one in subject.partitions}
     used = any(is_used(one) for one in found)
@@ -259,7 +261,7 @@ def _creation_goes_on(subject: RebuiltSubject, found: Sequence[PartitionStatus])
             missing = msgspec.structs.replace(
                 template,
                 partition_id=0,
-                name=f"{subject.name}.p{queue}",
+                name=partition_name(subject.name, queue),
                 queue=queue,
                 range_start=start,
                 range_end=end,

@@ -1,4 +1,4 @@
-"""What a lost database is made of anew: rows of subjects, partitions, groups and operations, by the brokers' ids.  Pure."""
+"""The rows of a rebuilt database: subjects, partitions, groups and operations, with the brokers' ids.  Pure."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ...protocol.routing import ConsumeStrategy, OrderStrategy, Partition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A broker that was asked."""
+    """A broker that was asked, and its answer."""
 
     address: str
     hosted: PartitionStatusList
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
-    """What the operator says of brokers that are not asked."""
+class RebuildOptions:
+    """The operator's statements about brokers that are not asked."""
 
     complete: bool = False
-    """There are none; so the creation of a subject that nobody has used, and that has partitions on no broker, was
-    cut short, and goes on."""
+    """Every broker is named.  So an unused subject whose partitions are not all hosted is an interrupted creation, which
+    continues."""
     gone: Sequence[str] = ()
-    """Broker groups that exist no more."""
+    """Broker groups that are gone for good."""
     lose_unread: bool = False
-    """What groups may have left unread there is given up."""
+    """Give up messages that groups may not have read on the gone broker groups."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class RebuiltPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuiltOperation:
-    """An operation that goes on; steps by partition id, with whether they are done."""
+    """An operation that continues; steps: partition id → (action, done)."""
 
     state: OperationState
     steps: dict[int, tuple[StepAction, bool]]
@@ -58,9 +58,9 @@ class RebuiltGroup:
     tokens: dict[int, int] = field(default_factory=dict)
     drained: set[int] = field(default_factory=set)
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """As which its highest token was brought to a broker."""
+    """The consume strategy under which its highest token was acquired."""
     ttl_ms: int = 0
-    """The longest of its sessions that its brokers know: for so long an old one may handle what it was granted."""
+    """The longest session ttl that its brokers know: an old session may handle messages for this long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +69,12 @@ class GonePartition:
 
     partition: Partition
     unread_by: tuple[str, ...]
-    """The consumer groups that may not have been through with it."""
+    """The consumer groups that may not have drained it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RebuiltSubject:
-    """A subject's row and all that hangs on it."""
+    """A subject's row with its partitions, groups and operations."""
 
     name: str
     order_strategy: OrderStrategy
@@ -84,20 +84,20 @@ class RebuiltSubject:
     groups: list[RebuiltGroup]
     retention: Retention = Retention.ACKED
     operation: RebuiltOperation | None = None
-    """The one that runs."""
+    """The running operation, if there is one."""
     fences: list[RebuiltOperation] = field(default_factory=list)
-    """Those that have their route, and a abandoned source to be sealed when it is back."""
+    """Operations in FENCE: the route has changed, and an abandoned parent is to be sealed when its broker is back."""
     canceled: RebuiltOperation | None = None
-    """All that is never opened, to be sealed where that has not been done."""
+    """The children that are never opened; those not sealed yet are to be sealed."""
     gone: list[GonePartition] = field(default_factory=list)
     static: bool = False
     opened: bool = True
-    """False: its creation was cut short before anybody could send, and goes on."""
+    """False: its creation was interrupted and continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuiltCluster:
-    """Everything."""
+    """The whole database."""
 
     sources: Sequence[Source]
     subjects: Sequence[RebuiltSubject]

@@ -11,8 +11,8 @@ from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..settings import MetaserverSettings, machine_boot, prepare_folder
 from ..sql.database import open_database
-from .plan import NO_WORD, plan_rebuild
-from .rows import RebuiltCluster, Source, Word
+from .plan import NO_OPTIONS, plan_rebuild
+from .rows import RebuildOptions, RebuiltCluster, Source
 from .writer import check_empty, store_rebuilt
 
 
@@ -21,18 +21,18 @@ async def rebuild_database(
     network: Network,
     brokers: Sequence[str],
     *,
-    word: Word = NO_WORD,
+    options: RebuildOptions = NO_OPTIONS,
 ) -> RebuiltCluster:
     """
-    Fill an empty database with what these brokers keep.
+    Fill an empty database with the facts that these brokers keep.
 
-    Its routes are numbered from this machine's wall clock in milliseconds, which is above all that clients have
-    seen, as routes are counted from 1.  No order rests on it: a client that knew a higher number would go on with
-    the route it has, which the brokers refuse where it is wrong.
+    Route versions start at this machine's wall clock in milliseconds, above every version that clients have seen, as
+    versions count from 1.  The order does not depend on it: a client with a higher version keeps its route, and the
+    brokers refuse it where it is wrong.
 
     Args:
-        brokers: the address of every one, host:port.
-        word: what the operator says of those that are not named.
+        brokers: the address of every broker, host:port.
+        options: the operator's statements about brokers that are not named.
 
     Raises:
         ConfigError: the database is not empty.
@@ -58,6 +58,6 @@ async def rebuild_database(
             Source(address=address, hosted=hosted)
             for address, hosted in zip(wanted, answers, strict=True)
         ]
-        cluster = plan_rebuild(sources, word)
+        cluster = plan_rebuild(sources, options)
         await database.write(store_rebuilt, cluster, route_version=clock.wall_ms())
         return cluster

@@ -1,9 +1,9 @@
-"""Writing a rebuilt cluster into an empty database.  SQL, synchronous.
+"""Writes a rebuilt cluster into an empty database.  SQL, synchronous.
 
 Invariants
-    A database that knows a subject is left alone.
-    All of it is written in one transaction, or nothing.
-    No partition is granted before every old session has ended by its own clock: it may still handle what it holds.
+    A database that has a subject is not changed.
+    Everything is written in one transaction.
+    No partition is granted before every old session has ended by its own clock: until then it may handle messages.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
         for source in cluster.sources
     ]
     insert_or_replace(connection, brokers, rows)
-    # Told as silent, as it was before; if it was never to come back, nothing waits for it.
+    # Shown as silent, and cordoned; no operation waits for it.
     places = {one.partition.broker_group for each in cluster.subjects for one in each.gone}
     for name in sorted(places):
         nobody = {"broker_group": name, "broker_id": "", "address": "", "cordoned": True}
@@ -70,14 +70,14 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
     for subject in cluster.subjects:
         for group in subject.groups:
             _store_group(connection, ids[subject.name], group)
-        # In the order in which they were begun: what goes on is the subject's latest operation.
+        # In the order in which they were begun: the running one is the subject's latest operation.
         for operation in (subject.canceled, *subject.fences, subject.operation):
             if operation is not None:
                 _store_operation(connection, ids[subject.name], operation)
 
 
 def check_empty(connection: Connection) -> None:
-    """Let an empty database through; brokers may have reported themselves.  Raises ConfigError."""
+    """Check that the database has no subject; it may have brokers.  Raises ConfigError."""
     count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
     if count:
         raise ConfigError(
@@ -101,7 +101,7 @@ def _store_subject(connection: Connection, one: RebuiltSubject, route_version: i
 
 
 def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict[str, int]) -> None:
-    """Those with an id first, so that the numbers given from now on come after them."""
+    """Insert partitions with an id first, so that the ids of the others, and all later ones, come after them."""
     numbered: list[dict[str, Any]] = []
     new: list[dict[str, Any]] = []
     lineage = []

@@ -1,1 +1,1 @@
-"""What retention needs of the metaserver: brokers told of groups, empty partitions taken out of routes."""
+"""Retention at the metaserver: brokers are told of groups, empty partitions leave the routes."""

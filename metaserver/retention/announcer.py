@@ -14,7 +14,12 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from ...protocol.errors import KeylaneError, NotSentError, OutcomeUnknownError
+from ...protocol.errors import (
+    ForeignServerError,
+    KeylaneError,
+    NotSentError,
+    OutcomeUnknownError,
+)
 from ...protocol.progress import KnowGroups
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
@@ -120,7 +125,7 @@ class Announcer:
             broker = BrokerClient(self._network, announcement.address, timeout_ms=CALL_TIMEOUT_MS)
             try:
                 await broker.know_groups(announcement.partition_id, ask)
-            except (NotSentError, OutcomeUnknownError) as error:
+            except (NotSentError, OutcomeUnknownError, ForeignServerError) as error:
                 silent.add(announcement.address)
                 log.info("partition %d: %s", announcement.partition_id, error.message)
                 return False

@@ -65,9 +65,8 @@ def expiry_candidates(
         .limit(limit)
     )
     ends = {row.partition_id: row.end_offset for row in connection.execute(chosen)}
-    return [
-        (one, ends[one.partition_id]) for one in read_partitions(connection, BY_ID, ids=list(ends))
-    ]
+    chosen_partitions = read_partitions(connection, BY_ID, ids=list(ends))
+    return [(partition, ends[partition.partition_id]) for partition in chosen_partitions]
 
 
 def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Subject]:

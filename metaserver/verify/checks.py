@@ -1,7 +1,7 @@
 """Thirteen checks between the database and the brokers, each with a code and a name.  Pure.
 
-A check is a function from the views to sentences, one for each place where its claim is not so.  What cannot be
-seen, because a broker does not answer, is said by V03 and by no other.
+A check is a function from the views to sentences, one for each violation of its claim.  A broker that does not answer
+is a violation of V03 alone; the other checks skip its partitions.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from ...protocol.queues import is_behind_loss
 from ...protocol.routing import Partition, PartitionState
 from ...protocol.text import counted
 from ...protocol.verification import CheckView, Verification
+from ..cluster.rows import SubjectRow
 from ..operations.states import RULES
-from .views import GroupRow, PartitionView, SqlView, SubjectView, Views
+from .views import GroupRow, PartitionView, SqlView, Views
 
 OPEN, SEALED, PLANNED = PartitionState.OPEN, PartitionState.SEALED, PartitionState.PLANNED
 VIOLATIONS_MAX = 100
 IDLE_MS_MAX = 30_000
-"""An operation that nobody drives for so long is stuck."""
+"""An operation without a driver for longer than this is stuck."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check; `find` says where its claim is not so."""
+    """One check; `find` yields a sentence for each violation of its claim."""
 
     code: str
     name: str
@@ -37,7 +38,7 @@ class Check:
 
 
 class Index:
-    """The views, with what the checks look up."""
+    """The views, indexed for the checks."""
 
     def __init__(self, views: Views) -> None:
         self.before, self.answers, self.after = views.before, views.answers, views.after
@@ -51,12 +52,12 @@ class Index:
                 self.at_broker[answer.broker_group, status.partition_id] = status
 
     def status(self, one: PartitionView) -> PartitionStatus | None:
-        """The partition as its own broker group has it."""
+        """The status of a partition at its own broker group, None if that does not host it."""
         partition = one.partition
         return self.at_broker.get((partition.broker_group, partition.partition_id))
 
     def group(self, subject_id: int, name: str) -> GroupRow | None:
-        """The consumer group's row, after."""
+        """The consumer group's row in the second look at the database."""
         for one in self.after.groups:
             if (one.subject_id, one.name) == (subject_id, name):
                 return one
@@ -64,7 +65,7 @@ class Index:
 
 
 def verify(views: Views) -> Verification:
-    """Every check, in order."""
+    """The result of every check, in order."""
     index = Index(views)
     found = []
     for check in CHECKS:
@@ -97,9 +98,7 @@ def _route_covers(index: Index) -> Iterator[str]:
             yield f"subject {subject.name!r}: its ranges end at {at}, not {LOGICAL_PARTITIONS}"
 
 
-def _of_subject(
-    view: SqlView, subject: SubjectView, states: set[PartitionState]
-) -> list[Partition]:
+def _of_subject(view: SqlView, subject: SubjectRow, states: set[PartitionState]) -> list[Partition]:
     found = [
         one.partition
         for one in view.partitions.values()
@@ -155,9 +154,9 @@ def _hosted_as_known(index: Index) -> Iterator[str]:
 
 
 def _differences(
-    subject: SubjectView, partition: Partition, status: PartitionStatus
+    subject: SubjectRow, partition: Partition, status: PartitionStatus
 ) -> Iterator[tuple[str, object, object]]:
-    """The facts that differ: name, in SQL, at the broker."""
+    """The facts that differ: (name, value in SQL, value at the broker)."""
     if status.facts is None:
         known: dict[str, object] = {"subject": subject.name, "name": partition.name}
         hosted: dict[str, object] = {"subject": status.subject, "name": status.name}
@@ -168,7 +167,7 @@ def _differences(
             yield name, value, hosted[name]
 
 
-def _facts(subject: SubjectView, one: Partition) -> dict[str, object]:
+def _facts(subject: SubjectRow, one: Partition) -> dict[str, object]:
     return {
         "subject": subject.name,
         "name": one.name,
@@ -183,7 +182,7 @@ def _facts(subject: SubjectView, one: Partition) -> dict[str, object]:
     }
 
 
-def _hosted_facts(facts: HostPartition, subject: SubjectView) -> dict[str, object]:
+def _hosted_facts(facts: HostPartition, subject: SubjectRow) -> dict[str, object]:
     one = facts.partition
     return {
         "subject": facts.subject,
@@ -314,7 +313,7 @@ def _drained_to_the_end(index: Index) -> Iterator[str]:
 
 
 def _set_meanwhile(index: Index, group: GroupRow, partition_id: int) -> bool:
-    """Has a reset begun since the first look at SQL: it takes back what is drained, and gives a fresh token."""
+    """Whether a reset began after the first look at SQL: it deletes rows of `drained` and grants a new token."""
     now = index.group(group.subject_id, group.name)
     if now is None or partition_id not in now.drained:
         return True
@@ -357,7 +356,7 @@ def _operations_move(index: Index) -> Iterator[str]:
             yield f"partition {part.partition.partition_id} is planned, and no operation opens it"
     for subject in view.subjects.values():
         before = index.before.subjects.get(subject.subject_id)
-        unopened = not subject.failed and subject.route_version == 0
+        unopened = not subject.problem and subject.route_version == 0
         if unopened and before is not None and before.route_version == 0:
             yield f"subject {subject.name!r}: its creation is not finished"
 
@@ -412,10 +411,10 @@ CHECKS = (
 
 def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
     """
-    Sentences that say where it has: whatever continues such a partition can be read beside what is before it.
+    Sentences for partitions that a group drained before a parent: their children could be read before the parent.
 
-    A parent that has expired or was abandoned holds nobody up.  One with a higher token was granted or set again since:
-    an operator may set one partition alone.
+    A parent that has expired or was abandoned blocks no child.  A parent with a higher token was granted or reset later:
+    an operator may reset one partition alone.
     """
     for partition_id in sorted(group.drained):
         one = view.partitions.get(partition_id)
@@ -434,13 +433,13 @@ def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
 
 
 def missing_at_broker(
-    subject: SubjectView, one: PartitionView, status: PartitionStatus, groups: list[GroupRow]
+    subject: SubjectRow, one: PartitionView, status: PartitionStatus, groups: list[GroupRow]
 ) -> Iterator[str]:
     """
-    Sentences that say which groups the broker of a partition does not list, and may lose messages of.
+    Sentences for groups that the broker of a partition does not list: it may remove messages that they have not read.
 
     Args:
-        groups: those of the subject, as the database had them before the broker was asked.
+        groups: the subject's groups in the first look at the database, before the broker was asked.
     """
     if subject.retention is Retention.TIME:
         return
@@ -463,7 +462,7 @@ def missing_at_broker(
 
 
 def broken_chain(known: Mapping[int, PartitionView], one: Partition) -> Iterator[str]:
-    """Sentences that say where it is not; `known` are all partitions by id."""
+    """Sentences for gaps between a partition of a static subject and its parent; `known` are all partitions by id."""
     if len(one.parents) > 1:
         yield f"partition {one.partition_id} continues {len(one.parents)} partitions at once"
         return

@@ -1,4 +1,4 @@
-"""The whole database at one moment, for those who compare it with the brokers.  SQL, synchronous, reads only."""
+"""The whole database at one moment, to be compared with the brokers.  SQL, synchronous, reads only."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections import defaultdict
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.control import Retention
 from ...protocol.operations import OperationState, StepAction
-from ...protocol.routing import OrderStrategy
 from ..cluster.partitions import PartitionFilter, read_partitions
+from ..cluster.subjects import all_subjects
 from ..operations.states import MOVING
 from ..sql.dialect import begin_snapshot, now_ms
 from ..sql.schema import (
@@ -23,7 +22,6 @@ from ..sql.schema import (
     partitions,
     refused_brokers,
     steps,
-    subjects,
 )
 from .views import (
     BrokerRow,
@@ -31,38 +29,20 @@ from .views import (
     OperationRow,
     PartitionView,
     SqlView,
-    SubjectView,
 )
 
 
 def read_sql_view(connection: Connection) -> SqlView:
-    """Everything, as it is at one moment.  The first thing its transaction does."""
+    """The database at one moment; has to be the first work of its transaction."""
     begin_snapshot(connection)
     return SqlView(
-        subjects=_subjects(connection),
+        subjects={one.subject_id: one for one in all_subjects(connection)},
         partitions=_partitions(connection),
         groups=_groups(connection),
         operations=_operations(connection),
         brokers=_brokers(connection),
         refused=_refused(connection),
     )
-
-
-def _subjects(connection: Connection) -> dict[int, SubjectView]:
-    return {
-        row.subject_id: SubjectView(
-            subject_id=row.subject_id,
-            name=row.name,
-            order_strategy=OrderStrategy(row.order_strategy),
-            partitions_wanted=row.partitions_wanted,
-            partitions_named=row.partitions_named,
-            route_version=row.route_version,
-            retention=Retention(row.retention),
-            static=row.static,
-            failed=bool(row.problem),
-        )
-        for row in connection.execute(sa.select(subjects).order_by(subjects.c.name))
-    }
 
 
 def _partitions(connection: Connection) -> dict[int, PartitionView]:

@@ -1,29 +1,14 @@
-"""What is compared when a cluster is verified: the database at one moment, and the brokers' own answers.  Pure."""
+"""Inputs of the checks: the database at one moment, and the brokers' own answers.  Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...protocol.control import PartitionStatusList, Retention
+from ...protocol.control import PartitionStatusList
 from ...protocol.operations import OperationState, StepAction
-from ...protocol.routing import OrderStrategy, Partition
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubjectView:
-    """A subject's row."""
-
-    subject_id: int
-    name: str
-    order_strategy: OrderStrategy
-    partitions_wanted: int
-    partitions_named: int
-    route_version: int
-    retention: Retention = Retention.ACKED
-    static: bool = False
-    failed: bool = False
-    """Its creation has failed, and its name is free."""
+from ...protocol.routing import Partition
+from ..cluster.rows import SubjectRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +33,7 @@ class GroupRow:
     tokens: Mapping[int, int] = field(default_factory=dict)
     drained: Collection[int] = ()
     heard: Collection[int] = ()
-    """Partitions whose brokers have said that they have the group on their disks."""
+    """Partitions whose brokers have stored the group on their disks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +44,9 @@ class OperationRow:
     subject_id: int
     state: OperationState
     running: bool
-    """It keeps others off its subject."""
+    """Whether its row keeps other operations off its subject."""
     idle_ms: int
-    """For how long nobody has driven it; 0 or less while somebody does."""
+    """How long it has had no driver; 0 or less while it has one."""
     problem: str = ""
     steps: Mapping[int, StepAction] = field(default_factory=dict)
 
@@ -79,7 +64,7 @@ class BrokerRow:
 class SqlView:
     """The database at one moment; partitions by id."""
 
-    subjects: Mapping[int, SubjectView] = field(default_factory=dict)
+    subjects: Mapping[int, SubjectRow] = field(default_factory=dict)
     partitions: Mapping[int, PartitionView] = field(default_factory=dict)
     groups: Sequence[GroupRow] = ()
     operations: Sequence[OperationRow] = ()
@@ -89,7 +74,7 @@ class SqlView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAnswer:
-    """What a broker hosts; None, and why, if it did not answer."""
+    """The partitions that a broker hosts; None, and the problem, if it did not answer."""
 
     broker_group: str
     address: str
@@ -102,8 +87,8 @@ class Views:
     """
     The database, then the brokers, then the database again.
 
-    What SQL says before, a broker must have; what a broker has, SQL must say after: so nothing that goes on
-    meanwhile looks like a fault.
+    A broker must have what SQL had before it was asked, and SQL must have after it what the broker has.  So changes
+    between the two looks are no violations.
     """
 
     before: SqlView

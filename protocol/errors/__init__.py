@@ -28,6 +28,7 @@
     ├── UnreachableError               no answer
     │   ├── NotSentError               nothing was done
     │   ├── OutcomeUnknownError        it may have been done
+    │   ├── ForeignServerError         another program answers at the address
     │   └── ResetUnfinishedError       some of it was done; again finishes it
     ├── DeliveryError                  a producer gave messages up
     │   ├── GivenUpError                                   by flush and close, of those that nobody awaited

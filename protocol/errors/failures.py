@@ -45,6 +45,18 @@ class ResetUnfinishedError(UnreachableError):
     partitions_set = Detail(int)
 
 
+class ForeignServerError(UnreachableError):
+    """What answers at the address is no server of keylane, or one whose answers this version cannot read."""
+
+    code = 1204
+    retry = Retry.NEVER
+    summary = "the answer is no keylane server's"
+    hint = (
+        "Look at which program listens there, then give the address of a keylane server: HOST:PORT."
+    )
+    address = Detail(str)
+
+
 class DeliveryError(KeylaneError):
     """Root of what a producer tells of messages that it gave up.  `fate` is each message's own."""
 

@@ -176,10 +176,10 @@ class StaleRouteError(RefusedError):
 
 
 class WrongBrokerError(RefusedError):
-    """A broker was told of another group's partition."""
+    """A request for a partition of another broker group."""
 
     code = 1121
-    summary = "another broker group than the caller meant"
+    summary = "the request reached a broker of a different broker group"
     retry = Retry.AFTER_NEW_ROUTE
     hint = "Ask the metaserver for the broker's address again."
     broker_group = Detail(str)

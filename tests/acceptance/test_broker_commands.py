@@ -167,7 +167,7 @@ def test_folders_that_are_none(tmp_path, folder):
         done = keylane("health", process.address, "-o", "json")
         assert done.returncode == 0
         health = json.loads(done.stdout)
-        assert health["details"]["flush"] == "fsync"
+        assert health["details"]["durable"] == "fsync"
         assert health["details"]["damage"] == []
         assert "takes writes" in keylane("health", process.address).stdout
     finally:

@@ -54,7 +54,7 @@ def filled(forks, disk) -> dict[str, Run]:
 
 
 def check(run: Run) -> None:
-    """A broker comes up, has everything, and leaves an index that is right."""
+    """A broker starts, has every message, and leaves a correct index."""
     assert asyncio.run(run.live(whole=True)) == 0
     with closing(RealFiles(run.data)) as files:
         reports = verify_indexes(files)
@@ -65,7 +65,7 @@ def check(run: Run) -> None:
 
 @pytest.mark.parametrize("work", WORKS)
 def test_broker_starts_after_work_on_an_index_was_killed(work, forks, filled, folder):
-    """Killed wherever it is, it leaves a folder in which a broker has all that was acked, under either index."""
+    """Killed at any point, the work leaves a folder in which a broker has every acked message, under either index."""
     command, to = work.split("-")
     before = filled[to if command == "rebuild" else OTHER[to]]
     passed = set()

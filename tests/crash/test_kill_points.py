@@ -22,7 +22,7 @@ from support.killed_broker import KILLED, Run, aged
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 LATER = {"truncate", "truncated", "remove", "removed"}
-"""Passed in a folder that has seen something already."""
+"""Points that only a broker in an old folder passes."""
 STOP_STEP_S = 0.004
 EVERY = 5
 """Of what is the same work under either index, RocksDB's share of `make test`."""
@@ -44,12 +44,12 @@ LIBRARY = [("rocksdb", point) for point in LIBRARY_POINTS]
 
 @pytest.fixture(scope="module")
 def old(forks, disk) -> dict[str, Run]:
-    """A folder to go on with, for each index."""
+    """A folder with a past, for each index."""
     return {kind: aged(forks, disk / f"aged-{kind}", kind) for kind in ("file", "rocksdb")}
 
 
 def passages(point: str, begin: Callable[[], Run], *, retain: bool) -> int:
-    """Kill it there each time that it gets there, and see that nothing is lost; how often it got there."""
+    """Kill the broker at each passage of the point, and check that nothing is lost; returns the number of passages."""
     count = 0
     while True:
         run = begin()
@@ -67,13 +67,13 @@ def passages(point: str, begin: Callable[[], Run], *, retain: bool) -> int:
 
 @pytest.mark.parametrize("point", [one for one in FILE_POINTS if one not in LATER])
 def test_broker_loses_nothing_when_killed_in_a_new_folder(point, forks, folder):
-    """Killed at this point of its first life, however often passed before, it has lost nothing it had answered."""
+    """A broker killed at this point of its first life, at any passage of it, has lost nothing that it had acked."""
     assert passages(point, lambda: Run(forks, folder / "new", batches=4), retain=False)
 
 
 @pytest.mark.parametrize(("kind", "point"), PLACES + LIBRARY)
 def test_broker_loses_nothing_when_killed_in_an_old_folder(kind, point, old, folder):
-    """Nor where a torn end is cut, segments and old snapshots go, and an index is made anew, under either index."""
+    """The same in a folder where a torn end is cut, segments and snapshots are removed, and an index is rebuilt."""
     assert passages(point, lambda: old[kind].copy(folder / "life", batches=2), retain=True)
 
 
@@ -100,7 +100,7 @@ STOPS = [
 
 @pytest.mark.parametrize(("kind", "after_s"), STOPS)
 def test_broker_loses_nothing_when_stopped_in_an_old_folder(kind, after_s, old, folder):
-    """Asked to end while it serves, and while segments go, it has lost nothing it had answered."""
+    """A broker asked to end while it serves and removes segments has lost nothing that it had acked."""
     run = old[kind].copy(folder / "life", batches=4)
     assert asyncio.run(run.live(retain=True, stop_s=after_s)) == 0
     for _ in range(2):

@@ -73,7 +73,7 @@ def test_own_records():
         await desk.ack(5, (0, 1))
         await know_groups(desk.store, desk.store.state.partition(9), ["late"], complete=True)
         desk.store.state.partition(1).groups["audit"].removed_unread = 3
-        desk.store.state.partition(1).groups["audit"].version += 1
+        desk.store.state.partition(1).groups["audit"].changed()
         await desk.ack(5)
         _, durable = desk.store.seal(1)
         await durable

@@ -1,4 +1,4 @@
-"""The files of a broker, byte for byte: written as they always were, and read by whoever comes later."""
+"""The files of a broker, byte for byte: written as they always were, and read by every later version."""
 
 from __future__ import annotations
 

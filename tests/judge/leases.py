@@ -5,9 +5,9 @@
      9 Answered  number, error or "", ttl_ms, grants [[partition, token], …]
 
 A lease, one for each (group, partition): the session that has it, and its token.
-    observe   the answer of a heartbeat lists it: the session has it already, or takes it while nobody has it, with a
+    observe   the answer of a heartbeat lists it: the session has it already, or takes it while it is free, with a
               higher token than any before
-    release   whoever has it with this token has it no more; a heartbeat whose `holding` lacks it says the same
+    release   the session that has it with this token gives it up; a heartbeat whose `holding` lacks it does the same
     end       the session left, or has been silent for its ttl since the last call that was answered
 A fence, one for each (group, partition) at its broker: a call is accepted with the highest token only, an acquire raises it.
 """
@@ -41,7 +41,7 @@ class FenceCall(NamedTuple):
 
 
 LeaseState = tuple[str, int]
-"""Session and token; "" for nobody, with the highest token so far."""
+"""Session and token; "" for no session, with the highest token so far."""
 
 
 def step_lease(state: LeaseState, call: LeaseCall) -> LeaseState | None:

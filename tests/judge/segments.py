@@ -2,7 +2,7 @@
 
     folder/log/{base position, 20 digits}.log ─▶ records ─▶ Partition: messages by offset, lineage, seal, groups
 
-Whatever does not fit the description is a Problem: a wrong checksum, a gap between positions or offsets, a message behind
+Every difference from the description is a Problem: a wrong checksum, a gap between positions or offsets, a message behind
 the seal, a fence that falls.
 """
 

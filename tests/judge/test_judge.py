@@ -125,7 +125,7 @@ def test_judge_finds_a_duplicate_when_a_message_is_stored_twice(tmp_path: Path):
     assert verdict_on(tmp_path) == {"duplicate": 1}
 
 
-def test_judge_finds_a_phantom_when_nobody_sent_a_stored_message(tmp_path: Path):
+def test_judge_finds_a_phantom_when_a_stored_message_was_never_sent(tmp_path: Path):
     _, second, log = write_good_run(tmp_path)
     second.messages(2, 1, (b"k", b"never sent"))
     log.handled(2, 1)

@@ -66,7 +66,7 @@ class _Listening(HttpNetwork):
 
 
 READ_NS: ContextVar[int] = ContextVar("read_ns", default=0)
-"""0: nobody looked since the last handler."""
+"""0: no look since the last handler."""
 
 
 class _Looks(SystemClock):

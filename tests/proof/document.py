@@ -1,4 +1,4 @@
-"""docs/PROOF.md out of docs/proof.jsonl: what was run, of which version, and what was found.  Pure but for the paths."""
+"""docs/PROOF.md out of docs/proof.jsonl: runs, their versions, their findings.  Pure but for the paths."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TITLE = "# What was proven, and how\n"
 HEAD = """
 ## How to read it
 
-This page is written by `make proof` out of `docs/proof.jsonl`; nobody edits it.
+`make proof` writes this page out of `docs/proof.jsonl`; it is not edited by hand.
 Each row is one share that was really run; a version with `+` had changes that were not committed yet.
-Of seeds that were run on several versions the latest rows stay; what a share found, and how it was mended, is in the log
+Of seeds that were run on several versions the latest rows stay; faults that a share found, and how they were mended, are in the log
 of commits.  Runs of real processes all stay.
 `make proof SEEDS=2000 FIRST=4000 LIMIT=0 KILLS=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
 `make proof RANDOM=2000 LIMIT=0 KILLS=0 CYCLES=0` draws the seeds at random from [10^6, 10^9); the row has the number of the drawing,
@@ -33,7 +33,7 @@ The programs' own code in virtual time: network (delay, loss, doubled and late c
 after their effect), clocks (offset, drift of 5 %, jumps of an hour), pauses, crashes and restarts of every program, power
 losses with torn and lost writes, stalled, failing and full disks; sends, resizes, splits, merges, moves, evacuations,
 joins and leaves; in most seeds, users who open an object again, copy it with a fork, give it generators that repeat, send
-from two tasks, cancel whatever waits, flush instead of awaiting futures, wrap handlers, raise odd errors, go on after a
+from two tasks, cancel any waiting call, flush instead of awaiting futures, wrap handlers, raise odd errors, go on after a
 cancellation, run until a signal, redeploy, share a group, use what is open from another thread with an event loop of its
 own, and have keys that fail for ever; in one seed of eight, silent brokers given up, the progress of consumer groups set
 anew, old messages removed; in one of sixteen, a disk lost for good whose loss an operator accepts; in another one of
@@ -120,7 +120,7 @@ def document(shares: str) -> str:
 
 
 def _summary(read: list[dict[str, Any]]) -> str:
-    """Five lines that anybody understands."""
+    """The page in five lines."""
     sims = [one["simulation"] for one in read if "simulation" in one]
     version = next((one["version"] for one in reversed(read) if "processes" in one), "")
     runs = [one["processes"] for one in read if "processes" in one and one["version"] == version]
@@ -133,7 +133,7 @@ def _summary(read: list[dict[str, Any]]) -> str:
     lines = [
         (
             "**Promised**: a message that was acked is kept; messages of one key are handled in the order in which they "
-            "were sent; nobody handles what was given to another."
+            "were sent; no consumer handles what was granted to another."
         ),
         (
             f"**Done to break it**: {faults:,} faults (programs killed, power cut, disks and networks broken, clocks set "
@@ -141,7 +141,7 @@ def _summary(read: list[dict[str, Any]]) -> str:
             f"{_sum(runs, 'messages'):,} messages; in {_sum(sims, 'with_users'):,} of the simulated ones users did what "
             "manuals warn of."
         ),
-        f"**Chosen by nobody**: {drawn:,} of the simulated runs were drawn at random, out of a thousand million.",
+        f"**Random**: {drawn:,} of the simulated runs have seeds drawn from a thousand million.",
         (
             f"**Found**: {bad:,} of the simulated runs ended with a fault, of the product or of the simulation itself; each "
             "was mended, and is replayed by the tests since.  In the runs of real programs one judge counted "

@@ -59,7 +59,7 @@ class Forwarder:
         try:
             there_reader, there_writer = await asyncio.open_connection(host, int(port))
         except OSError:
-            return  # nobody is there: the caller's connection is reset
+            return  # no program listens: the caller's connection is reset
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._up.pump(reader, there_writer))

@@ -75,7 +75,7 @@ KINDS: tuple[type[Any], ...] = (
 """The place of a kind is its number in the file, which `tests/judge/` knows too: new ones go last."""
 LENGTH_BYTES = 4
 LOOK_AHEAD_NS = 2_000_000
-"""A worker's look at the lease may lie so long before the handler's first line; the margin of a lease is 50 ms or more."""
+"""The most between a worker's look at the lease and the handler's first line; the margin of a lease is 50 ms or more."""
 STOP_SLACK_NS = 2_000_000
 """How far from the instant that is noted a process may really have been stopped, or gone on."""
 Timed = tuple[int, Event]
@@ -147,7 +147,7 @@ def starts_placed(timed: Iterable[Timed], stops: Sequence[Stop]) -> Iterator[Tim
     Its record says of each the instant of its first line, and as `clock_ns` the worker's look at the lease.  A
     handler begins with its first line.  Only where the lease ended between the two it begins with the look: if that
     was a moment before, for which the lease's margin is there, or if its process was stopped in between; then it is
-    `Frozen`.  Whatever else lies between the two is of our own making.
+    `Frozen`.  Anything else between the two is the product's own delay.
     """
     for first_line_ns, event in timed:
         if type(event) is not Started:

@@ -44,7 +44,7 @@ CRASH_TESTS = Path(__file__).parents[1] / "crash"
 
 
 def simulate(seeds: Sequence[int], workers: int, *, seconds: float) -> dict[str, Any]:
-    """Seeds without mutants; no more are begun after so many seconds."""
+    """Run seeds without mutants; none is begun after `seconds`."""
     total = {"seeds": 0, "faults": 0, "events": 0, "violations": 0, "with_users": 0}
     habits: Counter[str] = Counter()
     bad = []
@@ -91,7 +91,7 @@ def hunt_mutants(limit: int, workers: int) -> dict[str, Any]:
 
 
 async def perform(cycles: int, seed: int) -> Told:
-    """2 → 4 → 8 → 3 → 2 partitions so many times, under load and under every fault."""
+    """2 → 4 → 8 → 3 → 2 partitions, `cycles` times, under load and under every fault."""
     with tempfile.TemporaryDirectory() as folder:
         async with Stage(Path(folder), keys=KEYS, per_second=PER_SECOND) as stage:
             story = Story(stage, random.Random(seed), pause_ttls_max=PAUSE_TTLS_MAX)

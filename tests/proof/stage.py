@@ -256,7 +256,7 @@ class Stage:
                 file.write(SECONDS.pack(seconds))
 
     async def resize(self, partitions: int) -> None:
-        """Change the number of partitions, and wait until that is done, whatever fails meanwhile."""
+        """Change the number of partitions, and wait until that is done; programs may fail meanwhile."""
         ask = Reshape(kind=OperationKind.RESIZE, subject=SUBJECT, partitions=partitions)
         async with asyncio.timeout(120):
             while True:
@@ -318,12 +318,12 @@ class Stage:
         assert not ended, "\n".join(one.last_words() for one in ended)
 
     async def look(self) -> tuple[Findings, list[Event]]:
-        """Check what happened so far, while it goes on."""
+        """Check the history so far, during the run."""
         events = await self.history()
         return check_history(events, drained=False), events
 
     async def judge(self) -> tuple[Findings, list[Event]]:
-        """Drain, and check the history; every program that nobody ended is to be still there."""
+        """Drain, and check the history; every program that the test did not end must still run."""
         self._all_are_there("p", *self.brokers, "m", *self.consumers)
         try:
             drained = await self.drain()

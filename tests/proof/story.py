@@ -64,7 +64,7 @@ class Story:
         return set(self._kinds) - set(self.faults)
 
     async def run(self, resizes: Sequence[int], *, faults_each: int, gap_s: float) -> None:
-        """During each resize so many faults, about `gap_s` apart."""
+        """Bring `faults_each` faults during each resize, about `gap_s` apart."""
         for count in resizes:
             resize = asyncio.create_task(self._stage.resize(count))
             for _ in range(faults_each):

@@ -1,11 +1,10 @@
-"""What docs/PROOF.md says beyond the numbers that `make proof` counts."""
+"""Seeds that failed in a proof are replayed by the tests."""
 
 from __future__ import annotations
 
 import json
 
-from proof.document import document
-from proof.run import DOCUMENT, SHARES
+from proof.run import SHARES
 from sim.test_simulation import FOUND, SEEDS
 
 
@@ -14,7 +13,3 @@ def test_a_seed_that_ended_with_a_fault_is_replayed_by_the_tests() -> None:
     bad = {seed for share in shares for seed in share.get("simulation", {}).get("bad_seeds", ())}
     assert bad
     assert {seed for seed in bad if seed >= SEEDS} <= set(FOUND)
-
-
-def test_the_document_is_the_one_that_the_shares_make() -> None:
-    assert DOCUMENT.read_text(encoding="utf-8") == document(SHARES.read_text(encoding="utf-8"))

@@ -37,7 +37,7 @@ def judged(stops: list[tuple[int, int]], *, deadline_ns: int = DEADLINE):
 
 
 def test_a_gap_before_the_first_line_without_a_stop_is_a_late_start():
-    """Whatever our own code does between the look at the lease and the handler is found."""
+    """A delay of the product between the look at the lease and the handler is found."""
     for stops in ([], [(100 * MS, 900 * MS)], [(1_600 * MS, 2_000 * MS)]):
         found, events = judged(stops)
         assert found.counts["late start"] == found.total == 1
@@ -64,7 +64,7 @@ def test_a_lease_that_ends_within_a_moment_of_the_look_is_no_late_start():
 
 
 def test_a_handler_in_time_begins_with_its_first_line():
-    """A stop before it, behind which the lease goes on, is nothing."""
+    """A stop before a handler whose lease is still valid afterwards is no fault."""
     found, events = judged([(LOOK, FIRST_LINE)], deadline_ns=FIRST_LINE + 1)
     assert not found.total
     (begun,) = [one for one in events if type(one) is Started]
@@ -86,9 +86,7 @@ def test_handlers_that_died_with_their_process_are_forgotten(tmp_path: Path):
     assert tail.poll() == {(1, 2)}
 
 
-def test_an_ack_asked_before_a_higher_token_is_no_stale_effect_however_many_calls_were_made() -> (
-    None
-):
+def test_an_ack_asked_before_a_higher_token_is_no_stale_effect_after_many_calls() -> None:
     """Calls of the metaserver are for another judge: they do not count where an ack stands in the history."""
     calls = [(number, Calling(number, "join", "s", "audit", 0, 0, None)) for number in range(10)]
     answers = [(number, Answered(number, "", 0, ())) for number in range(10)]

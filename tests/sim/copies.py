@@ -23,9 +23,9 @@ WHOLE = ("meta_", "cut_", "one_way", "reset", "loss", "late", "twice", "ghosts",
 BROKER_FAULTS = (
     "broker_flush", "broker_full", "broker_torn", "broker_power", "broker_stall", "broker_commit", "broker_pause",
 )  # fmt: skip
-"""These change the disk under the copier's hands, or keep a broker from reporting what it has written."""
+"""These change the disk while it is copied, or keep a broker from reporting what it has written."""
 REPORTED_S = 3 * META_SETTINGS.broker_heartbeat_ms / 1000
-"""After so long what a broker has written is reported."""
+"""Seconds after which a broker has reported what it wrote."""
 
 
 def is_copied(seed: int) -> bool:
@@ -55,10 +55,10 @@ class Copier:
             broker = rng.choice(world.brokers)
             if not broker.running or not broker.heard or broker.store is None:
                 continue
-            copy, end = _copy_of(broker.disk), broker.store.log.durable_end
+            copy, end = _copy_of(broker.disk), broker.store.log.end
             starts = broker.starts
             await asyncio.sleep(0.5 + 2 * rng.random())
-            farther = broker.running and broker.store.log.durable_end > end
+            farther = broker.running and broker.store.log.end > end
             await asyncio.sleep(REPORTED_S)
             same = broker.running and broker.starts == starts and broker.heard
             if farther and same and not world.faults.healed:

@@ -315,7 +315,7 @@ async def _served(
 
 
 def started(files: Found) -> SimDisk:
-    """The files, as they are when the machine comes up: nobody may write to sealed segments."""
+    """The files as they are when the machine starts: sealed segments are read-only."""
     disk = disk_of(files)
     disk.protected = {segment_path(base) for base in log_bases(files)[:-1]}
     return disk

@@ -168,7 +168,7 @@ class Faults(NetworkFaults):
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
             host.disk.fail = self._rng.choice(("fdatasync", "write"))
-            if self._rng.random() < 0.5:  # once only, and nobody looks for a while
+            if self._rng.random() < 0.5:  # once only, and no start looks for a while
                 self._later(0.2 * self._rng.random(), setattr, host.disk, "fail", "")
             self._later(0.5 + self._rng.random(), self._change_disk, host)
 
@@ -224,7 +224,7 @@ class Faults(NetworkFaults):
             self._later(3.0, self.restart, host)
 
     def _meta_told(self) -> None:
-        """It dies at a step between hosting what is to be opened and whatever would be told afterwards, and stays away."""
+        """It dies at a step between hosting the new partitions and the calls after it, and stays away."""
         host = self._some(list(self._world.metas))
         if isinstance(host, MetaHost):
             host.crash_at_step = self._rng.choice(

@@ -1,4 +1,4 @@
-"""The faults of network and clocks, and what all faults share: whom they strike, and when they end."""
+"""Faults of network and clocks, and what all faults share: their targets, and their ends."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ class NetworkFaults:
 
     def _ghosts(self) -> None:
         """
-        What a producer sends to a broker is stuck until its connection breaks; on the next one it goes on, and what was
-        stuck comes late, to nobody's knowledge.
+        Frames of a producer to a broker are stuck until its connection breaks.  The next connection works, and the
+        stuck frames reach the broker later; their answers are lost.
         """
         world, rng = self._world, self._rng
         producer = rng.choice(world.producers)

@@ -22,14 +22,14 @@ from functools import cache
 from typing import Any
 
 PROCESSOR_SECONDS_MAX = 60
-"""For one seed, which takes about one: more is a loop that never ends."""
+"""For one seed, which takes less than one: more is a loop that never ends."""
 NICE = 10
 """Seeds give way to programs in real time that run at the same time: other tests."""
 MUTANT_SEEDS_MAX = 2_000
 RANDOM_SEEDS = range(10**6, 10**9)
-"""What seeds are drawn from that nobody has looked at before."""
+"""The range from which random seeds are drawn."""
 OUT_OF_DATE = ("TypeError", "AttributeError", "NameError", "ImportError")
-"""What a mutant raises when what it replaces has changed: it has to be mended, it was not caught."""
+"""Errors of a mutant whose target has changed: it has to be mended, it was not caught."""
 NO_CATCH = tuple(
     name
     for name, one in vars(builtins).items()
@@ -49,7 +49,7 @@ def _too_slow(_number: int, _frame: object) -> None:
 
 @cache
 def _freeze() -> None:
-    """What is imported by now stays: collecting garbage after each seed need not look at it."""
+    """Exempt everything imported by now from garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -150,7 +150,7 @@ def outcomes_of(seeds: Sequence[int], workers: int) -> Iterator[dict[str, Any]]:
 
 
 def draw_seeds(drawing: int, count: int) -> list[int]:
-    """So many seeds out of `RANDOM_SEEDS`, rising; the drawing's number decides which."""
+    """`count` seeds out of `RANDOM_SEEDS`, rising; the drawing's number decides which."""
     return sorted(random.Random(drawing).sample(RANDOM_SEEDS, count))
 
 

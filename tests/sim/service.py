@@ -9,7 +9,7 @@ from sim.actors.consumers import ConsumerHost
 from sim.actors.hosts import META_SETTINGS, BrokerHost
 
 PATIENCE_S = 10.0
-"""For calls that were under way to silent programs, and the pauses of whoever asks again: some seconds each."""
+"""Seconds for calls under way to silent programs, and for the pauses of retries: a few each."""
 
 
 IDLE_LOOKS = 4

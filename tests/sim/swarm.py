@@ -17,7 +17,7 @@ FAULTS = (
 
 
 BAD_KEYS = 0.3
-"""So many consumers fail at every second key until all is healed."""
+"""The number of consumers that fail at every second key until all is healed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the simulation itself takes for true: which brokers say that a partition is sealed, and who hears a signal."""
+"""The simulation's own facts: which brokers say that a partition is sealed, and which processes hear a signal."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Broker:
 
 
 async def test_a_seal_is_not_asked_of_an_older_copy():
-    """A copy of a data folder may be older than the seal; nothing is served from it, so it says nothing."""
+    """An older copy of a data folder may lack the seal; it is not served, so it does not count."""
     store = open_store(SimDisk())
     await Desk(store, ManualClock()).host()
     assert is_sealed([Broker(store)], 1) is False
@@ -35,7 +35,7 @@ async def test_a_seal_is_not_asked_of_an_older_copy():
 
 
 def test_a_signal_says_whether_the_process_listens():
-    """A process that does not listen would be ended by the signal, so whoever sends one has to know."""
+    """A signal would end a process that does not listen, so its sender has to know."""
     process = Process("c0")
     assert not send_stop(process)
 

@@ -46,7 +46,7 @@ from sim.service import Idleness, Service
 from sim.swarm import Swarm, draw, has_twins
 
 DRAIN_S = 90.0
-"""After everything is healed, so much virtual time is enough to settle and handle all there is."""
+"""Virtual time that is enough, after everything is healed, to settle and handle every message."""
 LOOK_S = 0.25
 IDLE_LOOK_S = 0.05
 QUIET_S = 4.0
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a seed."""
+    """The result of a seed."""
 
     seed: int
     findings: Findings
@@ -67,7 +67,7 @@ class Outcome:
     habits: list[str] = field(default_factory=list)
     """What its users did; see `users.HABITS`."""
     problems: list[str] = field(default_factory=list)
-    """Exceptions that nobody caught, and loops that never end."""
+    """Uncaught exceptions, and loops that never end."""
 
     @property
     def violations(self) -> int:
@@ -274,7 +274,7 @@ class World:
                 await asyncio.sleep(0.2)
 
     def operate(self, ask: Reshape) -> None:
-        """Ask for an operation on partitions, once; whatever the answer is."""
+        """Ask for an operation on partitions, once; a refusal is fine."""
         self._operator_does(self._reshape(ask))
 
     def cordon(self, broker_group: str, seconds: float) -> None:
@@ -289,7 +289,7 @@ class World:
             await self._operator_meta.cordon(broker_group, Cordon(cordoned=False))
 
     def operate_on(self, count: int, kind: OperationKind, broker_group: str = "") -> None:
-        """Ask for an operation on so many open partitions that lie side by side."""
+        """Ask for an operation on `count` open partitions that lie side by side."""
         self._operator_does(self._reshape_some(count, kind, broker_group))
 
     def _operator_does(self, work: Coroutine[Any, Any, None]) -> None:
@@ -308,7 +308,9 @@ class World:
     async def _reshape(self, ask: Reshape) -> None:
         self.trace(f"operation {ask!r}")
         try:
-            if ask.kind is OperationKind.EVACUATE:  # whatever was evacuated before is mended by now
+            if (
+                ask.kind is OperationKind.EVACUATE
+            ):  # the group that was evacuated before is well by now
                 for group in {"g0", "g1"} - {ask.broker_group}:
                     await self._operator_meta.cordon(group, Cordon(cordoned=False))
             answer = await self._operator_meta.reshape(ask)
@@ -343,13 +345,13 @@ class World:
         return all(one.state in ended for one in running)
 
     async def _tell_abandoned(self) -> None:
-        """Of which partitions operators were told that what was left in them is reordered."""
+        """Record the partitions of which operators were told that their remaining messages are reordered."""
         for one in (await self._operator_meta.operations(SUBJECT)).operations:
             for partition_id in one.reordered:
                 self.record(Abandoned(partition_id))
 
     async def live(self) -> float:
-        """The whole story; how much virtual time draining took, or -1 if it did not end."""
+        """Run the seed; returns the virtual seconds that draining took, or -1 if it did not end."""
         for meta in self.metas:
             meta.start()
         for broker in self.brokers:
@@ -398,7 +400,7 @@ class World:
                 and await self._in_operator(self._operations_done())
             ):
                 found = await self._in_operator(self._verify())
-                # A broker that nobody has heard yet may be looked for where it was; in the end all are heard.
+                # A broker that has not reported itself yet may be looked for at its old address; in the end all have.
                 verified = not found or all(broker.heard for broker in self.brokers)
                 if verified:
                     self.loop.faults += found
@@ -411,7 +413,7 @@ class World:
         return drained_s
 
     async def _outlive_poison(self) -> None:
-        """Nothing else is at fault any more: all that other keys have is handled, and then those of these keys too."""
+        """Nothing else fails any more: messages of other keys are all handled, and afterwards those of the failing keys."""
         stores = [one.store for one in self.brokers if one.running and one.store is not None]
         debts = owed(self.service, stores, self.poison) if self.at_rest else {}
         await asyncio.sleep(self.service.limit_s)
@@ -420,7 +422,7 @@ class World:
         self.poison.clear()
 
     async def _look_for(self, seconds: float) -> None:
-        """Watch the consumers for so long."""
+        """Watch the consumers for `seconds`."""
         until = self.loop.now + seconds
         while (left := until - self.loop.now) > 0:
             await asyncio.sleep(min(left, IDLE_LOOK_S))

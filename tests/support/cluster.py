@@ -234,7 +234,7 @@ async def begun(meta: MetaClient, ask: Reshape) -> None:
 async def done_operation(
     meta: MetaClient, view: OperationView, *, seconds: float = 30.0
 ) -> OperationView:
-    """Wait until an operation is done, whatever happens to the metaserver meanwhile."""
+    """Wait until an operation is done; the metaserver may be down meanwhile."""
     until = time.monotonic() + seconds
     while view.state is not OperationState.DONE:
         assert time.monotonic() < until, f"not done: {view}"

@@ -1,4 +1,4 @@
-"""A real broker in a folder of its own, killed at a chosen point, and a client that knows what it was told."""
+"""A real broker in a folder of its own, killed at a chosen point, and a client that remembers each answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COUNT = 3
 
 @dataclass
 class Known:
-    """What the client was told."""
+    """Answers that the client had."""
 
     acked: dict[int, int] = field(default_factory=dict)
     """sequence → base offset"""
@@ -78,7 +78,7 @@ class Run:
         root.mkdir()
 
     def copy(self, root: Path, *, batches: int, kind: str = "") -> Run:
-        """The folder once more, for a client that goes on from here with some batches more."""
+        """A copy of the folder, for a client that sends some more batches."""
         run = Run(self._forks, root, kind=kind or self.kind, batches=self._batches + batches)
         shutil.copytree(self.data, run.data)
         run._known = copy.deepcopy(self._known)
@@ -97,9 +97,9 @@ class Run:
         Serve the client until the broker is killed or the work is done; how the broker ended.
 
         Args:
-            whole: nothing kills it, and all is looked at.
+            whole: nothing kills the broker, and every message is read back.
             retain: retention has segments to remove, and the work is not done before.
-            stop_s: it is asked to end after so long, whatever it is at.
+            stop_s: seconds after which the broker is asked to end.
         """
         config = self.root / "broker.toml"
         config.write_text(
@@ -155,7 +155,7 @@ class Run:
             await network.close()
 
     async def _work(self, client: BrokerClient) -> None:
-        """Everything that a broker writes, answered or not."""
+        """Make every kind of call that writes to the disk."""
         known = self._known
         # A broker before this one has it with messages.
         with contextlib.suppress(PartitionInUseError):
@@ -182,7 +182,7 @@ class Run:
             known.cursor = max(known.cursor, answer.cursor)
 
     async def _check(self, client: BrokerClient) -> None:
-        """All is there, once and in order, but what every group has done with; fence and cursor did not fall."""
+        """Every message that a group still needs is there, once and in order; fence and cursor did not fall."""
         known = self._known
         (group,) = (await client.partition(1)).groups
         assert group.token >= known.token

@@ -91,7 +91,7 @@ class Load:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def progress(self, messages: int, *, seconds: float = 30.0) -> None:
-        """Wait until every group has handled so many more."""
+        """Wait until every group has handled `messages` more."""
         goal = {group: len(seen) + messages for group, seen in self.handled.items()}
         await eventually(
             lambda: all(len(self.handled[group]) >= count for group, count in goal.items()),

@@ -1,6 +1,6 @@
 """Ports of loopback for programs that start again on the port they had.
 
-The kernel gives ports from `ip_local_port_range`, 32768 and up, to whoever asks for port 0.  A port below that range
+The kernel answers a request for port 0 from `ip_local_port_range`, 32768 and up.  A port below that range
 stays free while its program is down, and each worker of a test run has a range of its own.
 """
 

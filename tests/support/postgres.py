@@ -67,7 +67,7 @@ def _other_user() -> pwd.struct_passwd | None:
 
 
 def _die_with_us() -> None:
-    """In the child: end when the tests do, however they end."""
+    """In the child: end with the tests, even if they are killed."""
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGINT)
 
@@ -80,7 +80,7 @@ class Postgres:
         self._numbers = itertools.count(1)
 
     def url(self) -> str:
-        """The address, for a metaserver, of a database that nobody has used."""
+        """The address, for a metaserver, of a new database."""
         name = f"test_{next(self._numbers)}"
         self.execute(f"CREATE DATABASE {name}")
         return f"postgresql+asyncpg://keylane@/{name}?host={self._folder}"
@@ -128,7 +128,7 @@ def running_postgres(programs: Path | None = None) -> Iterator[Postgres]:
             _wait_until_ready(server, data, folder / "log")
             yield Postgres(folder)
         finally:
-            server.send_signal(signal.SIGQUIT)  # at once: nobody wants its data again
+            server.send_signal(signal.SIGQUIT)  # at once: its data is not needed any more
             server.wait(30)
     finally:
         shutil.rmtree(folder)

@@ -72,7 +72,7 @@ class ScriptedNetwork:
         self.unknown: set[int] = set()
         """Partitions that their brokers say they do not have."""
         self.lost: set[int] = set()
-        """Partitions whose batches are lost on the way, nobody knows where."""
+        """Partitions whose batches are lost on the way, without an answer."""
         self.mute: set[int] = set()
         """Partitions whose batches are stored, and whose answers are lost."""
         self.mute_offset: int | None = None
@@ -212,4 +212,4 @@ QUICK = ProducerSettings(backoff=Backoff(first_ms=1, max_ms=5))
 
 def producer_on(network: ScriptedNetwork, settings: ProducerSettings = QUICK) -> Producer:
     """A producer, not yet open, that meets this network."""
-    return Producer("meta", settings=settings, _environment=Environment(network=network))
+    return Producer("meta:1", settings=settings, _environment=Environment(network=network))

@@ -1,4 +1,4 @@
-"""Who may import whom: the arrows of docs/ARCHITECTURE.md, read from the source.
+"""Which room may import which: the arrows of docs/ARCHITECTURE.md, read from the source.
 
 A failure prints `file:line imports X: the reason`.  A new exception is a decision: write it here, with
 its reason, and in docs/ARCHITECTURE.md.
@@ -35,7 +35,7 @@ MACHINE = [
     "*/__main__.py",
     "cli/*",
     "rpc/program.py",  # a program sets its umask
-    "consumer/client.py",  # a session says its host and process id to whoever looks for it
+    "consumer/client.py",  # a session tells operators its host and process id
     "rpc/home.py",  # hears of a fork
     "metaserver/sql/database.py",  # where the SQLite file lies
     "metaserver/sql/migrate.py",  # where the migrations lie
@@ -77,7 +77,7 @@ PROTOCOL_MAY_IMPORT = {
     "random",  # for the type of the generator that is passed in
     "urllib.parse",  # percent-encoding, no socket
     "zlib",  # a checksum and a codec, no file
-    "ipaddress",  # reads addresses, and asks nobody about them
+    "ipaddress",  # reads addresses, without a look-up
     *("msgspec", "xxhash", "crc32c"),
 }
 
@@ -186,7 +186,7 @@ def test_every_folder_with_code_is_in_the_package_list():
 
 
 def test_third_party_modules_are_declared_somewhere_in_this_test():
-    """An import nobody thought about is a dependency nobody decided on."""
+    """Every import of another package is one that was decided on."""
     known = {*HOME_OF, *PROTOCOL_MAY_IMPORT, "keylane", *sys.stdlib_module_names}
     strange = {
         f"{source.name}:{found.line} imports {found.target}"

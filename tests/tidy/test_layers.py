@@ -52,7 +52,7 @@ LAYERS: dict[str, set[str]] = {
     "protocol/errors": set(),
 }
 
-# folder -> what it may not import, because it decides or stores and asks nobody over a network
+# folder -> what it may not import, because it decides or stores without a network
 NO_NETWORK = ("broker/partition/", "broker/storage/", "checker/")
 
 NAMES = {source.name for source in FILES}
@@ -140,7 +140,7 @@ def test_partitions_storage_and_checker_import_no_network():
 
 
 def test_the_architecture_names_every_folder():
-    """A folder that nobody wrote a line about is missed here."""
+    """The table of folders in docs/ARCHITECTURE.md is complete."""
     text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
     assert [folder for folder in LAYERS if f"`{folder}/`" not in text] == []
 

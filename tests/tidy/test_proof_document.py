@@ -1,8 +1,8 @@
-"""docs/PROOF.md says what was run, and nothing else."""
+"""docs/PROOF.md is written out of docs/proof.jsonl alone."""
 
 from proof.document import DOCUMENT, SHARES, document
 
 
-def test_the_document_is_what_the_shares_say():
-    """Nobody edits the page: it is written out of the results that `make proof` kept."""
+def test_proof_document_is_made_of_the_shares():
+    """The page is not edited by hand."""
     assert DOCUMENT.read_text(encoding="utf-8") == document(SHARES.read_text(encoding="utf-8"))

@@ -10,8 +10,6 @@ FILES_MAX = 20
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 LONGER: dict[str, int] = {
-    "broker/app.py:running_broker": 77,
-    "broker/store/store.py:__init__": 61,
     "producer/client.py:send": 76,
 }
 """Functions that were longer before there was this limit: what each may have.  No new ones; each comes down."""

@@ -20,19 +20,10 @@ from ....protocol.control import TimeBound
 from ....protocol.errors import StorageError
 from ..append_file import Buffer
 from ..files import Files
-from .file_blocks import (
-    BLOCK_UNITS,
-    FOLDER,
-    UNIT_BYTES,
-    UNITS_BYTES,
-    BlockFiles,
-    encode_block,
-    first_where,
-    pack_unit,
-    unit_at,
-)
+from .file_blocks import FOLDER, BlockFiles, encode_block
 from .file_journal import Journal, encode_part
 from .file_queue import NO_BLOCKS, Queue, State, tail_units
+from .file_units import BLOCK_UNITS, UNIT_BYTES, UNITS_BYTES, first_where, pack_unit, unit_at
 from .interface import FIND_UNITS_MAX, Unit, misfit
 
 log = logging.getLogger("keylane.broker")

@@ -13,50 +13,23 @@ descriptors; a block has units of one partition, so a reader gets 127 batches wi
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import crc32c
 
 from ....protocol.errors import CorruptIndexError, StorageError
 from ..files import AppendFile, Files
-from .interface import Unit
+from .file_units import BLOCK_UNITS, UNITS_BYTES
 
 FOLDER = "index"
 SUFFIX = ".blocks"
 BLOCK_BYTES = 4096
-UNIT_BYTES = 32
-BLOCK_UNITS = 127
-UNITS_BYTES = BLOCK_UNITS * UNIT_BYTES
 FILE_BLOCKS = 16_384
 """64 MiB."""
 MAGIC = 0x314B494B
-_UNIT = struct.Struct("<QQqII")
 _HEADER = struct.Struct("<IIQI12x")
 _AFTER_CRC = struct.Struct("<QI12x")
-assert _UNIT.size == UNIT_BYTES
 assert _HEADER.size + UNITS_BYTES == BLOCK_BYTES
-
-pack_unit = _UNIT.pack
-
-
-def unit_at(data: bytes | bytearray, index: int) -> Unit:
-    """The unit of this number."""
-    base_offset, position, appended_at_ms, length, count = _UNIT.unpack_from(
-        data, index * UNIT_BYTES
-    )
-    return Unit(base_offset, count, position, length, appended_at_ms)
-
-
-def first_where(data: bytes | bytearray, holds: Callable[[Unit], bool]) -> int:
-    """Number of the first unit for which `holds` is true; once true it stays true.  The count if there is none."""
-    low, high = 0, len(data) // UNIT_BYTES
-    while low < high:
-        middle = (low + high) // 2
-        if holds(unit_at(data, middle)):
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def encode_block(partition_id: int, units: bytes | bytearray) -> bytes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
-from .file_blocks import UNIT_BYTES, unit_at
+from .file_units import UNIT_BYTES, unit_at
 from .interface import Unit
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from ....protocol.control import TimeBound
 from ....protocol.errors import CorruptLogError
+from ....protocol.record import Header
 
 FIND_UNITS_MAX = 4096
 """What one call of `find` returns at most."""
@@ -37,6 +38,13 @@ class Unit(NamedTuple):
     def end_position(self) -> int:
         """Position after the batch."""
         return self.position + self.length
+
+
+def unit_of(header: Header) -> Unit:
+    """The unit of a stored batch."""
+    return Unit(
+        header.base_offset, header.count, header.position, header.length, header.appended_at_ms
+    )
 
 
 class ConsumeQueues(Protocol):

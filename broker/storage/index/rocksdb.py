@@ -29,8 +29,16 @@ from ....protocol.control import TimeBound
 from ....protocol.errors import CorruptIndexError, DiskFullError, StorageError
 from ..fail_points import pass_by
 from .interface import FIND_UNITS_MAX, Unit, misfit
-from .rocksdb_tables import KEY, UNIT_VALUE, End, RocksTables, first_where, told, unit_at, unit_now
-from .rocksdb_waiting import WaitingUnits, more
+from .rocksdb_tables import (
+    KEY,
+    UNIT_VALUE,
+    RocksTables,
+    first_where,
+    library_errors,
+    unit_at,
+    unit_now,
+)
+from .rocksdb_waiting import End, WaitingUnits, more
 
 log = logging.getLogger("keylane.broker")
 
@@ -56,7 +64,7 @@ class RocksConsumeQueues:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        with self._tables.turns.shared(), told():
+        with self._tables.turns.shared(), library_errors():
             yield
 
     @property
@@ -70,7 +78,7 @@ class RocksConsumeQueues:
         """See `ConsumeQueues.dispatch`."""
         if not units:
             return
-        with told():
+        with library_errors():
             ends = self._load_ends({partition_id for partition_id, _ in units})
         new = {partition_id for partition_id, end in ends.items() if end is None}
         rows = []
@@ -119,7 +127,7 @@ class RocksConsumeQueues:
         for partition_id, end in ends.items():
             tables.put_end(batch, partition_id, end)
         tables.put_position(batch, rows[-1][1].end_position)
-        with self._guard, told():
+        with self._guard, library_errors():
             tables.write(batch)
 
     def _load_ends(self, partition_ids: set[int]) -> dict[int, End | None]:
@@ -227,7 +235,7 @@ class RocksConsumeQueues:
         self._write_waiting()
         start: int | None = 0
         while start is not None:
-            with told():
+            with library_errors():
                 behind, start = self._behind(start, position)
                 batch = WriteBatch(raw_mode=True)
                 for partition_id, first, kept, kept_position in behind:
@@ -277,7 +285,7 @@ class RocksConsumeQueues:
     def truncate(self, position: int) -> None:
         """See `ConsumeQueues.truncate`."""
         self._ends.clear()
-        with told():
+        with library_errors():
             if not position:
                 self._tables.clear()
                 return
@@ -340,7 +348,7 @@ class RocksConsumeQueues:
     def close(self) -> None:
         """See `ConsumeQueues.close`."""
         try:
-            with told():
+            with library_errors():
                 self._tables.flush()
         except StorageError as error:
             log.warning("the index is not written out: %s", error.message)

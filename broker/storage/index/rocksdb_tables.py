@@ -17,7 +17,6 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from rocksdict import (
     AccessType,
@@ -35,6 +34,7 @@ from rocksdict import (
 from ....protocol.errors import CorruptIndexError, DataFolderError, DiskFullError, StorageError
 from ..fail_points import pass_by
 from .interface import Unit
+from .rocksdb_waiting import End
 from .shared_lock import SharedLock
 
 log = logging.getLogger("keylane.broker")
@@ -55,14 +55,6 @@ _FULL = ("No space left on device", "Disk quota exceeded")
 _DAMAGED = ("Corruption:", "No such file or directory")
 _POSITION = b"position"
 _POSITION_VALUE = struct.Struct("<Q")
-
-
-class End(NamedTuple):
-    """The end of a partition."""
-
-    next_offset: int
-    position: int
-    last_ms: int
 
 
 def _options(cache: Cache) -> Options:
@@ -100,8 +92,8 @@ def failure(error: Exception) -> StorageError:
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """The library raises plain exceptions; ours come out of the block."""
+def library_errors() -> Iterator[None]:
+    """Translate the plain exceptions that the library raises inside the block into ours."""
     try:
         yield
     except StorageError:
@@ -110,7 +102,7 @@ def told() -> Iterator[None]:
         raise failure(error) from error
 
 
-def unit_of(base_offset: int, value: bytes) -> Unit:
+def unit_of_row(base_offset: int, value: bytes) -> Unit:
     """A row of `units`."""
     position, appended_at_ms, length, count = UNIT_VALUE.unpack(value)
     return Unit(base_offset, count, position, length, appended_at_ms)
@@ -130,13 +122,13 @@ class RocksTables:
         self.stuck = False
         """A write failed: nothing can be written until it is opened again."""
         try:
-            with told():
+            with library_errors():
                 self._connect()
         except CorruptIndexError as error:
             if read_only:
                 raise
             log.warning("the RocksDB index is made again from the log: %s", error.message)
-            with told():
+            with library_errors():
                 Rdict.destroy(path)
                 self._connect()
 
@@ -171,7 +163,7 @@ class RocksTables:
         wanted = REOPEN_BYTES + sum(one.stat().st_size for one in folder.glob("*.log"))
         if shutil.disk_usage(folder).free < wanted:
             raise DiskFullError(f"the RocksDB index needs {wanted} bytes to be written again")
-        with self.turns.alone(), told():
+        with self.turns.alone(), library_errors():
             self.close()
             self._connect()
 
@@ -277,7 +269,7 @@ class RocksTables:
 
 def unit_now(units: RdictIter) -> Unit:
     """The unit that an iterator is at."""
-    return unit_of(KEY.unpack(units.key())[1], units.value())
+    return unit_of_row(KEY.unpack(units.key())[1], units.value())
 
 
 def unit_at(units: RdictIter, partition_id: int, offset: int) -> Unit:
@@ -285,7 +277,7 @@ def unit_at(units: RdictIter, partition_id: int, offset: int) -> Unit:
     units.seek_for_prev(KEY.pack(partition_id, offset))
     if units.valid():
         found, base_offset = KEY.unpack(units.key())
-        unit = unit_of(base_offset, units.value())
+        unit = unit_of_row(base_offset, units.value())
         if found == partition_id and unit.next_offset > offset:
             return unit
     units.status()

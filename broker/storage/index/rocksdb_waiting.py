@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .interface import FIND_UNITS_MAX, Unit
-from .rocksdb_tables import End
+
+
+class End(NamedTuple):
+    """The end of a partition."""
+
+    next_offset: int
+    position: int
+    last_ms: int
 
 
 class WaitingUnits:

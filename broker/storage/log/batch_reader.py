@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ....protocol.errors import CorruptLogError
-from ....protocol.record import Header, is_batch
+from ....protocol.record import is_batch
 from ..index.interface import ConsumeQueues, Unit
 from .commit_log import CommitLog
 
@@ -71,13 +71,6 @@ class BatchReader:
                 last += 1
             yield units[first:last]
             first = last
-
-
-def unit_of(header: Header) -> Unit:
-    """The unit of a stored batch."""
-    return Unit(
-        header.base_offset, header.count, header.position, header.length, header.appended_at_ms
-    )
 
 
 def _holds(data: bytes, start: int, partition_id: int, unit: Unit) -> bool:

@@ -32,8 +32,6 @@ SUFFIX = ".log"
 BARRIER = 0x80
 _FLAGS_AT = 15
 _KIND_AT = 13
-Traces = tuple[int, list[Buffer]]
-"""(base of the segment, what its trail gets)"""
 
 
 def segment_path(base: int) -> str:
@@ -53,12 +51,12 @@ def segment_bases(files: Files) -> list[int]:
 class WritePlan:
     """What one group commit writes and where: places records, rolls segments, stamps headers.  Pure."""
 
-    def __init__(self, *, base: int, end: int, segment_bytes: int, barrier: bool = True) -> None:
+    def __init__(self, *, base: int, end: int, segment_bytes: int) -> None:
         self._segment_bytes = segment_bytes
         self._base = base
         self.start = end
         self.end = end
-        self._barrier = barrier
+        self._barrier = True
         self._buffers: list[Buffer] = []
         self._traces: list[Buffer] = []
         self.chunks: list[tuple[int, list[Buffer]]] = [(base, self._buffers)]
@@ -111,13 +109,9 @@ class CommitLog:
         self._leaving: int | None = None
         """Base of a segment that nobody reads any more, and whose files may still be there."""
         self.end = end
-        """Position after the last record written: durable, but for what an asynchronous flush has still to do."""
-        self.durable_end = end
-        """Position up to which all is on the disk for sure; what a crash leaves ends there or behind it."""
+        """Position after the last durable record; what a crash leaves ends there or behind it."""
         self._active: AppendFile | None = None
         self._trail = TrailWriter(files)
-        self._unsynced: list[Traces] = []
-        """Of what was written to the active segment and not synced yet."""
 
     @property
     def first_position(self) -> int:
@@ -136,41 +130,27 @@ class CommitLog:
 
     def plan(self) -> WritePlan:
         """An empty plan; only one may be under way."""
-        return WritePlan(
-            base=self._bases[-1],
-            end=self.end,
-            segment_bytes=self._segment_bytes,
-            barrier=not self._unsynced,
-        )
+        return WritePlan(base=self._bases[-1], end=self.end, segment_bytes=self._segment_bytes)
 
-    def write(self, plan: WritePlan, *, durable: bool = True) -> None:
+    def write(self, plan: WritePlan) -> None:
         """
-        Write a plan and make it durable; if not `durable`, leave the sync of its last segment to `sync`.
+        Write a plan and make it durable.
 
         Raises:
             DiskFullError: nothing of the plan was kept; a later plan may be tried.
             FlushFailedError: nothing is known about the plan's records; never write again.
         """
         assert plan.start == self.end
-        last = len(plan.chunks) - 1
         sealed: list[int] = []
-        synced: list[Traces] = []
-        unsynced = list(self._unsynced)
         try:
-            for index, (base, buffers) in enumerate(plan.chunks):
+            for base, buffers in plan.chunks:
                 if not buffers:
                     continue
                 if base != self._bases[-1]:
                     sealed.append(self._bases[-1])
-                    if unsynced:
-                        self._segment(self._bases[-1]).fdatasync()
-                        synced, unsynced = synced + unsynced, []
                 file = self._segment(base)
                 file.append(buffers)
-                unsynced.append((base, plan.traces[index]))
-                if durable or index < last:
-                    file.fdatasync()
-                    synced, unsynced = synced + unsynced, []
+                file.fdatasync()
         except DiskFullError:
             self._undo(plan)
             raise
@@ -179,28 +159,10 @@ class CommitLog:
         except StorageError as error:
             raise FlushFailedError(error.message, **error.details) from error
         self.end = plan.end
-        self._unsynced = unsynced
-        if not unsynced:
-            self.durable_end = plan.end
-        self._leave_trail(synced)
+        for (base, _), traces in zip(plan.chunks, plan.traces, strict=True):
+            if traces:
+                self._trail.add(base, traces)
         self._protect(sealed)
-
-    def sync(self) -> None:
-        """
-        Make durable what was written without it.
-
-        Raises:
-            FlushFailedError: nothing is known about those records; never write again.
-        """
-        if self._unsynced:
-            self._segment(self._bases[-1]).fdatasync()
-            unsynced, self._unsynced = self._unsynced, []
-            self.durable_end = self.end
-            self._leave_trail(unsynced)
-
-    def _leave_trail(self, synced: list[Traces]) -> None:
-        for base, traces in synced:
-            self._trail.add(base, traces)
 
     def _protect(self, sealed: list[int]) -> None:
         for base in sealed:
@@ -232,13 +194,10 @@ class CommitLog:
             self._files.sync_folder(FOLDER)
             base = self._bases[-1]
             file = self._files.open_append(segment_path(base))
-            file.truncate(plan.start - base)  # durably, so that what was not synced before is now
+            file.truncate(plan.start - base)
             file.close()
         except StorageError as error:
             raise FlushFailedError(f"the disk is full, and {error.message}") from error
-        unsynced, self._unsynced = self._unsynced, []
-        self.durable_end = self.end
-        self._leave_trail(unsynced)
 
     def read(self, position: int, length: int) -> bytes:
         """

@@ -6,13 +6,13 @@
                                                     p was durable, by the trail or the snapshot  → a hole
                                                     else: a commit that was never made durable   → cut at p
 
-A hole ends where the next whole record begins.  It comes with what is known of the records that were in it: from the
-trail, or from a header that is whole while its body is not; a large one, or one of which a part is not known, in parts.
+A hole ends where the next whole record begins.  It comes with the known records that were in it: from the trail, or
+from a whole header of a damaged body.  A large hole, or one with unknown records, comes in parts.
 
 Invariants
-    Nothing that was durable is cut, and nothing at all is cut before the reason is known.
+    No durable record is cut, and no byte before the reason is known.
     Every record is given once, with its checksums and its position checked, in the order of the log.
-    What was read as whole is made durable before it is served: it may have been in the page cache only.
+    A record is made durable before it is served: it may have been in the page cache only.
 
 Source: Kafka truncates at the first bad record and so loses good ones after bit rot (NATS #7549 likewise); the
 barrier tells one from the other without a second sync per commit.
@@ -24,7 +24,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 from ....protocol.errors import DataFolderError, StorageError
 from ....protocol.record import (
@@ -39,7 +38,8 @@ from ....protocol.record import (
 from ....protocol.text import counted
 from ..files import AppendFile, Files, replace_large_file
 from .commit_log import BARRIER, FOLDER, segment_bases, segment_path
-from .trail import Trace, TrailCursor, durable_end, trail_bases
+from .holes import Hole, Trace, Visitor
+from .trail import TrailCursor, durable_end, trail_bases
 
 log = logging.getLogger("keylane.broker")
 
@@ -52,44 +52,19 @@ _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hole:
-    """Positions `[start, end)` that were durable and hold no whole record any more."""
-
-    start: int
-    end: int
-    reason: str
-    traces: tuple[Trace, ...] = ()
-    """The records known to have been there, in the order of the log."""
-    explained: bool = False
-    """They are all that was there."""
-    damage: tuple[int, int] | None = None
-    """Positions of the whole damage, of which this is a part."""
-
-
-class Visitor(Protocol):
-    """What is told of the log."""
-
-    def record(self, header: Header, body: memoryview) -> None:
-        """A whole record; the body is valid during the call only."""
-        ...
-
-    def hole(self, hole: Hole) -> None:
-        """Bytes that are lost."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
-    """What recovery found: the segments' bases, the end of the log, what was cut off it."""
+class RecoveredLog:
+    """A recovered log: the bases of its segments, its end, and the number of bytes cut off."""
 
     bases: list[int]
     end: int
     cut_bytes: int = 0
     unproven: int = 0
-    """What lies from this position on may be in the page cache only."""
+    """Records from this position on may be in the page cache only."""
 
 
-def recover_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> Recovered:
+def recover_log(
+    files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0
+) -> RecoveredLog:
     """
     Read the log from the record at position `start` to its end, and make it ready to be written on.
 
@@ -106,7 +81,7 @@ def recover_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int 
         return found
     if found.cut_bytes:
         _keep_cut(files, last, found.end)
-    # One that was sealed is the last again if those behind it are lost.
+    # A sealed segment is the last one again if the segments behind it are lost.
     files.unprotect(segment_path(last))
     file = files.open_append(segment_path(last))
     try:
@@ -137,8 +112,8 @@ def _write_again(files: Files, file: AppendFile, *, base: int, start: int, end: 
         at += len(data)
 
 
-def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> Recovered:
-    """As `recover_log`, but changes nothing: what is to be cut is only counted."""
+def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> RecoveredLog:
+    """As `recover_log`, but changes nothing: the bytes to be cut are only counted."""
     return _Scan(files, visitor, start=start, durable=durable).run()
 
 
@@ -156,9 +131,9 @@ class _Scan:
         self._durable = max([durable, *(durable_end(files, one) for one in self._trails[-1:])])
         self._cursors = {base: TrailCursor(files, base) for base in self._trails}
 
-    def run(self) -> Recovered:
-        self._check_ours()
-        self._check_sizes()
+    def run(self) -> RecoveredLog:
+        self._check_belongs()
+        self._lose_missing_before_start()
         if self._bases and self._at < self._bases[0]:
             self._lose(self._bases[0], "a segment is missing")
         for base, following in pairwise(self._bases):
@@ -168,10 +143,10 @@ class _Scan:
                 if self._at < following:
                     whole = self._next_whole(base)
                     self._lose(whole or following, problem or "a segment is missing or cut")
-        return self._run_last()
+        return self._scan_last_segment()
 
-    def _check_ours(self) -> None:
-        """Raises DataFolderError if the log is not there, or goes on in a file that it never reached."""
+    def _check_belongs(self) -> None:
+        """Raises DataFolderError if the log is missing, or its last file begins behind where the log ever reached."""
         reached = max(self._at, self._durable)
         if not self._bases and not self._trails and reached:
             raise DataFolderError(
@@ -193,8 +168,8 @@ class _Scan:
     def _next_in(self, base: int) -> Header | None:
         return next(whole_records(self._files, base, base), None)
 
-    def _check_sizes(self) -> None:
-        """Miss what is not there of the segments that will not be read."""
+    def _lose_missing_before_start(self) -> None:
+        """Tell of the bytes that are missing from segments before the start, which are not read."""
         start = self._at
         bases = self._bases or [self._trails[0] if self._trails else 0]
         for base, following in pairwise([*bases, start]):
@@ -204,9 +179,18 @@ class _Scan:
                 self._lose(following, "a segment is missing or cut")
         self._at = start
 
-    def _run_last(self) -> Recovered:
+    def _scan_last_segment(self) -> RecoveredLog:
+        """
+        Read the segment that is written to, the only one that may end in an unfinished write.
+
+        Returns:
+            The end of the log: behind the last whole record, or behind durable bytes that are missing, in which case a
+            new segment begins there.
+        """
         base = self._bases[-1] if self._bases else self._at
         end = base + (self._files.size(segment_path(base)) or 0)
+        # Bytes that are no record are lost if they were durable: a whole record lies behind them below the known durable
+        # end, or with BARRIER; else they are a write that never finished, and are cut.
         while (problem := self._read(base, end)) is not None:
             whole = self._next_whole(base)
             if whole is not None and (whole < self._durable or self._barrier_follows(base)):
@@ -221,8 +205,8 @@ class _Scan:
             self._bases.append(self._at)
         return self._recovered(cut_bytes=max(0, end - self._at))
 
-    def _recovered(self, *, cut_bytes: int) -> Recovered:
-        return Recovered(
+    def _recovered(self, *, cut_bytes: int) -> RecoveredLog:
+        return RecoveredLog(
             bases=self._bases,
             end=self._at,
             cut_bytes=cut_bytes,
@@ -230,7 +214,7 @@ class _Scan:
         )
 
     def _read(self, base: int, end: int) -> str | None:
-        """Visit whole records up to `end`; what stopped it, None at the end."""
+        """Visit whole records up to `end`; the problem that stopped it, or None at the end."""
         path = segment_path(base)
         wanted = READ_BYTES
         while self._at < end:
@@ -266,7 +250,7 @@ class _Scan:
         return None
 
     def _lose(self, end: int, reason: str) -> None:
-        """Tell of the hole from here to `end`, part by part, and go on there."""
+        """Tell the visitor of the hole from here to `end`, part by part, and continue at `end`."""
         damage = self._at, end
         begin = at = self._at
         run: list[Trace] = []
@@ -301,7 +285,7 @@ class _Scan:
         self._at = end
 
     def _known(self, start: int, end: int) -> Iterator[Trace]:
-        """What is known of the records that began in `[start, end)`, in the order of the log."""
+        """The known records that began in `[start, end)`, in the order of the log: from the trail, and whole headers."""
         at = start
         for trace in self._traces(start, end):
             position = trace.header.position

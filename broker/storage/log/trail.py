@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from ....protocol.errors import StorageError
 from ....protocol.record import HEADER_BYTES, MAGIC, Header, Kind, read_header, read_record
 from ..append_file import Buffer
 from ..files import AppendFile, Files
+from .holes import Trace
 
 log = logging.getLogger("keylane.broker")
 
@@ -29,13 +29,6 @@ OWN_BYTES_MAX = 4096
 """Longer records of the broker's own (a cursor with thousands of ranges) are told by their header."""
 READ_BYTES = 4 << 20
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
-
-
-class Trace(NamedTuple):
-    """A record that was durable in the log: its header, and its body if the trail keeps it."""
-
-    header: Header
-    body: bytes | None
 
 
 def trail_path(base: int) -> str:

@@ -17,7 +17,7 @@ from ....broker.partition.records import decode_body
 from ....broker.storage.fail_points import files_of
 from ....broker.storage.files import RealFiles
 from ....broker.storage.identity import read_identity
-from ....broker.storage.log.recovery import Hole
+from ....broker.storage.log.holes import Hole
 from ....protocol.batch import columns
 from ....protocol.errors import DataFolderError, KeylaneError
 from ....protocol.message import unpack_properties

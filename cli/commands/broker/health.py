@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from ...connection import open_admin
-from ...options import OutputFormat, parse_addresses
+from ...options import OutputFormat
 from ...screen import make_table, show_json, show_table
 
 
@@ -17,14 +17,13 @@ async def show_health(address: str, output: OutputFormat) -> None:
         ConfigError, NotSentError
         InvalidRequestError: another program than a broker answers there.
     """
-    (broker,) = parse_addresses(address)[:1]
-    async with open_admin(broker) as admin:  # it asks no metaserver
-        health = await admin.broker_health(broker)
+    async with open_admin(address) as admin:  # it asks no metaserver
+        health = await admin.broker_health(address)
     if output is OutputFormat.JSON:
         show_json(health)
     else:
         title = "takes writes" if health.ready else f"not ready: {health.reason}"
         rows = [(name.replace("_", " "), value) for name, value in sorted(health.details.items())]
-        show_table(make_table(f"broker at {broker}: {title}", ("", "now#"), rows))
+        show_table(make_table(f"broker at {address}: {title}", ("", "now#"), rows))
     if not health.ready:
         raise typer.Exit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ....metaserver.rebuild.rows import RebuiltSubject, Word
+from ....metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
 from ....metaserver.rebuild.service import rebuild_database
 from ....metaserver.settings import (
     MetaserverSettings,
@@ -15,10 +15,11 @@ from ....metaserver.settings import (
 )
 from ....metaserver.sql.database import open_database
 from ....metaserver.sql.migrate import HEAD
+from ....protocol.address import addresses_of
 from ....protocol.clock import SystemClock
 from ....protocol.text import counted
 from ....rpc.http_network import HttpNetwork
-from ...options import OutputFormat, parse_addresses
+from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
 
 CORDONS = "cordons are not kept by brokers: keylane broker cordon GROUP"
@@ -46,10 +47,12 @@ async def rebuild(
 ) -> None:
     """Rebuild a database and show what is in it, and what is not.  Raises KeylaneError."""
     settings = _settings(data, database_url)
-    addresses = [address for text in brokers for address in parse_addresses(text)]
+    addresses = [address for text in brokers for address in addresses_of(text)]
     network = HttpNetwork()
     try:
-        cluster = await rebuild_database(settings, network, addresses, word=Word(**options))
+        cluster = await rebuild_database(
+            settings, network, addresses, options=RebuildOptions(**options)
+        )
     finally:
         await network.close()
     rebuilt = [_subject_facts(subject) for subject in cluster.subjects]

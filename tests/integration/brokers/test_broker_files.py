@@ -176,7 +176,7 @@ def test_a_folder_with_foreign_files_is_refused(tmp_path):
         claimed(tmp_path / "x", group="../g")
 
 
-def test_one_broker_at_a_time(tmp_path):
+def test_a_second_broker_is_refused_while_the_folder_is_locked(tmp_path):
     """A folder in use is refused; it is free again when its user has ended."""
     first = RealFiles(tmp_path)
     first.lock()

@@ -318,13 +318,13 @@ async def test_absent_metaserver_is_not_sent(unused_tcp_port):
             await admin.resize("s", 3)
 
 
-async def test_silent_broker_leaves_the_rest_described(own_cluster):
+async def test_silent_broker_leaves_the_rest_described(cluster):
     """Its partitions have a problem instead of offsets; a lag that cannot be known is an error."""
-    async with Admin(own_cluster.meta) as admin:
-        await own_cluster.create("known")
-        await send(own_cluster.meta, "known", 40)
-        await handle(own_cluster.meta, "known", "g", 40)
-        own_cluster.brokers[0].kill()
+    async with Admin(cluster.meta) as admin:
+        await cluster.create("known")
+        await send(cluster.meta, "known", 40)
+        await handle(cluster.meta, "known", "g", 40)
+        cluster.brokers[0].kill()
         subject = await admin.describe_subject("known")
         group = await admin.describe_group("known", "g")
         for described in (subject.partitions, group.partitions):
@@ -336,4 +336,4 @@ async def test_silent_broker_leaves_the_rest_described(own_cluster):
         assert group.lag is None
         with pytest.raises(NotSentError):
             await admin.lag("known", "g")
-        own_cluster.brokers[0].restart()
+        cluster.brokers[0].restart()

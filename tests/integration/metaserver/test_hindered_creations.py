@@ -39,7 +39,7 @@ TTL_MS = 1_500
 async def small_cluster(
     folder: Path, *, brokers: int = 1
 ) -> AsyncIterator[tuple[Cluster, MetaClient]]:
-    """A metaserver that often goes on with creations, and soon finds a broker silent."""
+    """A metaserver that retries creations often, and soon counts a broker as silent."""
     settings = f"repair_ms = {REPAIR_MS}\nbroker_ttl_ms = {TTL_MS}\nbroker_heartbeat_ms = 200\n"
     cluster = Cluster(folder, brokers, meta_settings=settings)
     network = HttpNetwork()
@@ -83,7 +83,7 @@ async def test_subject_with_the_longest_name_is_created(tmp_path: Path) -> None:
 async def test_empty_database_is_not_ready_beside_brokers_with_partitions(
     tmp_path: Path,
 ) -> None:
-    """Calls are refused and name the command that helps, over a restart too; once that has run, all goes on."""
+    """Calls are refused and name the command that helps, also after a restart; the command ends that."""
     async with small_cluster(tmp_path) as (cluster, meta):
         route = await cluster.create("old", partitions=2)
         cluster.meta_program.kill()
@@ -144,7 +144,7 @@ async def test_clients_wait_while_the_database_is_lost(tmp_path: Path) -> None:
 async def test_creation_fails_when_its_partition_ids_are_in_use(
     tmp_path: Path,
 ) -> None:
-    """It says so at once and in the list, leaves what the broker has alone, and its name is free again."""
+    """The error comes at once and is in the list; the broker's partitions stay, and the name may be used again."""
     async with small_cluster(tmp_path) as (cluster, meta):
         await cluster.create("old", partitions=2)
         cluster.meta_program.stop()
@@ -210,7 +210,7 @@ async def test_failed_creation_leaves_no_open_partition(tmp_path: Path) -> None:
 
 
 async def opened(meta: MetaClient, ask: CreateSubject) -> Route:
-    """Ask again and again for the same creation, until it is done."""
+    """Repeat the creation until it is done."""
     async with asyncio.timeout(30):
         while True:
             try:

@@ -116,7 +116,7 @@ async def test_work_is_repeated_when_the_clock_jumped(
 async def test_jump_restarts_the_times_once(
     database: SqlDatabase, calendar: Calendar, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However many transactions meet it at the same time."""
+    """Any number of concurrent transactions may meet it."""
     one = sa.select(sa.literal(1))
     works = [database.write, database.read] * 10
     await asyncio.gather(*(work(lambda connection: connection.execute(one)) for work in works))
@@ -127,7 +127,7 @@ async def test_jump_restarts_the_times_once(
 
 @pytest.mark.parametrize("hours", [1, -1])
 async def test_jump_ends_no_lease(pair: list[MetaClient], calendar: Calendar, hours: int) -> None:
-    """Whoever keeps its session keeps its partitions and tokens; another gets none of them meanwhile."""
+    """A live session keeps its partitions and tokens; no other session is granted them."""
     one, two = pair
     before = await first_owner(one)
     calendar.set_by(hours)
@@ -143,7 +143,7 @@ async def test_jump_ends_no_lease(pair: list[MetaClient], calendar: Calendar, ho
 async def test_silent_consumers_are_replaced_in_time_after_a_jump(
     pair: list[MetaClient], calendar: Calendar, hours: int
 ) -> None:
-    """A consumer that crashed keeps its partitions for a ttl from the jump at most, not for an hour, and not for less."""
+    """A crashed consumer keeps its partitions for at most a ttl from the jump, not for an hour, and not for less."""
     one, two = pair
     joined = time.monotonic()
     before = await first_owner(one)
@@ -152,7 +152,7 @@ async def test_silent_consumers_are_replaced_in_time_after_a_jump(
     await two.join(Join(subject="s", group="g", session=B, ttl_ms=TTL_MS))
     known, taken = -1, {}
     while len(taken) < 2:
-        assert time.monotonic() < jumped + TTL_MS / 1000 + 5, "nobody takes over"
+        assert time.monotonic() < jumped + TTL_MS / 1000 + 5, "no other session takes over"
         grants = await two.heartbeat(Heartbeat(session=B, known_version=known, wait_ms=500))
         known, taken = grants.version, held(grants)
         assert not taken or time.monotonic() >= joined + TTL_MS / 1000

@@ -352,7 +352,7 @@ async def test_creation_waits_whatever_error_its_broker_answers(
                 await house.meta.create_subject(ask)
         tried = house.broker.calls
         async with asyncio.timeout(30):
-            # By the periodic work, which goes on after a failure.
+            # By the periodic work, which continues after a failure.
             while house.broker.calls < tried + 3:
                 await asyncio.sleep(0.02)
             house.broker.refuse_after = None
@@ -484,7 +484,7 @@ async def test_unknown_names_are_refused(house: House) -> None:
 async def test_bad_request_is_refused(
     house: House, method: str, path: str, data: bytes | None, status: int
 ) -> None:
-    """Bad input gets a typed error body, changes nothing, and the server goes on serving."""
+    """Bad input gets a typed error body, changes nothing, and the server keeps serving."""
     url = f"http://{house.address}{path}"
     async with (
         aiohttp.ClientSession() as session,

@@ -243,7 +243,7 @@ async def test_renewals_and_an_accepted_copy_lock_in_one_order(
 async def test_close_waits_for_running_works(
     url: str, tmp_path: Path, postgres: Postgres, given_up: bool
 ) -> None:
-    """What is under way when the database is closed is done, its caller still there or not; no connection stays."""
+    """A work that runs at the close is done, even if its caller is gone; no connection stays."""
 
     def slow(connection: Connection) -> None:
         connection.execute(sa.select(sa.func.pg_sleep(0.3)))
@@ -297,9 +297,7 @@ async def test_transaction_is_lost_when_its_metaserver_stops(
         def stop(connection: Connection) -> None:
             connection.execute(sa.update(facts).values(value="stopped"))
             time.sleep(1.0)
-            postgres.execute(
-                "UPDATE facts SET value = 'other'", database=name
-            )  # it waits for nobody
+            postgres.execute("UPDATE facts SET value = 'other'", database=name)  # it does not wait
 
         await database.write(begin)
         async with asyncio.timeout(20):

@@ -38,7 +38,7 @@ def open_engine(folder: Path) -> sa.Engine:
 
 
 def play(folder: Path, number: int) -> None:
-    """Join, wait for a grant, hand over what is asked back, leave; again and again."""
+    """Join, wait for a grant, hand over what is withdrawn, leave; repeat."""
     engine = open_engine(folder)
     sys.stdin.readline()  # all begin at once
     for round_ in range(ROUNDS):
@@ -58,7 +58,7 @@ def play(folder: Path, number: int) -> None:
 
 
 def look(engine: sa.Engine, group_id: int, session: str) -> int:
-    """Settle, tell what is granted, release what is asked back; how many grants there were."""
+    """Settle, note grants, release withdrawn leases; returns the number of grants."""
     with engine.begin() as connection:
         settle_group(connection, group_id)
     with engine.begin() as connection:

@@ -46,7 +46,7 @@ Held = dict[int, int]
 
 
 class Ledger:
-    """Who was told to hold what, and when; times by this process's clock."""
+    """The grants that clients were sent, and when, by this process's clock."""
 
     def __init__(self) -> None:
         self.owner_of: dict[int, set[tuple[str, int]]] = defaultdict(set)
@@ -59,14 +59,14 @@ class Ledger:
         self._since.setdefault((partition_id, token), time.monotonic())
 
     def ended(self, partition_id: int, token: int, at: float) -> None:
-        """The holder gave it up at `at`, before it told anybody."""
+        """The holder gave it up at `at`, before its call."""
         start = self._since.pop((partition_id, token), None)
         if start is not None:
             self.spans[partition_id].append((start, at, token))
 
 
 class Consumer:
-    """A client that holds what it is granted and asks any of the metaservers, changing between calls."""
+    """A client that holds its grants and calls the metaservers in turn."""
 
     def __init__(self, metas: list[MetaClient], rng: random.Random, ledger: Ledger) -> None:
         self._metas = metas
@@ -88,7 +88,7 @@ class Consumer:
         await self._meta.join(Join(subject="s", group="g", session=self.session, ttl_ms=TTL_MS))
 
     async def look(self, wait_ms: int = 100) -> None:
-        """Heartbeat; take what is granted, hand over what is not."""
+        """Send a heartbeat; take new grants, hand over withdrawn ones."""
         sent = time.monotonic()
         ask = Heartbeat(
             session=self.session,
@@ -173,7 +173,7 @@ async def report_for_ever(metas: list[MetaClient], broker: HostingBroker) -> Non
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """Who takes part."""
+    """The clients that take part."""
 
     metas: list[MetaClient]
     brokers: list[HostingBroker]
@@ -237,7 +237,7 @@ async def test_tokens_have_one_owner_and_partitions_one_holder(metas: list[MetaC
 
 
 async def settle(consumers: list[Consumer]) -> None:
-    """Everybody goes on looking until each partition is held once, shares within one: nothing got lost."""
+    """All send heartbeats until each partition is held once and shares differ by at most one."""
     until = time.monotonic() + 3 * TTL_MS / 1000 + 5
     while True:
         await asyncio.gather(*(one.look(50) for one in consumers))

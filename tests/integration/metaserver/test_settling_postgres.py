@@ -58,7 +58,7 @@ class Slow:
     async def run(
         self, subject: str, pause: int, work: Callable[..., Any], *args: Any
     ) -> tuple[Any, bool]:
-        """What `work` answers if the subject is resized before its statement `pause`; and whether it has as many."""
+        """Return what `work` returns if the subject is resized before its statement `pause`, and whether it has one."""
         seen = 0
         async with self._engine.connect() as connection:
 
@@ -91,8 +91,7 @@ async def slow(postgres: Postgres, tmp_path: Path) -> AsyncIterator[Slow]:
 
 
 async def test_child_opened_during_settling_waits_for_its_parent(slow: Slow):
-    """Before whichever statement of the settling the subject is resized: only the parent is granted, which the group
-    has not drained."""
+    """The subject is resized before each statement in turn: only the undrained parent is granted."""
     for pause in range(1, STATEMENTS_MAX):
         subject, session = f"s{pause}", f"{pause:016x}"
         await slow.create(subject)

@@ -42,7 +42,7 @@ async def becomes(meta: MetaClient, *, ready: bool) -> str:
 async def test_metaserver_is_not_ready_while_its_disk_takes_nothing(
     tmp_path: Path, used: bool
 ) -> None:
-    """The process may not lengthen a file: it says why, whether somebody writes or only asks, and recovers."""
+    """The process may not lengthen a file: health says why, with and without other writes, until it may again."""
     program = Program("keylane.metaserver", "--data", str(tmp_path / "meta")).ready()
     pid = program.process.pid
     try:
@@ -77,7 +77,7 @@ async def test_metaserver_is_not_ready_while_its_database_is_locked(tmp_path: Pa
 async def test_metaserver_is_not_ready_while_its_postgresql_only_reads(
     tmp_path: Path, postgres: Postgres
 ) -> None:
-    """As a standby does, it refuses every write: told, and over when it takes them again."""
+    """Like a standby it refuses every write; health reports it, until writes succeed again."""
     url = postgres.url()
     settings = MetaserverSettings(data=tmp_path / "meta", port=0, database_url=url)
     async with running_metaserver(settings) as running, client_of(running.address) as meta:
@@ -94,7 +94,7 @@ async def test_metaserver_is_not_ready_while_its_postgresql_only_reads(
 
 
 async def test_metaserver_is_not_ready_when_its_database_file_is_removed(tmp_path: Path) -> None:
-    """What it writes into a file without a name is gone at the next start."""
+    """Writes to a removed file would be lost at the next start."""
     program = Program("keylane.metaserver", "--data", str(tmp_path / "meta")).ready()
     try:
         async with client_of(program.address) as meta:

@@ -115,7 +115,7 @@ async def abandoned(
         await network.close()
 
 
-async def test_the_broker_that_is_to_host_is_silent(tmp_path: Path):
+async def test_operation_names_a_silent_broker_that_is_to_host(tmp_path: Path):
     """Nobody has asked it, nobody will; yet it is named as long as it is silent, and no longer."""
     async with abandoned(tmp_path) as move:
         assert (await move.view()).problem == ""
@@ -127,7 +127,7 @@ async def test_the_broker_that_is_to_host_is_silent(tmp_path: Path):
         assert (await move.view()).problem == ""
 
 
-async def test_the_broker_that_is_to_seal_is_silent(tmp_path: Path):
+async def test_operation_names_a_silent_broker_that_is_to_seal(tmp_path: Path):
     """In its plan the operation waits for every parent's broker; after that for the seal."""
     async with abandoned(tmp_path) as move:
         await move.silence("g1")
@@ -141,7 +141,9 @@ async def test_the_broker_that_is_to_seal_is_silent(tmp_path: Path):
 
 
 @pytest.mark.parametrize("strategy", OrderStrategy)
-async def test_a_source_that_may_be_left_is_not_waited_for(tmp_path: Path, strategy: OrderStrategy):
+async def test_operation_waits_for_a_silent_source_only_when_its_subject_is_strict(
+    tmp_path: Path, strategy: OrderStrategy
+):
     """Without its source a best_tried subject gets its new route; a strict one is held, and says so."""
     async with abandoned(tmp_path, strategy, without_source=True) as move:
         state = await move.hosted()
@@ -155,7 +157,7 @@ async def test_a_source_that_may_be_left_is_not_waited_for(tmp_path: Path, strat
         assert await move.database.read(idle_operations) == []
 
 
-async def test_what_a_driver_noted_stays(tmp_path: Path):
+async def test_noted_problem_is_shown_until_the_state_changes(tmp_path: Path):
     """The words of who asked a broker are the better ones; what is done waits for nothing."""
     async with abandoned(tmp_path) as move:
         await move.database.write(finish_round, move.operation_id, {}, "the disk of g2 is full")

@@ -56,7 +56,7 @@ async def done(meta: MetaClient, subject: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_operations_that_are_refused_keep_no_other_from_being_resumed(
+async def test_refused_operations_keep_no_other_from_being_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A younger one is done all the same; they say why they wait, and are done when their broker takes its part."""

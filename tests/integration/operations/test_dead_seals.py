@@ -36,7 +36,7 @@ def consumer(cluster: Cluster, group: str, seen: list[bytes]) -> Consumer:
 
 
 @pytest.mark.crash
-async def test_what_was_sealed_on_a_dead_broker_holds_nobody_and_is_read_when_it_is_back(
+async def test_partition_sealed_on_a_dead_broker_blocks_no_child_and_is_read_on_its_return(
     cluster: Cluster,
 ):
     """A group reads on without it, and what is left there when the broker is back; one that comes then reads it first."""

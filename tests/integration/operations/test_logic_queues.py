@@ -138,7 +138,9 @@ async def test_offsets_by_time_over_segments(shared_cluster: Cluster):
     assert upper == [None, 0, 1, 2, 3]
 
 
-async def test_a_group_that_stopped_before_three_moves(shared_cluster: Cluster):
+async def test_group_reads_every_segment_when_it_stopped_before_three_moves(
+    shared_cluster: Cluster,
+):
     """It goes on at its cursor, in an earlier segment, and comes through all of them in order; cursor and lag say so."""
     await shared_cluster.create("stopped", partitions=1, static=True)
     values = [b"%d" % number for number in range(40)]

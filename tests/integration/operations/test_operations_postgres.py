@@ -103,7 +103,7 @@ def move(connection: Connection) -> list[int]:
     )
 
 
-async def test_an_evacuation_sees_a_plan_that_was_not_committed_when_it_began(meeting: Meeting):
+async def test_evacuation_sees_a_plan_that_was_uncommitted_when_it_began(meeting: Meeting):
     """It waits for the move, and is refused for it."""
     await meeting.first(move)
     evacuation = await meeting.second(begin, EVACUATE)
@@ -112,7 +112,7 @@ async def test_an_evacuation_sees_a_plan_that_was_not_committed_when_it_began(me
         await evacuation
 
 
-async def test_an_evacuation_sees_a_creation_that_was_not_committed_when_it_began(
+async def test_evacuation_sees_a_creation_that_was_uncommitted_when_it_began(
     meeting: Meeting,
 ):
     """It waits for the plan of the new subject, and is refused for it."""
@@ -123,7 +123,7 @@ async def test_an_evacuation_sees_a_creation_that_was_not_committed_when_it_bega
         await evacuation
 
 
-async def test_a_plan_sees_a_cordon_that_was_not_committed_when_it_began(meeting: Meeting):
+async def test_plan_sees_a_cordon_that_was_uncommitted_when_it_began(meeting: Meeting):
     """A move waits for the evacuation of its target, and is refused; a new subject goes elsewhere."""
     await meeting.first(begin, EVACUATE)
     moving = await meeting.second(move)
@@ -154,7 +154,7 @@ async def test_creation_is_planned_anew_once_by_two_metaservers(meeting: Meeting
     assert {one.broker_group for one in route.partitions} == {"g1", "g2"}
 
 
-async def test_a_cancel_and_its_driver_wait_in_one_order(meeting: Meeting):
+async def test_cancel_and_round_lock_in_one_order(meeting: Meeting):
     """What a driver notes while a cancel is half-way waits, changes nothing of it, and crosses it nowhere."""
     (operation_id,) = await meeting.write(move)
     operation = await meeting.write(claim_operation, operation_id, driver="d", lease_ms=60_000)

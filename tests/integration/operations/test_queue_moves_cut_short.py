@@ -115,7 +115,7 @@ async def test_a_metaserver_killed_after_any_step(cluster: Cluster, step: str):
 
 
 @pytest.mark.crash
-async def test_a_dead_source_is_waited_for(cluster: Cluster):
+async def test_static_move_waits_for_a_dead_source(cluster: Cluster):
     """Evacuated without its source, a static subject is held, best_tried or not; it goes on when the source is back."""
     await cluster.create("held", partitions=1, static=True, strategy="best_tried")
     async with (
@@ -150,7 +150,7 @@ async def test_a_dead_source_is_waited_for(cluster: Cluster):
         assert await reader.bounds(0) == (0, load.count)
 
 
-async def test_a_lost_database(tmp_path: Path):
+async def test_static_queue_survives_a_lost_database(tmp_path: Path):
     """Made anew from the brokers: static, the same queues with the same logic offsets, and the next move goes on."""
     cluster = Cluster(tmp_path)
     try:

@@ -57,7 +57,7 @@ async def test_resizes_under_load_keep_the_order(shared_cluster: Cluster):
     await shared_cluster.check_history("sizes", load.sent)
 
 
-async def test_a_group_that_comes_later_reads_parents_first(shared_cluster: Cluster):
+async def test_group_reads_parents_first_when_it_joins_after_a_resize(shared_cluster: Cluster):
     """A group whose first consumer joins after a resize gets every message ever sent, in the order of its key."""
     await shared_cluster.create("later", partitions=3)
     async with Load(shared_cluster.meta, "later", keys=50) as load:
@@ -91,7 +91,7 @@ async def test_split_and_merge_under_load(shared_cluster: Cluster):
     assert (child.range_start, child.range_end, child.parents) == (0, 512, halves)
 
 
-async def test_an_empty_partition_is_drained_by_every_group(shared_cluster: Cluster):
+async def test_empty_partition_is_drained_by_every_group(shared_cluster: Cluster):
     """Groups that had acked everything, and one that comes later, get the children of partitions without messages."""
     await shared_cluster.create("empty", partitions=1)
     async with Load(shared_cluster.meta, "empty", groups=("idle",), keys=1) as load:
@@ -128,7 +128,7 @@ async def test_bad_requests_have_typed_errors(shared_cluster: Cluster):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "opened"])
-async def test_a_metaserver_killed_after_any_step_is_finished_by_the_next(
+async def test_operation_ends_when_the_metaserver_is_killed_after_any_step(
     cluster: Cluster, step: str
 ):
     """The operation goes on where it was; meanwhile a second one is refused; the order holds."""
@@ -160,7 +160,7 @@ async def test_a_metaserver_killed_after_any_step_is_finished_by_the_next(
 
 
 @pytest.mark.crash
-async def test_another_metaserver_finishes_what_a_killed_one_began(
+async def test_operation_ends_when_its_metaserver_is_killed_for_good(
     tmp_path: Path, postgres: Postgres
 ):
     """Two metaservers on one PostgreSQL: the one that drives is killed for good, the other goes on."""
@@ -190,7 +190,7 @@ async def test_another_metaserver_finishes_what_a_killed_one_began(
 
 
 @pytest.mark.crash
-async def test_a_broker_killed_while_it_is_to_seal(cluster: Cluster):
+async def test_operation_waits_when_a_broker_is_killed_in_seal(cluster: Cluster):
     """The operation waits, says for what, and goes on when the broker is back."""
     await cluster.create("stuck", partitions=3)
     async with Load(cluster.meta, "stuck", keys=50) as load, meta_of(cluster) as meta:
@@ -222,7 +222,7 @@ async def test_a_broker_killed_while_it_is_to_seal(cluster: Cluster):
 
 
 @pytest.mark.crash
-async def test_brokers_killed_between_resizes(cluster: Cluster):
+async def test_order_holds_when_brokers_are_killed_between_resizes(cluster: Cluster):
     """Each broker in turn is killed in the middle of a resize: nothing is lost, nothing stored twice."""
     await cluster.create("killed", partitions=2)
     async with (
@@ -241,7 +241,7 @@ async def test_brokers_killed_between_resizes(cluster: Cluster):
     await cluster.check_history("killed", load.sent)
 
 
-async def test_a_broker_is_evacuated_under_load(cluster: Cluster):
+async def test_evacuation_under_load_keeps_the_order(cluster: Cluster):
     """Afterwards nothing is open there, in any subject; the order holds and the others share the load."""
     await cluster.create("one", partitions=6)
     await cluster.create("two", partitions=3)
@@ -262,7 +262,7 @@ async def test_a_broker_is_evacuated_under_load(cluster: Cluster):
 
 
 @pytest.mark.crash
-async def test_a_dead_source_holds_a_strict_subject(cluster: Cluster):
+async def test_strict_subject_waits_for_a_dead_source(cluster: Cluster):
     """Nothing opens before the source is back and sealed; then the order is whole."""
     await cluster.create("strict", partitions=3)
     async with Load(cluster.meta, "strict", keys=50) as load, meta_of(cluster) as meta:
@@ -284,7 +284,7 @@ async def test_a_dead_source_holds_a_strict_subject(cluster: Cluster):
 
 
 @pytest.mark.crash
-async def test_an_operation_that_waits_in_its_plan_is_canceled(cluster: Cluster):
+async def test_operation_waiting_in_plan_is_canceled(cluster: Cluster):
     """A strict subject held by a dead source is free again; its broker comes back, and all is as it was."""
     await cluster.create("canceled", partitions=3)
     async with Load(cluster.meta, "canceled", keys=50) as load, meta_of(cluster) as meta:
@@ -329,7 +329,7 @@ async def test_an_operation_that_waits_in_its_plan_is_canceled(cluster: Cluster)
 
 
 @pytest.mark.crash
-async def test_a_dead_source_of_a_best_tried_subject_is_declared_and_nothing_lost(
+async def test_best_tried_subject_loses_nothing_and_declares_a_dead_source(
     cluster: Cluster,
 ):
     """The children open at once; the source is sealed when it is back, and what is left there is handled then."""

@@ -25,7 +25,7 @@ async def answer(cluster: Cluster, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-async def test_a_plan_is_shown_then_done_then_drawn(shared_cluster: Cluster):
+async def test_resize_shows_its_plan_its_end_and_its_lineage(shared_cluster: Cluster):
     """A dry run changes nothing; the command ends with the operation done; history draws who continues whom."""
     await shared_cluster.create("drawn", partitions=1)
     planned = await answer(shared_cluster, "resize", "drawn", "--partitions", "2", "--dry-run")
@@ -76,7 +76,7 @@ async def test_a_plan_is_shown_then_done_then_drawn(shared_cluster: Cluster):
         (("evacuate", "nowhere"), "BrokerGroupUnknownError"),
     ],
 )
-async def test_what_cannot_be_ends_with_its_error(
+async def test_command_ends_with_the_error_of_a_refused_request(
     shared_cluster: Cluster, words: tuple[str, ...], error: str
 ):
     """Exit status 1, and the error by name."""
@@ -85,7 +85,7 @@ async def test_what_cannot_be_ends_with_its_error(
     assert error in done.stderr
 
 
-async def test_an_evacuation_says_that_its_group_is_cordoned(tmp_path: Path):
+async def test_evacuation_says_that_its_group_is_cordoned(tmp_path: Path):
     """When it is begun, canceled, done, and when there was nothing to do; beside the JSON and in it."""
     cluster = Cluster(tmp_path, 2)
     cordoned = "g2 gets no new partitions until: keylane broker uncordon g2"

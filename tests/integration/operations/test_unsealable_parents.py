@@ -156,7 +156,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         yield house
 
 
-async def test_a_broker_that_holds_messages_back_is_evacuated(house: House):
+async def test_evacuation_moves_a_broker_that_takes_no_messages(house: House):
     """A disk that is too full for messages has room for seals: what is open there goes elsewhere."""
     commit = house.brokers["g2"].store.commit
     commit.hold("the disk is 90 % full, and 90 % is the limit")
@@ -166,7 +166,7 @@ async def test_a_broker_that_holds_messages_back_is_evacuated(house: House):
     assert {one.broker_group for one in (await house.route()).open_partitions()} == {"g1"}
 
 
-async def test_a_parent_that_cannot_be_sealed_holds_no_other(house: House):
+async def test_no_parent_is_sealed_when_one_cannot_be(house: House):
     """The operation stays in its plan and says why; the healthy parent takes messages; a cancel frees the subject."""
     healthy, broken = await house.on("g1"), await house.on("g2")
     store = house.brokers["g2"].store
@@ -184,7 +184,7 @@ async def test_a_parent_that_cannot_be_sealed_holds_no_other(house: House):
     await house.until(await house.begin(move), OperationState.DONE)
 
 
-async def test_it_goes_on_once_the_broker_is_well(house: House):
+async def test_operation_continues_when_the_broker_can_seal_again(house: House):
     """After a failed write a broker seals nothing; started again it does, and the operation comes to its end."""
     healthy = await house.on("g1")
     await house.break_disk("g2")

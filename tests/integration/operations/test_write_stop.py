@@ -13,7 +13,7 @@ import pytest
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import read_route
-from keylane.metaserver.groups.service import Members
+from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import SqlDatabase, open_database
@@ -98,7 +98,7 @@ class House:
             )
             await self.database.write(report_broker, report, ttl_ms=60_000)
         catalogue = Catalogue(self.database, network, self.settings)
-        self.members = Members(self.database, self.settings)
+        self.members = GroupService(self.database, self.settings)
         self.driver = OperationDriver(
             self.database, network, self.settings,
             catalogue=catalogue, members=self.members, driver="d", rng=random.Random(1),
@@ -125,7 +125,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         yield house
 
 
-async def test_a_resize_changes_the_route_in_the_transaction_that_notes_the_last_seal(house: House):
+async def test_resize_changes_the_route_in_the_transaction_that_notes_the_last_seal(house: House):
     """Five transactions in all, one of them after the seals."""
     events = await house.resize()
     assert events == [
@@ -140,7 +140,7 @@ async def test_a_resize_changes_the_route_in_the_transaction_that_notes_the_last
     ]
 
 
-async def test_a_group_made_while_parents_are_sealed_is_told_before_the_route_changes(house: House):
+async def test_group_is_told_before_the_route_changes_when_it_is_made_during_seal(house: House):
     """The operation waits in OPEN for the brokers of its children: two transactions more."""
 
     async def join() -> None:

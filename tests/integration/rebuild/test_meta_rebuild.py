@@ -126,7 +126,7 @@ def assert_order(handled: list[Message], sent: dict[bytes, list[bytes]]) -> None
     assert seen == sent
 
 
-async def test_clients_go_on_over_a_rebuilt_database(lost: Lost) -> None:
+async def test_clients_continue_over_a_rebuilt_database(lost: Lost) -> None:
     """Same routes, cursors and tokens not lower, order kept, by producers and consumers that never ended."""
     cluster = lost.cluster
     await cluster.create("flights", partitions=3, strategy="strict", retention=Retention.TIME)

@@ -30,9 +30,7 @@ async def keylane(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def test_a_cluster_goes_on_without_the_broker_that_was_taken_away(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_cluster_continues_without_a_removed_broker(cluster: Cluster, tmp_path: Path) -> None:
     """The group goes on where it was, the missing partition is named, and `meta verify` finds nothing."""
     route = await cluster.create("s", partitions=2, strategy="strict")
     away = [one.partition_id for one in route.partitions if one.broker_group == "g1"]

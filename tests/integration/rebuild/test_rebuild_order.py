@@ -37,7 +37,7 @@ async def moved(cluster: Cluster, network: HttpNetwork, one: Partition) -> Parti
     raise AssertionError(child)
 
 
-async def test_a_backlog_behind_an_empty_partition_is_handled_first(
+async def test_backlog_behind_an_empty_partition_is_handled_first(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """One key, moved twice without a message in between: handled in order after the database was lost."""

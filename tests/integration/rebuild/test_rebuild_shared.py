@@ -16,7 +16,7 @@ from support.lost_database import rebuild_lost_database
 SETTINGS = ConsumerSettings(ttl_ms=1_500)
 
 
-async def test_its_consumers_go_on_from_where_it_was_set(tmp_path: Path) -> None:
+async def test_shared_group_continues_from_its_cursor_after_a_rebuild(tmp_path: Path) -> None:
     """Every partition was set, none acquired since, and the database lost: shared consumers get all of it again."""
     cluster = Cluster(tmp_path, 2)
     network = HttpNetwork()

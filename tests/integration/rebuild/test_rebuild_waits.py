@@ -23,7 +23,7 @@ TTL_MS = 6_000
 OLD = "0" * 31 + "1"
 
 
-async def test_a_rebuilt_group_is_granted_nothing_before_an_old_session_has_ended(
+async def test_rebuilt_group_is_granted_nothing_before_an_old_session_has_ended(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """A consumer of before holds its partition for its ttl; one that joins at once waits that long, and then goes on."""
@@ -55,7 +55,7 @@ async def test_a_rebuilt_group_is_granted_nothing_before_an_old_session_has_ende
         await network.close()
 
 
-async def test_a_rebuilt_group_is_not_reset_while_an_old_session_may_be_at_work(
+async def test_rebuilt_group_is_not_reset_while_an_old_session_may_be_at_work(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """An operator is told to wait as well."""

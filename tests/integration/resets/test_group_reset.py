@@ -75,7 +75,7 @@ async def fill(cluster: Cluster, subject: str) -> list[int]:
 
 
 async def handle(cluster: Cluster, subject: str, count: int) -> list[bytes]:
-    """What a consumer of the group handles until there are so many, and a moment longer."""
+    """Return what a consumer of the group handles until it has `count` messages, and a moment longer."""
     seen: list[Message] = []
     async with Consumer(
         cluster.meta, subject=subject, group="g", handler=seen.append, settings=SETTINGS

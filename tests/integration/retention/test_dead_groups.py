@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane import Consumer, Message, Producer
-from keylane.broker.retention.loop import UNWELCOME
+from keylane.broker.retention.loop import NOT_ACCEPTED
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.operations import OperationKind, Reshape
@@ -54,7 +54,7 @@ async def dies_when_granted(meta: MetaClient, group: str) -> None:
 
 
 async def cleaned(cluster: Cluster) -> None:
-    """Every broker has looked at what it may remove: it does so when it starts."""
+    """Every broker has run its retention once, at its start."""
     network = HttpNetwork()
     for program in cluster.brokers:
         program.kill()
@@ -64,8 +64,8 @@ async def cleaned(cluster: Cluster) -> None:
             while True:
                 seen = (await broker.health()).details
                 if seen["first_position"] or seen["retention"] not in {
-                    "nothing is kept too long",
-                    UNWELCOME,
+                    "ok",
+                    NOT_ACCEPTED,
                 }:
                     break
                 await asyncio.sleep(0.05)

@@ -40,7 +40,7 @@ async def removed(partition: Partition) -> None:
 async def test_slow_consumer_continues_at_the_first_message_left(
     cluster: Cluster, strategy: str, caplog, capsys
 ):
-    """It keeps its partition, handles the rest in order, and counts what was gone before it was pulled."""
+    """It keeps its partition, handles the rest in order, and counts the messages removed before it pulled them."""
     route = await cluster.create("aged", partitions=1, retention=Retention.TIME)
     seen: list[Message] = []
     gate = asyncio.Event()

@@ -46,7 +46,7 @@ def images(store) -> dict[int, bytes]:
 
 
 @pytest.mark.parametrize("snapshot", ["kept", "deleted", "older"])
-async def test_all_but_the_messages_survives(snapshot):
+async def test_partitions_survive_when_their_segments_are_dropped(snapshot):
     """However many segments went, fences, cursors, sequences, seals and offsets are what they were."""
     disk, clock = SimDisk(), ManualClock()
     desk = await filled(disk, clock)
@@ -75,7 +75,7 @@ async def test_all_but_the_messages_survives(snapshot):
 async def test_large_partitions_are_written_in_parts(monkeypatch):
     """A partition too large for one record is written as several."""
     monkeypatch.setattr("keylane.broker.store.carry_over.STATE_BYTES_MAX", 100)
-    await test_all_but_the_messages_survives("deleted")
+    await test_partitions_survive_when_their_segments_are_dropped("deleted")
 
 
 def test_a_crash_while_a_segment_goes():

@@ -161,7 +161,7 @@ def test_a_crash_during_recovery():
         asyncio.run(check(disk, known))
 
 
-def test_what_a_restarted_process_answers_survives_the_machine():
+def test_answers_of_a_restarted_process_survive_a_machine_crash():
     """A killed process leaves unsynced bytes in the page cache: its successor makes them durable before it serves."""
     found_whole = 0
     for crash_at in range(1, 60):

@@ -53,31 +53,26 @@ class Sender:
 
 
 FAULTS = ("crash", "kill", "write", "fdatasync", "full", "stop")
-MACHINE = ("crash", "write", "fdatasync")
-"""Those that may take what was written and not synced."""
 
 
 class World:
     """What survives the lives of the broker: the disk, and what its clients were told."""
 
-    def __init__(self, seed: int, *, flush: str = "sync") -> None:
+    def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.disk = SimDisk()
         self.senders = [Sender(number + 1) for number in range(PRODUCERS)]
         self.fence = 0
         self.cursor = 0
-        self.faults = FAULTS
         self.settings = {
             "segment_bytes": self.rng.choice((4096, 8192, 1 << 20)),
             "snapshot_bytes": self.rng.choice((4096, 20_000)),
-            "flush": flush,
-            "flush_ms": 1,
         }
 
     def choose_fault(self) -> str:
         disk, rng = self.disk, self.rng
         disk.fail, disk.room, disk.crash_at = "", None, None
-        fault = rng.choice(self.faults)
+        fault = rng.choice(FAULTS)
         after = disk.steps + rng.randrange(1, 120)
         if fault in {"crash", "kill"}:
             disk.crash_at = after
@@ -186,42 +181,6 @@ def test_lives_of_a_broker(part):
             faults.add(world.run_life())
             asyncio.run(world.check())
     assert faults == {"crash", "kill", "write", "fdatasync", "full", "stop"}
-
-
-def test_lives_of_a_broker_that_syncs_later():
-    """With flush = async a killed process loses nothing either; only a failing machine may take the newest."""
-    for seed in range(40):
-        world = World(seed, flush="async")
-        for _ in range(3):
-            fault = world.run_life()
-            if fault in MACHINE:
-                break  # see the next test
-            asyncio.run(world.check())
-
-
-def test_a_machine_that_fails_a_broker_that_syncs_later():
-    """With flush = async a failing machine may take the newest messages, from the end, and no fence."""
-    seen = set()
-    for seed in range(90):
-        world = World(seed, flush="async")
-        world.faults = MACHINE
-        seen.add(world.run_life())
-
-        async def look(world: World) -> None:
-            clock = ManualClock()
-            desk = Desk(open_store(world.disk, clock=clock, **world.settings), clock)
-            await desk.host()
-            assert not desk.store.state.problems
-            values = await read_values(desk)
-            for sender in world.senders:
-                for sequence, offset in sender.acked.items():
-                    if offset < len(values):
-                        assert values[offset].endswith(b" %d" % sequence)
-            groups = desk.store.state.partition(1).groups
-            assert not world.fence or groups["audit"].lock.fence >= world.fence
-
-        asyncio.run(look(world))
-    assert seen == set(MACHINE)
 
 
 def test_appends_beyond_the_line_are_refused_and_stored_when_sent_again():

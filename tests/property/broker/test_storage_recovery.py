@@ -118,7 +118,7 @@ def test_a_log_cut_at_any_byte_keeps_every_whole_record():
         assert hurt.size(PATH) == (ends[whole - 1] if whole else first)
 
 
-def test_what_was_durable_is_never_cut_off_the_end():
+def test_durable_records_are_never_cut_off_the_end():
     """A log cut at any byte of records that the trail knows to be durable: they are missed, loudly, and nothing else."""
     disk, sent = written(3)
     data = bytes(disk.contents[PATH].data)

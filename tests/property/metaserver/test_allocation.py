@@ -36,7 +36,7 @@ def some_owners(
 def fewest_moves(
     owners: dict[PartitionId, SessionId], sessions: list[SessionId], partitions: int
 ) -> int:
-    """How many owned partitions have to move, by quota arithmetic alone."""
+    """The number of owned partitions that have to move, by quotas alone."""
     held = sorted((list(owners.values()).count(one) for one in sessions), reverse=True)
     share, larger = divmod(partitions, len(sessions))
     return sum(max(0, count - share - (index < larger)) for index, count in enumerate(held))

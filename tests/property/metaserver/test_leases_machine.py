@@ -185,7 +185,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(session=st.sampled_from(SESSIONS))
     def join_again_after_silence(self, session: str) -> None:
-        """The same id comes back after its ttl, before anybody has swept it away."""
+        """The same id joins again after its ttl, before it was swept."""
         self.clock.now_ms = max(self.clock.now_ms, self.ends_at.get(session, 0))
         self.join(session, 1_000, cut=False, settle=True)
 
@@ -213,7 +213,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(map(self.alive, SESSIONS)))
     @rule(target=tokens, data=st.data())
     def read(self, data: st.DataObject) -> Any:
-        """A client learns its grants; what it once knew it may still use much later."""
+        """A client reads its grants; it may still use old ones much later."""
         session = data.draw(st.sampled_from([one for one in SESSIONS if self.alive(one)]))
         grants = self.run(read_grants, session)
         assert grants.version >= self.versions.get(session, 0)
@@ -266,7 +266,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def split(self, data: st.DataObject) -> None:
-        """One open partition is sealed, two children continue it."""
+        """Seal an open partition and open two children."""
         opened = sorted(self.parents.keys() - self.sealed)
         if len(self.parents) > 12:
             return

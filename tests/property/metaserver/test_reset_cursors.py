@@ -66,7 +66,7 @@ targets = st.sampled_from(
 
 
 def check_no_gap(found: list[PartitionOffsets], cursors: dict[int, int]) -> None:
-    """What continues a partition that is not acked to its end begins at its first message, and so on."""
+    """A child of a partition that is not acked to its end begins at its first message, and so do its own children."""
     behind: set[int] = set()
     for each in found:
         number = each.partition.partition_id

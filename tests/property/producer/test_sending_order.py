@@ -71,7 +71,7 @@ async def run(loop: SimLoop, plan, strategy: OrderStrategy, seed: int):
         one.took_ms = clock.boot_ms() - one.sent_ms
 
     async with Producer(
-        "meta",
+        "meta:1",
         _environment=Environment(network=network, clock=clock, rng=random.Random(seed)),
         settings=ProducerSettings(
             leave_after_ms=LEAVE_MS,

@@ -75,7 +75,7 @@ class ProducerHost(Host):
         self.waiting: dict[bytes, None] = {}
         """Messages sent whose fate is not known yet."""
         self._untold: dict[bytes, SendFuture] = {}
-        """Those of them of which nobody awaits the future."""
+        """Those of them whose future is not awaited."""
         self.busy = False
         """True until `count` messages are sent."""
         self._producer: Producer | None = None
@@ -91,7 +91,7 @@ class ProducerHost(Host):
         self._leave_after_s = settings["leave_after_ms"] / 1000 * 0.9
         """What a message waits at least before any leaves its partition, by a clock that drifts."""
         self._long_wait = math.inf
-        """When the first message was sent that waited so long."""
+        """When the first message was sent that waited as long as that."""
         self._last: SendFuture | None = None
         self._abroad = random.Random(f"elsewhere {self.name} {self.rng.getstate()[1][:2]}")
         """For what another thread asks of the producer."""
@@ -129,7 +129,7 @@ class ProducerHost(Host):
         return calls_of_producer(self._producer, SUBJECT, key, self._last, self._abroad)
 
     def close(self) -> None:
-        """Have it closed at once, whatever it has not sent yet."""
+        """Have it closed at once; unsent messages are given up."""
         if self.running and not self._closing and self._producer is not None:
             work = self._close(self._producer)
             self._closing = True
@@ -186,7 +186,7 @@ class ProducerHost(Host):
         before = list(self._untold)
         if "cancel" in self._habits and self._rng.random() < 0.3:
             await cancelled(lambda: producer.close(flush=flush), self._rng)
-            flush = False  # whoever cancelled it has no promise
+            flush = False  # a cancelled close promises nothing
         try:
             await producer.close(flush=flush)
         except KeylaneError:
@@ -280,7 +280,7 @@ class ProducerHost(Host):
                 del self.waiting[value]
 
     async def _ask_futures(self, producer: Producer, values: list[bytes] | None = None) -> None:
-        """A flush failed, or nobody flushes any more: each future tells what became of its message."""
+        """After a failed flush, or without one, each future tells what became of its message."""
         for value in list(self._untold) if values is None else values:
             future = self._untold.pop(value, None)
             if future is not None:
@@ -377,7 +377,7 @@ class ProducerHost(Host):
             receipt = await future
         except KeylaneError as error:
             asked = isinstance(error, DeliveryTimeoutError | KeyHaltedError)
-            # A twin under one id may fence what was sent without an answer: nobody knows it again, and that is told.
+            # A twin under one id may fence messages that have no answer yet: their fate stays unknown, and the error says so.
             asked = asked or (self._twins and isinstance(error, ProducerFencedError))
             told = ("withdrawn", "gone") if self._closing or asked else ("not done", "unknown")
             outcome = told[error.fate is not Fate.NOT_DONE]

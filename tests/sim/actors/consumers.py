@@ -117,7 +117,7 @@ class ConsumerHost(Host):
         self.process.context.copy().run(self.spawn, work, self.process.context.copy())
 
     async def _suspend(self, consumer: Consumer, seconds: float) -> None:
-        with contextlib.suppress(KeylaneError):  # told or not: it goes on in good time
+        with contextlib.suppress(KeylaneError):  # told or not: the reset ends in time
             await consumer.suspend()
         await asyncio.sleep(seconds)
         while self.consumer is consumer:

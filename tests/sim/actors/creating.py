@@ -30,7 +30,7 @@ def is_creating(seed: int) -> bool:
 
 
 class Creator:
-    """Creates the subject, whatever it takes."""
+    """Creates the subject, asking until it is open."""
 
     def __init__(self, world: World, meta: MetaClient) -> None:
         self._world = world

@@ -98,7 +98,7 @@ def calls_of_producer(
 
 
 async def _unknown(future: SendFuture) -> None:
-    """Whoever waits elsewhere may not be told that the message is not stored."""
+    """A waiter in another event loop may not be told that the message is not stored."""
     try:
         await future
     except OtherLoopError as error:

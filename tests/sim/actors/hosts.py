@@ -97,7 +97,7 @@ class Host:
             self.loop.faults.append(error)
 
     def end(self, *, machine_down: bool) -> None:
-        """The process is gone, in whatever it was doing."""
+        """The process ends at once, in the middle of its work."""
         process = self.process
         process.kill()
         self.machine.up = not machine_down
@@ -241,9 +241,9 @@ class BrokerHost(Host):
         self._disk_s = disk_s
         self.removed = Removed()
         self.copied = False
-        """Its disk is an older copy just now: what it finds there is nobody's."""
+        """Its disk is an older copy at the moment: what it stores does not count."""
         self.gone = False
-        """Nobody starts it until an operator does."""
+        """Only an operator starts it again."""
         self.lost_disk: SimDisk | None = None
         """What was on the disk that was lost."""
         self.stalled_until = 0.0
@@ -283,7 +283,7 @@ class BrokerHost(Host):
                 writable=not store.commit.reason,
                 opening=opening.opening,
                 opened_after=opening.before if registration.problem else (),
-                log_end=store.log.durable_end,
+                log_end=store.log.end,
                 hosted=len(store.state.partitions),
                 untold=() if self._cleaning is None else self._cleaning.untold,
             )
@@ -297,7 +297,7 @@ class BrokerHost(Host):
             report,
             rng=self.rng,
             clock=machine,
-            on_welcome=heard,
+            on_accepted=heard,
             on_missed=lambda: forget_told(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
         )

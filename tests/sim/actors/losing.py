@@ -1,10 +1,10 @@
 """In some seeds a broker's disk is lost for good: an operator accepts the loss, and an empty broker takes its place.
 
-It draws from a generator of its own.  What only that disk had is owed to nobody from the moment in which the database
-says that the partition is lost, and not before: until then whatever continues the partition waits for it.  The database
-may say so only of partitions that were on the lost disk.  All else is judged as ever: what the disk had counts as stored
-once, where it was; the order of what is before and behind it holds; a producer is told of each message that may have
-been there, and of no other.
+The loser draws from a generator of its own.  Messages that only the lost disk had need not be handled any more from the
+moment at which the database says that their partition is lost; until then the partition's children wait for it.  The
+database may say so only of partitions that were on the lost disk.  Everything else is judged as in other seeds: messages
+of the disk count as stored once, at their place; the order of messages before and behind them holds; a producer is told
+of each message that may have been on the disk, and of no other.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from keylane.broker.store.store import Store
 from keylane.protocol.errors import AcceptedAsLostError, KeylaneError
-from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
 from sim.actors.clients import SUBJECT
 from sim.actors.hosts import BrokerHost
+from sim.actors.operators import uncordon, uncordon_all_but
 from sim.machines.loop import Process
 from sim.swarm import Swarm
 
@@ -41,7 +42,7 @@ def for_losses(swarm: Swarm) -> Swarm:
 
 
 class Loser:
-    """Loses one disk, and does what operators do about it until all goes on."""
+    """Loses one disk, accepts the loss, and starts an empty broker in its place."""
 
     def __init__(self, world: World, meta: MetaClient) -> None:
         self._world = world
@@ -62,7 +63,7 @@ class Loser:
         world.trace(f"{broker.name} begins anew")
         broker.gone = False
         world.faults.restart(broker)
-        await self._uncordon(broker.group)
+        await uncordon(broker, self._meta)
         self.idle = True
 
     def _lose(self, broker: BrokerHost) -> None:
@@ -84,9 +85,7 @@ class Loser:
         while True:
             await asyncio.sleep(0.2 + 0.8 * self._rng.random())
             try:
-                for other in self._world.brokers:
-                    if other is not broker:
-                        await self._meta.cordon(other.group, Cordon(cordoned=False))
+                await uncordon_all_but(self._world.brokers, broker, self._meta)
                 answer = await self._meta.reshape(ask)
                 self._world.trace(f"loss: {answer!r}")
                 for busy in answer.busy:
@@ -94,19 +93,13 @@ class Loser:
                         await self._meta.cancel_operation(busy.operation_id)
                 if not answer.busy and not answer.operations and await self._nothing_runs():
                     return
-            except KeylaneError as error:  # it is not yet silent for long enough, or nobody answers
+            except (
+                KeylaneError
+            ) as error:  # the broker is not silent for long enough yet, or no metaserver answers
                 self._world.trace(f"not accepted: {error!r}")
 
     async def _nothing_runs(self) -> bool:
         return all(one.state in ENDED for one in (await self._meta.operations(SUBJECT)).operations)
-
-    async def _uncordon(self, broker_group: str) -> None:
-        while True:
-            try:
-                await self._meta.cordon(broker_group, Cordon(cordoned=False))
-                return
-            except KeylaneError:
-                await asyncio.sleep(0.3)
 
     # ── what the database says ────────────────────────────────────────────────────────────────────────
     def check_lost(self, disks: Iterable[Store]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ ACTIONS = ("abandon", "reset")
 SILENT_S = 8.0
 """A broker that is to be given up is away for as long at most: more than its ttl."""
 PATIENCE_S = 6.0
-"""An operator gives up what was never begun after so long."""
+"""After this an operator gives up a reset that was never begun."""
 
 
 def is_operated(seed: int) -> bool:
@@ -45,6 +45,25 @@ def for_operators(seed: int, swarm: Swarm) -> Swarm:
         return plan
     few = {"segment_bytes": 4_096, "retention_bytes": rng.choice((1, 8_192))}
     return replace(plan, broker=plan.broker | few)
+
+
+async def uncordon(broker: BrokerHost, meta: MetaClient) -> None:
+    """Give a broker group new partitions again, asking until it is done."""
+    while True:
+        try:
+            await meta.cordon(broker.group, Cordon(cordoned=False))
+            return
+        except KeylaneError:
+            await asyncio.sleep(0.3)
+
+
+async def uncordon_all_but(
+    brokers: Iterable[BrokerHost], left_out: BrokerHost, meta: MetaClient
+) -> None:
+    """Let the other broker groups take the partitions of the one that is evacuated."""
+    for broker in brokers:
+        if broker is not left_out:
+            await meta.cordon(broker.group, Cordon(cordoned=False))
 
 
 class Operator:
@@ -77,7 +96,7 @@ class Operator:
 
     # ── a broker group given up ───────────────────────────────────────────────────────────────────────
     async def _abandon(self) -> None:
-        """A broker is dead, or only nobody at the metaservers hears of it: its group is left without its help."""
+        """A broker is dead, or only cut off from the metaservers: its group is evacuated without its help."""
         world, rng = self._world, self._rng
         broker = rng.choice(world.brokers)
         back = self._take_away(broker)
@@ -85,9 +104,7 @@ class Operator:
         ask = Reshape(kind=OperationKind.EVACUATE, broker_group=broker.group, without_source=True)
         while world.loop.now < until and not world.faults.healed:
             try:
-                for one in world.brokers:
-                    if one is not broker:
-                        await self._meta.cordon(one.group, Cordon(cordoned=False))
+                await uncordon_all_but(world.brokers, broker, self._meta)
                 answer = await self._meta.reshape(ask)
             except (
                 KeylaneError
@@ -100,7 +117,7 @@ class Operator:
                 break
         back()
         await asyncio.sleep(2 * rng.random())
-        await self._uncordon(broker.group)
+        await uncordon(broker, self._meta)
 
     def _take_away(self, broker: BrokerHost) -> Callable[[], None]:
         """How it comes back."""
@@ -123,17 +140,9 @@ class Operator:
 
         return heal
 
-    async def _uncordon(self, broker_group: str) -> None:
-        while True:
-            try:
-                await self._meta.cordon(broker_group, Cordon(cordoned=False))
-                return
-            except KeylaneError:
-                await asyncio.sleep(0.3)
-
     # ── progress ──────────────────────────────────────────────────────────────────────────────────────
     async def _reset(self) -> None:
-        """A group stops, is set to another place, and goes on from there."""
+        """A group stops, its progress is set, and it starts again from there."""
         world = self._world
         group = f"group{self._rng.randrange(world.swarm.groups)}"
         ask = self._draw_reset()

@@ -1,4 +1,4 @@
-"""Keys whose handlers fail for ever: whoever has other keys goes on, whatever the number of those that fail."""
+"""Keys whose handlers fail for ever: messages of other keys are handled, even when half of the keys fail."""
 
 from __future__ import annotations
 

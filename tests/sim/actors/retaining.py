@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.5
 ALWAYS = frozenset({"V01", "V02", "V08", "V09", "V10", "V12", "V13"})
-"""Checks of the cluster's own look at itself that hold at any moment, whatever goes on or is out of reach."""
+"""Checks of `meta verify` that hold at any moment, also during operations and with silent brokers."""
 
 
 def is_retaining(seed: int) -> bool:
@@ -61,7 +61,7 @@ class DeadGroupHost(ConsumerHost):
         while not await self._granted(meta, session, version):
             await asyncio.sleep(0.2)
         self._died = True
-        if self.calm:  # everything is healed: nobody would start it again
+        if self.calm:  # everything is healed: it would not be started again
             await super()._run()
             return
         self.end(machine_down=False)

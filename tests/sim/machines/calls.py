@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 WINDOW_S = 5.0
 CONTROLS_MAX = 300
-"""Control calls, and new connections, by one process, of one kind, in such a window of true time."""
+"""Control calls of one path, and new connections, by one process, in such a window of true time."""
 FRAMES_MAX = 1_000
 """Requests on its connections, likewise.  Each is four times the most that ordinary seeds show."""
-_NUMBER = re.compile(r"(?<=/)\d+")
 
 
 class CallRates:
@@ -23,12 +21,12 @@ class CallRates:
         self._told: set[tuple[str, str]] = set()
 
     def note(self, now_s: float, process: str, kind: str, *, most: int) -> None:
-        """A process makes a call, one of at most so many; the numbers in a path say nothing."""
+        """Count a call of a process, which makes at most `most` in a window; queries in a path are not told apart."""
         window = int(now_s // WINDOW_S)
         if window != self._window:
             self._window = window
             self._counts.clear()
-        who = (process, _NUMBER.sub("#", kind.partition("?")[0]))
+        who = (process, kind.partition("?")[0])
         count = self._counts[who] = self._counts.get(who, 0) + 1
         if count > most and who not in self._told:
             self._told.add(who)

@@ -120,7 +120,7 @@ class Connection:
         )
 
     def _haunt(self, frame: bytes) -> None:
-        """The server reads what came before the end; nobody hears its answer."""
+        """The server reads the calls that came before the end; its answers are lost."""
         self._internet.loop.post(self.server.process, self._serve, frame)
 
     # ── in the server's process ───────────────────────────────────────────────────────────────────────

@@ -82,7 +82,7 @@ class Shelf:
         self._durable: bytes | None = None
         """The last durable image while there are renewals after it."""
         self._leases: Leases | None = None
-        """As the last transaction left them; None if nobody has looked."""
+        """As the last transaction left them; None if they were not read since."""
 
     def run(self, work: Callable[..., Any], args: Any, kwargs: Any, *, durable: bool) -> Any:
         if not durable and self._durable is None:
@@ -107,7 +107,7 @@ class Shelf:
         return result
 
     def renew(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run what need not be durable; a session that had ended stays so: nobody is told that it was renewed."""
+        """Run a transaction that need not be durable; it is a fault if it renews a session that had ended."""
         asked = args[0] if isinstance(args[0], list) else []
         ended = [session for session in asked if self.left_ms(session) == 0]
         result = self.run(work, args, kwargs, durable=False)

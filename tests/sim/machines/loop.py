@@ -1,9 +1,9 @@
 """An event loop in virtual time that runs many simulated processes, each in order, interleaved by a seed.
 
-A process is a context variable: whatever a process creates (tasks, timers, callbacks) belongs to it.  Within a process
+A process is a context variable: the tasks, timers and callbacks that a process creates belong to it.  Within a process
 callbacks run first in, first out, as asyncio promises; between processes the random generator chooses.  Time stands still while
 anything can run and jumps to the next timer when nothing can.  A process's timers go at the rate of its clock; a
-paused process keeps what is due until it goes on; a dead one never runs again.
+paused process runs what was due when it is resumed; a dead one never runs again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 STEPS_MAX = 200_000
 """In one virtual second; several times what most seeds need in all: a loop that never lets time pass is a fault."""
 FAULTS_OF_CODE = (TypeError, AttributeError, NameError, ImportError, AssertionError)
-"""Of these a task must not end either, though nobody asks what became of it."""
+"""A task must not end with one of these, even if its result is never asked for."""
 
 
 class StuckError(Exception):
@@ -30,7 +30,7 @@ class StuckError(Exception):
 
 
 class Process:
-    """One running program: what it has to do now, and how fast its clock goes."""
+    """One running program: the callbacks that are due, and the rate of its clock."""
 
     def __init__(self, name: str, rate: float = 1.0) -> None:
         self.name = name
@@ -72,7 +72,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._second, self._second_steps = 0.0, 0
         self.steps = 0
         self.faults: list[BaseException | str] = []
-        """Exceptions that nobody caught."""
+        """Uncaught exceptions."""
         self.threads: list[asyncio.AbstractEventLoop] = []
         """The event loops of processes' other threads."""
         self.world = Process("world")

@@ -79,7 +79,7 @@ class Listener:
 
 
 class Internet:
-    """All links: who is cut off from whom, and who listens where."""
+    """All links: which machines are cut off from which, and which process listens at an address."""
 
     def __init__(self, loop: SimLoop, rng: random.Random) -> None:
         self.loop = loop
@@ -103,7 +103,7 @@ class Internet:
         self.machines[address] = listener.machine
 
     def gone(self, process: Process, *, machine_down: bool) -> None:
-        """A process ended: nobody listens for it, its connections break, unless its machine fell silent."""
+        """A process ended: its address refuses calls and its connections break, unless its machine fell silent."""
         for address, listener in list(self.listeners.items()):
             if listener.process is process:
                 del self.listeners[address]

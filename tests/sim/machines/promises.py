@@ -72,7 +72,7 @@ _HEARD = "SELECT groups.name, heard.partition_id FROM heard JOIN groups USING (g
 
 class Claims:
     """
-    Which consumer groups the metaserver's database promises what a partition has, whatever its broker knows of them.
+    The consumer groups to which the metaserver's database promises a partition's messages, known to its broker or not.
 
     A group that was there when a partition opened is promised all of it; a younger one what is left of it when it is
     granted the partition, or when the database says that the broker has heard of it.

@@ -180,7 +180,7 @@ def sequence_gap_accepted(patches: Patches) -> None:
 
 
 def repeats_known_by_their_sequence(patches: Patches) -> None:
-    """Whatever comes under a sequence that is taken is told to be stored."""
+    """Any batch under a sequence that is taken is answered as stored."""
 
     def decide(producer: Any, header: Header, **kwargs: Any) -> Any:
         try:

@@ -74,7 +74,7 @@ def released_before_handlers_end(patches: Patches) -> None:
 
 
 def body_not_waited_for(patches: Patches) -> None:
-    """A partition goes over when `handover_ms` is up, whatever the body of an iteration is in."""
+    """A partition is handed over when `handover_ms` is up, in the middle of an iteration's body."""
 
     async def quiesce(self: Any, client: Any) -> None:
         with contextlib.suppress(TimeoutError):
@@ -132,10 +132,10 @@ def failed_acks_dropped(patches: Patches) -> None:
 
 def acks_join_over_a_gap(patches: Patches) -> None:
     def joined(ranges: Any) -> Any:
-        found = real(ranges)
+        found = list(real(ranges))
         return [(found[0][0], found[-1][1])] if found else found
 
-    real = patches.set(acks_module, "_joined", joined)
+    real = patches.set(acks_module, "IntervalSet", joined)
 
 
 def acked_when_handed_out(patches: Patches) -> None:

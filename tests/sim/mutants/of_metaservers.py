@@ -74,12 +74,12 @@ def session_renewed_after_expiry(patches: Patches) -> None:
 
 
 def sessions_never_expire(patches: Patches) -> None:
-    """The first heartbeat keeps a session for a day, whatever its ttl is."""
+    """The first heartbeat keeps a session for a day, not for its ttl."""
     _keep_sessions(patches, 86_400_000)
 
 
 def sessions_expire_late(patches: Patches) -> None:
-    """A consumer that died is waited for half a minute, whatever its ttl is."""
+    """A dead consumer's session lasts half a minute, not its ttl."""
     _keep_sessions(patches, 30_000)
 
 
@@ -196,7 +196,7 @@ def older_copy_is_taken(patches: Patches) -> None:
 
 
 def creations_wait_for_their_brokers(patches: Patches) -> None:
-    """Whatever becomes of a broker, what was planned there is hosted there."""
+    """Partitions planned on a broker are hosted there, even when it is gone."""
     patches.set(catalogue_service, "plan_creation_anew", lambda connection, subject_id: False)
 
 

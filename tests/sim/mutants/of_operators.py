@@ -21,7 +21,7 @@ from sim.mutants.mutant import Breaks, Patches
 
 
 def reset_raises_no_fence(patches: Patches) -> None:
-    """Whoever held the partition may go on."""
+    """The owner before the reset is not fenced."""
 
     def decide(lock: Any, **kwargs: Any) -> bool:
         return real(lock, **kwargs) and not lock.fence
@@ -64,7 +64,7 @@ def reset_forgets_the_last_one(patches: Patches) -> None:
 
 
 def reset_drains_empty_partitions(patches: Patches) -> None:
-    """Whatever is at its end counts as drained, though what it continues is not."""
+    """A partition at its end counts as drained, though its parents are not."""
     patches.set(resets_rows, "_through", lambda connection, group_id, at_end: at_end)
 
 

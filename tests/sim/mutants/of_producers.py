@@ -107,7 +107,7 @@ def later_detour_not_declared(patches: Patches) -> None:
 
 
 def second_copy_not_declared(patches: Patches) -> None:
-    """What may be stored where nobody answered is sent elsewhere, and the receipt does not say so."""
+    """Messages that a silent broker may have stored are sent elsewhere, and the receipt does not say so."""
 
     def leave(self: Any, *, refused: bool) -> None:
         real(self, refused=True)
@@ -143,10 +143,10 @@ def newer_go_before_older(patches: Patches) -> None:
     """What had to leave a sealed partition goes behind what was sent since."""
 
     def drain(self: Any) -> None:
-        self._hold.reverse()
+        self._held.reverse()
         real(self)
 
-    real = patches.set(SubjectSender, "_drain_hold", drain)
+    real = patches.set(SubjectSender, "_release_held", drain)
 
 
 def older_route_accepted(patches: Patches) -> None:
@@ -166,7 +166,7 @@ def older_route_accepted(patches: Patches) -> None:
 
 
 def lost_is_not_asked(patches: Patches) -> None:
-    """The metaserver tells where brokers are, and nobody asks it which partitions are lost."""
+    """The metaserver is asked where brokers are, and not which partitions are lost."""
 
     async def ask(self: Any) -> None:
         history = await self._meta.history(self.subject)

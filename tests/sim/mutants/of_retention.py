@@ -1,4 +1,4 @@
-"""Bugs of what keeps messages for consumer groups: who has heard of whom, and when that is believed."""
+"""Bugs of the rules that keep messages for consumer groups: which broker has heard of which group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def retention_passes_the_slowest_group(patches: Patches) -> None:
 
 
 def granted_counts_as_heard(patches: Patches) -> None:
-    """A partition is granted whatever its broker knows, and the grant is taken for the broker's word."""
+    """A partition is granted before its broker has heard of the group, and the grant counts as hearing."""
 
     def readable(partitions: Any, drained: Any) -> Any:
         return real_readable([_replace(one, heard=True) for one in partitions], drained)
@@ -57,7 +57,7 @@ def granted_counts_as_heard(patches: Patches) -> None:
 
 
 def opens_before_groups_are_told(patches: Patches) -> None:
-    """Whoever opens partitions leaves their brokers to the announcer, which comes by every ten seconds."""
+    """Partitions are opened before their brokers are told of groups; the announcer tells them every ten seconds."""
 
     async def run_once(self: Any) -> int:
         now = asyncio.get_running_loop().time()
@@ -122,7 +122,7 @@ def groups_told_before_durable(patches: Patches) -> None:
 
 
 def never_told_counts_as_told(patches: Patches) -> None:
-    """A broker takes the groups that it knows for all there are, and nobody tells it of others."""
+    """A broker takes the groups that it knows for complete, and is told of no others."""
 
     async def nothing(self: Any, *_args: Any) -> int:
         return 0

@@ -82,7 +82,7 @@ def reopened_with_what_was_closed(patches: Patches) -> None:
 
 
 def cancelled_close_is_broken_off(patches: Patches) -> None:
-    """Hand-overs end where whoever waits for the close is cancelled, and the next close lets go of everything."""
+    """A cancelled close breaks its hand-overs off, and the next close releases everything."""
 
     async def close(self: Any) -> None:
         if self._home.here:
@@ -109,7 +109,7 @@ def _threads_are_alike(patches: Patches) -> None:
 
 
 def home_is_not_looked_at(patches: Patches) -> None:
-    """Whatever thread and event loop calls, a client does what it is asked."""
+    """A client takes calls from any thread and event loop."""
 
     def check_closed(self: Any) -> None:
         if not self.here:

@@ -42,7 +42,7 @@ class Reception:
         return BrokerWelcome(heartbeat_ms=1, ttl_ms=10, fence=self.fence)
 
 
-async def test_it_reports_until_it_is_welcome_and_then_goes_on(monkeypatch):
+async def test_registration_reports_until_it_is_accepted_and_then_keeps_reporting(monkeypatch):
     """Refusals and silence are waited out with back-off; then a report comes every heartbeat."""
     monkeypatch.setattr(registration, "WAITS", Backoff(first_ms=1, max_ms=2))
     desk = Reception(NotSentError("not there"), WrongBrokerError("another folder"))
@@ -196,7 +196,7 @@ async def test_a_fence_is_raised_before_anybody_is_served(monkeypatch):
         on_fence=on_fence,
     )
     task = asyncio.create_task(loop.run())
-    await asyncio.wait_for(loop.wait_welcome(), 5)
+    await asyncio.wait_for(loop.wait_accepted(), 5)
     assert not loop.set_aside
     assert raised[0] == 7
     task.cancel()

@@ -12,7 +12,7 @@ from keylane.protocol.errors import ConfigError
 GOOD = {"group": "g1", "data": "d", "meta": "127.0.0.1:7000"}
 
 
-def test_all_problems_come_together():
+def test_settings_report_every_problem_at_once():
     """Wrong types, unknown names and impossible values are listed in one error."""
     with pytest.raises(ConfigError) as caught:
         broker_settings(

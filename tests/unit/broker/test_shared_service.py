@@ -165,7 +165,7 @@ async def test_a_switch_fences_in_both_directions(desk):
     assert (await desk.acquire(7)).cursor == 0
 
 
-async def test_one_token_is_not_both(desk):
+async def test_a_token_is_refused_when_it_was_acquired_for_the_other_strategy(desk):
     """A token brought as shared is no exclusive owner's, and the other way round."""
     await desk.join(5)
     with pytest.raises(FencedError):
@@ -214,7 +214,7 @@ async def test_impossible_pulls_are_refused(desk, changes):
     assert (await desk.take(5)).ranges == ((0, 20),)
 
 
-async def test_nobody_is_called_everybody(desk):
+async def test_a_session_is_refused_when_its_name_is_the_shared_one(desk):
     """The name that stands for all sessions is no session's."""
     with pytest.raises(InvalidRequestError):
         await desk.acquire(5, "*")

@@ -7,36 +7,8 @@ import pytest
 
 from keylane.cli.commands.dev import broker_count, prepare_data
 from keylane.cli.demo.run import open_folder
-from keylane.cli.options import parse_addresses
 from keylane.cli.usage import asks_for_json
-from keylane.protocol.errors import ConfigError, DataFolderError
-
-
-def test_addresses():
-    """One address or several, spaces and empty parts ignored, IPv6 in brackets."""
-    assert parse_addresses("127.0.0.1:7000") == ["127.0.0.1:7000"]
-    assert parse_addresses(" a:1, [::1]:65535,") == ["a:1", "[::1]:65535"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        ",",
-        "host",
-        "host:",
-        ":7000",
-        "host:0",
-        "host:65536",
-        "host:7000000000",
-        "host:x",
-        "http://h:1",
-    ],
-)
-def test_bad_addresses(text):
-    """What is no host:port is refused before anything is asked of it."""
-    with pytest.raises(ConfigError):
-        parse_addresses(text)
+from keylane.protocol.errors import DataFolderError
 
 
 def test_broker_count(tmp_path):

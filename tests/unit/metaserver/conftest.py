@@ -15,7 +15,7 @@ from support.sql_rows import Rows
 
 @pytest.fixture
 def engine() -> Iterator[sa.Engine]:
-    """One connection, which every transaction of a test is on."""
+    """One connection for all transactions of a test."""
     engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool)
     prepare_sqlite(engine, SystemClock())
     with engine.begin() as connection:

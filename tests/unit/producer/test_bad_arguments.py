@@ -79,7 +79,7 @@ def test_settings_are_refused_when_they_are_not_numbers():
 )
 async def test_a_send_is_refused_when_its_arguments_are_malformed(arguments, kind, words):
     """What is no message is refused by `send` itself."""
-    producer = Producer("meta", _environment=Environment(network=SilentNetwork()))
+    producer = Producer("meta:1", _environment=Environment(network=SilentNetwork()))
     await producer.__aenter__()
     with pytest.raises(kind, match=words):
         producer.send(**({"subject": "s", "value": b"v"} | arguments))

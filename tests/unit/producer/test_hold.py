@@ -59,7 +59,9 @@ async def test_newer_messages_wait_when_an_unknown_partition_refused_older_ones(
         sender = producer._senders["s"]
         (executor,) = sender.executors
         asks = network.route_asks
-        network.unreachable.add("meta")  # it pauses ever longer before it asks again for the route
+        network.unreachable.add(
+            "meta:1"
+        )  # it pauses ever longer before it asks again for the route
         sender._refresh.set()
         await eventually(lambda: network.route_asks >= asks + 2)
         network.unknown.add(1)
@@ -87,7 +89,7 @@ async def test_newer_messages_wait_when_two_partitions_refused_older_ones():
         futures = [producer.send("s", b"0", key=left), producer.send("s", b"0", key=right)]
         await asyncio.gather(*futures)
         one, two = producer._senders["s"].executors
-        network.unreachable.add("meta")
+        network.unreachable.add("meta:1")
         producer._senders["s"]._refresh.set()
         network.unknown |= {1, 2}
         futures = [producer.send("s", b"1", key=left)]

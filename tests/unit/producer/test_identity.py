@@ -36,7 +36,7 @@ async def test_a_producer_id_does_not_repeat_when_the_users_random_generator_doe
     for value in (b"0", b"1"):
         rng = random.Random(7)
         async with Producer(
-            "meta", settings=QUICK, _environment=Environment(network=network, rng=rng)
+            "meta:1", settings=QUICK, _environment=Environment(network=network, rng=rng)
         ) as producer:
             await send_some(producer, value)
     assert network.stored == {1: [b"0", b"1"]}
@@ -170,7 +170,7 @@ def twins(network: ScriptedNetwork) -> list[Producer]:
         identity = lambda _bits, draws=draws: next(draws)  # noqa: E731
         found.append(
             Producer(
-                "meta",
+                "meta:1",
                 settings=SINGLE,
                 _environment=Environment(network=network, draw_identity=identity),
             )

@@ -78,7 +78,7 @@ async def test_a_held_message_fails_when_it_times_out():
     """Also while there is no route at all; the same without a key, which halts nothing."""
     network = ScriptedNetwork()
     async with producer_on(network) as producer:
-        network.unreachable.add("meta")
+        network.unreachable.add("meta:1")
         futures = [producer.send("s", b"1", key=key, timeout=0.05) for key in (b"k", b"")]
         behind = producer.send("s", b"2")
         for future, whose in zip(futures, ("key digest", "no key"), strict=True):

@@ -4,7 +4,7 @@ import pytest
 
 from keylane import Consumer, Producer
 from keylane.consumer import QueueReader
-from keylane.protocol.address import addresses_of
+from keylane.protocol.address import addresses_of, parse_address
 from keylane.protocol.errors import ConfigError
 
 
@@ -16,6 +16,7 @@ from keylane.protocol.errors import ConfigError
         (" a:1, b:2,", ["a:1", "b:2"]),
         (["a:1", "b:2"], ["a:1", "b:2"]),
         (("a:1,b:2", "c:3"), ["a:1", "b:2", "c:3"]),
+        ("[::1]:65535,127.0.0.1:7000", ["[::1]:65535", "127.0.0.1:7000"]),
     ],
 )
 def test_several_addresses_are_taken_in_a_list_or_with_commas(meta, addresses):
@@ -24,14 +25,58 @@ def test_several_addresses_are_taken_in_a_list_or_with_commas(meta, addresses):
 
 
 @pytest.mark.parametrize(
-    "meta", ["", ",", " , ", [], [""], ["a:1", ""], None, 7, ["a:1", 7], b"a:1"]
+    "meta",
+    [
+        "",
+        ",",
+        " , ",
+        [],
+        [""],
+        ["a:1", ""],
+        None,
+        7,
+        ["a:1", 7],
+        b"a:1",
+        "nohost",
+        "a:1,nohost",
+        "a:x",
+    ],
 )
-def test_no_address_is_refused_when_a_client_is_made(meta):
-    """Before anything is opened, and for every client."""
+def test_client_refuses_meta_that_is_no_address_before_anything_is_opened(meta):
     for make in (
         lambda: Producer(meta),
         lambda: Consumer(meta, subject="s", group="g"),
         lambda: QueueReader(meta, subject="s"),
     ):
-        with pytest.raises(ConfigError, match="meta is host:port"):
+        with pytest.raises(ConfigError, match="an address is host:port"):
             make()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [("a:1", ("a", 1)), ("127.0.0.1:7000", ("127.0.0.1", 7000)), ("[::1]:65535", ("::1", 65535))],
+)
+def test_parse_address_gives_host_and_port(text, parts):
+    assert parse_address(text) == parts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            "host",
+            "host:",
+            ":7000",
+            "host:0",
+            "host:65536",
+            "host:7000000000",
+            "host:x",
+            "host:-1",
+        ),
+        *("http://h:1", "h/a:1", "u@h:1", "h h:1", "::1:7000", "[h]:1", "host:1\n", "host:\u0661"),
+    ],
+)
+def test_parse_address_raises_when_text_is_not_host_and_port(text):
+    with pytest.raises(ConfigError, match="host:port"):
+        parse_address(text)

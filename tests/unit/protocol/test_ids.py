@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from keylane.protocol.errors import InvalidNameError, OffsetInvalidError
-from keylane.protocol.ids import MAX_I64, check_name, check_offset
+from keylane.protocol.ids import (
+    MAX_I64,
+    check_name,
+    check_offset,
+    partition_name,
+    partition_number,
+)
 
 
 @pytest.mark.parametrize("name", ["a", "0", "A.b_c-9", "x" * 200, "flights", "9lives"])
@@ -43,3 +49,13 @@ def test_anything_else_is_no_offset(offset):
     """Negative and huge numbers, and what is no whole number, are refused."""
     with pytest.raises(OffsetInvalidError):
         check_offset(offset)
+
+
+@pytest.mark.parametrize("number", [0, 8, 999_999_999])
+def test_partition_number_reads_what_partition_name_wrote(number):
+    assert partition_number(partition_name("a.p7", number)) == number
+
+
+@pytest.mark.parametrize("name", ["flights", "flights.p", "flights.px", "flights.p1234567890"])
+def test_partition_number_is_none_in_another_name(name):
+    assert partition_number(name) is None

@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from keylane import Consumer, Producer, QueueReader
 from keylane.protocol import endpoints
 from keylane.protocol.control import (
     CreateSubject,
@@ -26,6 +27,7 @@ from keylane.protocol.errors import (
     DiskFullError,
     Fate,
     FencedError,
+    ForeignServerError,
     InternalError,
     InvalidRequestError,
     MessageTooLargeError,
@@ -245,20 +247,51 @@ async def test_nobody_there_is_not_sent(network, address):
     assert caught.value.fate is Fate.NOT_DONE
 
 
-async def test_the_answer_of_another_program_is_a_typed_error(network):
-    """A web server that is none of ours answers something that is told as that."""
+@pytest.fixture
+async def foreign_address():
+    """The address of a web server that is none of ours."""
 
-    async def other(reader, writer):
+    async def answer(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello")
         await writer.drain()
         writer.close()
 
-    listener = await asyncio.start_server(other, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    with pytest.raises(InternalError, match="no JSON of ours"):
-        await MetaClient(network, [f"127.0.0.1:{port}"]).subjects()
+    listener = await asyncio.start_server(answer, "127.0.0.1", 0)
+    yield f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     listener.close()
+
+
+async def test_metaserver_call_raises_foreign_server_error_when_another_program_answers(
+    network, foreign_address
+):
+    with pytest.raises(ForeignServerError, match="not as a keylane server") as caught:
+        await MetaClient(network, [foreign_address]).subjects()
+    assert caught.value.address == foreign_address
+    assert caught.value.fate is Fate.UNKNOWN
+    assert "which program listens there" in str(caught.value)
+
+
+async def test_clients_raise_foreign_server_error_when_another_program_answers(foreign_address):
+    """When it is opened, or with its first call: none tries again for ever."""
+    with pytest.raises(ForeignServerError):
+        async with Producer(foreign_address):
+            pass
+    async with QueueReader(foreign_address, subject="s") as reader:
+        with pytest.raises(ForeignServerError):
+            await reader.queues()
+    consumer = Consumer(foreign_address, subject="s", group="g")
+    with pytest.raises(ForeignServerError):
+        async with asyncio.timeout(30), consumer:
+            await anext(aiter(consumer))
+
+
+async def test_next_metaserver_is_asked_when_another_program_answers(
+    network, server, foreign_address
+):
+    client = MetaClient(network, [foreign_address, server.address])
+    assert (await client.health()).ready
+    assert client._addresses[0] == server.address
 
 
 @pytest.mark.parametrize(("program", "other"), [("metaserver", "broker"), ("broker", "metaserver")])
@@ -281,9 +314,9 @@ async def test_a_call_that_the_server_does_not_have_is_told(network, server):
         await MetaClient(network, [server.address]).verify()
 
 
-async def test_an_answer_of_the_wrong_shape_is_a_typed_error(network, server):
-    """JSON that is not the answer asked for is an InternalError, not a half-read value."""
-    with pytest.raises(InternalError):
+async def test_call_raises_foreign_server_error_when_the_answer_has_another_shape(network, server):
+    """JSON that is not the answer asked for is no half-read value."""
+    with pytest.raises(ForeignServerError):
         await network.control("GET", server.address, "/v1/health", SubjectList, timeout_ms=2_000)
 
 

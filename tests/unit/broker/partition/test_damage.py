@@ -14,7 +14,7 @@ from keylane.broker.partition.partition import LOST_MAX, HostedPartition, Lost
 from keylane.broker.partition.state import MORE, BrokerState
 from keylane.broker.storage.log import recovery
 from keylane.broker.storage.log.commit_log import segment_path
-from keylane.broker.storage.log.recovery import Hole
+from keylane.broker.storage.log.holes import Hole
 from keylane.broker.store.replay import HOLES_MAX, Replay
 from keylane.protocol.errors import CorruptLogError
 from sim.machines.clock import ManualClock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.broker.partition import in_flight
-from keylane.broker.partition.in_flight import NEVER_MS, Held, InFlight
+from keylane.broker.partition.in_flight import NEVER_MS, HandedOut, InFlight
 from keylane.protocol.limits import IN_FLIGHT_PER_SESSION_MAX
 from keylane.protocol.offsets import AckedOffsets
 
@@ -41,7 +41,7 @@ def test_two_sessions_never_have_the_same_message():
     assert hand_out(one, acked, B, readable_offset=25) == []
 
 
-def test_what_is_acked_is_never_handed_out():
+def test_acked_messages_are_never_handed_out():
     """Ranges acked above the cursor are left out, as after a restart of the broker."""
     one, acked = InFlight(1), AckedOffsets(3, [(5, 7), (9, 10)])
     assert hand_out(one, acked, count_max=5) == [(3, 5), (7, 9), (10, 11)]
@@ -58,14 +58,14 @@ def test_a_silent_session_delays_only_what_it_has():
     assert hand_out(one, acked, B, now_ms=1_000) == [(0, 10)]
 
 
-def test_what_was_acked_of_a_range_does_not_come_again():
+def test_acked_parts_of_an_expired_range_are_not_handed_out_again():
     """Only the rest of a range is handed out again."""
     one, acked = InFlight(1), AckedOffsets()
     hand_out(one, acked, A)
     one.acked([(2, 4), (6, 10)])
     acked.add(2, 4)
     acked.add(6, 10)
-    assert one.held == [Held(0, 2, A, 1_000), Held(4, 6, A, 1_000)]
+    assert one.held == [HandedOut(0, 2, A, 1_000), HandedOut(4, 6, A, 1_000)]
     assert hand_out(one, acked, B, now_ms=1_000) == [(0, 2), (4, 6), (10, 16)]
 
 
@@ -76,11 +76,11 @@ def test_given_back_is_free_at_once():
     hand_out(one, acked, B)
     assert one.give_back(A)
     assert not one.give_back(A)
-    assert one.held == [Held(10, 20, B, 1_000)]
+    assert one.held == [HandedOut(10, 20, B, 1_000)]
     assert hand_out(one, acked, B) == [(0, 10)]
 
 
-def test_what_was_not_read_is_free_again():
+def test_unread_messages_are_free_again_after_a_trim():
     """A read that brought less than was handed out gives the rest back."""
     one, acked = InFlight(1), AckedOffsets(0, [(5, 7)])
     ranges = hand_out(one, acked)
@@ -96,7 +96,7 @@ def test_far_apart_is_not_one_read():
     assert hand_out(one, acked) == [(90, 100)]
 
 
-def test_nothing_in_flight_has_no_deadline():
+def test_there_is_no_deadline_when_no_message_is_in_flight():
     """Whoever waits, waits for messages only."""
     one, acked = InFlight(1), AckedOffsets()
     hand_out(one, acked)

@@ -1,4 +1,4 @@
-"""Waiting at a broker: who waits first is woken first, nobody asks in a loop, and a newer token ends every wait."""
+"""LongPolls at a broker: who waits first is woken first, nobody asks in a loop, and a newer token ends every wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane.broker.partition.in_flight import InFlight
-from keylane.broker.waiting import Waiting
+from keylane.broker.waiting import LongPolls
 from keylane.protocol.errors import FencedError
 from keylane.protocol.frames import AcquireShared, PullShared
 from sim.machines.clock import ManualClock
@@ -35,7 +35,7 @@ async def take_one(desk: Desk, session: str, order: list[str]) -> int:
 
 async def test_waits_end_in_the_order_in_which_they_began():
     """The first to wait is the first to go on."""
-    waiting, order = Waiting(), []
+    waiting, order = LongPolls(), []
 
     async def wait(number: int) -> None:
         await waiting.wait(1, 10_000)

@@ -61,7 +61,7 @@ async def test_a_broker_that_holds_messages_back_seals(office):
     assert open_store(office.disk).state.partition(1).ended
 
 
-async def test_what_cannot_be_sealed_says_why(office):
+async def test_describe_says_why_a_partition_cannot_be_sealed(office):
     """Damage at the end and a failed write: the words of the refusal, before anybody asks for the seal."""
     partition = office.store.state.partition(1)
     office.store.state.lose(partition, 0, -1, position=0)

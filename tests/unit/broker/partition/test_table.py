@@ -86,7 +86,7 @@ def test_a_million_partitions_are_a_few_objects():
     assert 200 not in table
 
 
-def test_whoever_holds_a_partition_holds_the_only_one():
+def test_a_cooled_partition_is_the_same_object_while_it_is_referenced():
     """A partition that cooled while somebody used it is the same object when it is asked for again."""
     table = PartitionTable(warm_max=2)
     held = full(1)
@@ -102,7 +102,7 @@ def test_whoever_holds_a_partition_holds_the_only_one():
     assert same(table[1], full(1))
 
 
-def test_what_is_under_way_stays_an_object():
+def test_a_partition_stays_warm_while_work_on_it_is_under_way():
     """A lock that is held, an append or a fence on its way to the disk keep a partition as it is."""
     table = PartitionTable(lambda: 100, warm_max=1)
     locked, appending, fencing, sealing = (full(number) for number in (1, 2, 3, 4))

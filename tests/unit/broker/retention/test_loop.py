@@ -264,7 +264,7 @@ async def test_a_reader_that_is_overtaken_is_told():
         await reading
 
 
-async def test_nothing_of_a_producer_is_forgotten():
+async def test_producers_are_remembered_when_their_segments_go():
     """A batch sent again after its segment went, and the broker was restarted without a snapshot, is a duplicate."""
     house = House()
     await house.fill(batches=100)

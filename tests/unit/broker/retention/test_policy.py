@@ -5,7 +5,7 @@ from __future__ import annotations
 from keylane.broker.retention.policy import (
     DiskUse,
     Limits,
-    Segment,
+    SealedSegment,
     allowed_position,
     reason_to_hold,
     wanted_position,
@@ -20,7 +20,7 @@ EMPTY = DiskUse(free_bytes=99, total_bytes=100)
 def segments(*ages_h):
     """Sealed segments of 100 bytes, the oldest first."""
     return [
-        Segment(100 * n, 100 * n + 100, None if age is None else NOW - age * HOUR)
+        SealedSegment(100 * n, 100 * n + 100, None if age is None else NOW - age * HOUR)
         for n, age in enumerate(ages_h)
     ]
 
@@ -71,7 +71,7 @@ def test_90_percent_full():
     assert "90 % full" in reason_to_hold(disk(90))
 
 
-def test_what_a_group_needs_stays():
+def test_segments_stay_when_a_group_needs_them():
     """Nothing goes from the segment on that holds the first message a group has not acked."""
     found = segments(80, 80, 80)
     assert allowed_position(found, 300, None) == 300

@@ -108,7 +108,7 @@ def test_damage_of_the_newest(what):
         assert loaded(disk) == (40, {1: b"1"})
 
 
-def test_all_damaged_or_deleted():
+def test_load_gives_nothing_when_every_snapshot_is_damaged_or_deleted():
     """Without a whole one there is none: the state is made from the log."""
     disk = SimDisk()
     snapshots = Snapshots(disk)

@@ -98,7 +98,7 @@ async def test_a_partition_with_very_many_producers_survives_its_segments():
 
 
 @pytest.mark.parametrize("trail", ["kept", "lost"])
-async def test_what_is_acked_beside_a_large_partition_stays(trail):
+async def test_acks_survive_when_a_large_partition_is_carried_over(trail):
     """Appends that share a commit with a large partition are there after a crash."""
     disk = SimDisk()
     desk = await filled(disk, segment_bytes=1 << 16)
@@ -139,7 +139,7 @@ async def test_a_damaged_description_is_written_again():
     assert image(found) == expected
 
 
-async def test_all_is_written_again_where_nobody_knows_what_damage_hides():
+async def test_carry_over_rewrites_all_partitions_when_damage_is_unexplained():
     """Without a trail a damaged segment may have described any partition: none of them is forgotten."""
     disk = SimDisk()
     desk = await filled(disk)

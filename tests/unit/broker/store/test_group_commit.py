@@ -42,7 +42,7 @@ async def desk(disk, clock) -> Desk:
     return desk
 
 
-async def test_what_waits_shares_one_sync(desk, disk):
+async def test_waiting_appends_share_a_sync(desk, disk):
     """Appends that come while another commit is at the disk are made durable by one sync together."""
     syncs = disk.syncs
     answers = await asyncio.gather(
@@ -174,7 +174,7 @@ async def test_a_failed_write_ends_writing(desk, disk, operation):
 
 
 @pytest.mark.parametrize("operation", ["write", "fdatasync"])
-async def test_what_a_failed_write_carried_has_not_happened(desk, disk, operation):
+async def test_decisions_are_undone_when_their_write_fails(desk, disk, operation):
     """A fence or a partition whose write failed is gone: asking again does not find it as if it were durable."""
     await desk.append(batch())
     await desk.acquire(1)
@@ -192,7 +192,7 @@ async def test_what_a_failed_write_carried_has_not_happened(desk, disk, operatio
     assert desk.store.state.partition(1).next_offset == 2
 
 
-async def test_what_waited_behind_a_failed_write_was_not_done(disk, clock):
+async def test_waiting_appends_are_refused_when_the_write_before_them_fails(disk, clock):
     """A batch that had not reached the disk when a write failed is refused, not unknown."""
     desk = Desk(open_store(disk, clock=clock, commit_bytes_max=BATCH_BYTES_MAX), clock)
     await desk.host()
@@ -292,75 +292,22 @@ async def test_a_faulty_index_never_acks(desk):
         await desk.append(batch(sequence=2))
 
 
-# ── flush = async ─────────────────────────────────────────────────────────────────────────────────────
-@pytest.fixture
-async def later(disk, clock) -> Desk:
-    """A broker that syncs 20 ms later."""
-    desk = Desk(open_store(disk, clock=clock, flush="async", flush_ms=20), clock)
-    await desk.host()
-    return desk
-
-
-async def test_an_answer_names_its_level(desk, later):
-    """An append says whether it was synced or will be."""
+# ── segments ──────────────────────────────────────────────────────────────────────────────────────────
+async def test_an_answer_says_fsync(desk):
+    """The answer to an append names how durable the batch is."""
     assert (await desk.append(batch())).durable == "fsync"
-    assert (await later.append(batch())).durable == "async"
 
 
-async def test_appends_are_synced_together_a_little_later(later, disk):
-    """With flush = async appends are answered before the sync, which comes by itself and only once."""
-    syncs = disk.syncs
-    for number in range(10):
-        await later.append(batch(sequence=2 * number))
-    assert disk.syncs == syncs
-    await asyncio.sleep(0.05)
-    assert disk.syncs == syncs + 1
-    await asyncio.sleep(0.05)
-    assert disk.syncs == syncs + 1
-
-
-async def test_a_steady_stream_is_synced_in_time(later, disk, clock):
-    """Appends that never stop are synced as often as they should be."""
-    syncs = disk.syncs
-    for number in range(20):
-        await later.append(batch(sequence=2 * number))
-        clock.advance(10)
-    assert 5 <= disk.syncs - syncs <= 11
-
-
-async def test_own_records_never_wait_for_their_sync(later, disk):
-    """A fence is on the platter when it is answered, and whatever was before it in the log."""
-    await later.append(batch())
-    syncs = disk.syncs
-    await later.acquire(1)
-    assert disk.syncs == syncs + 1
-    assert not disk.contents["log/" + "0" * 20 + ".log"].written
-
-
-async def test_a_late_sync_that_fails_ends_writing(later, disk):
-    """Nothing is answered any more after it, and health says why."""
-    await later.append(batch())
-    disk.fail = "fdatasync"
-    await asyncio.sleep(0.05)
-    disk.fail = ""
-    with pytest.raises(BrokerReadOnlyError):
-        await later.append(batch(sequence=2))
-    assert "fdatasync" in later.store.commit.reason
-
-
-async def test_segments_are_synced_before_the_next_one(disk, clock):
-    """Also with flush = async only the last segment may have bytes that are not on the platter."""
-    desk = Desk(
-        open_store(disk, clock=clock, flush="async", flush_ms=10_000, segment_bytes=4096), clock
-    )
+async def test_segments_are_synced_before_the_next_one_is_created(disk, clock):
+    """Every batch that is answered is on the platter, in whichever segment it lies."""
+    desk = Desk(open_store(disk, clock=clock, segment_bytes=4096), clock)
     await desk.host()
     for number in range(100):
         await desk.append(batch(sequence=2 * number))
     bases = segment_bases(disk)
     assert len(bases) > 3
-    assert all(not disk.contents[segment_path(base)].written for base in bases[:-1])
+    assert all(not disk.contents[segment_path(base)].written for base in bases)
     await desk.store.close()
-    assert not disk.contents[segment_path(bases[-1])].written
     assert open_store(disk).state.partition(1).next_offset == 200
 
 

@@ -9,8 +9,7 @@ from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.partition.pull_lock import check_holder
 from keylane.broker.partition.records import CursorBody, FenceBody, encode_body
 from keylane.broker.partition.state import BrokerState
-from keylane.broker.storage.log.recovery import Hole
-from keylane.broker.storage.log.trail import Trace
+from keylane.broker.storage.log.holes import Hole, Trace
 from keylane.broker.store.replay import Replay
 from keylane.protocol.errors import (
     CorruptLogError,
@@ -127,7 +126,7 @@ def test_a_kind_of_a_newer_broker_refuses_the_start():
         Told(1).tell(encode_record(b"", kind=99, partition_id=1))
 
 
-def test_what_the_snapshot_has_folds_again_without_a_difference():
+def test_records_fold_without_a_difference_when_the_snapshot_has_them():
     """Records that the state has already change nothing."""
     told = Told(1)
     for base in (0, 2, 4):

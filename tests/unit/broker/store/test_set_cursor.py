@@ -97,7 +97,7 @@ async def test_refusals():
     assert list(desk.store.state.partition(1).groups) == ["audit"]
 
 
-async def test_what_retention_removed_is_left_out():
+async def test_set_cursor_leaves_out_messages_that_retention_removed():
     """A cursor below the first offset becomes the first offset."""
     desk = await desk_of(SimDisk())
     desk.store.state.partition(1).first_offset = 8
@@ -131,7 +131,7 @@ async def test_a_restart_finds_it(snapshot: bool):
     assert (await again.acquire(5)).cursor == 2
 
 
-async def test_it_is_carried_over_when_its_segment_goes():
+async def test_a_set_cursor_is_carried_over_when_its_segment_goes():
     """The first segment, with the records of the reset, is removed: the state written again says the same."""
     disk = SimDisk()
     desk = await desk_of(disk, segment_bytes=4096)

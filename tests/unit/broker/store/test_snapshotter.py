@@ -96,7 +96,7 @@ async def test_any_older_snapshot_will_do(desk, disk, left):
     assert not found.state.problems
 
 
-async def test_what_is_lost_to_a_full_disk_is_in_no_snapshot(desk, disk):
+async def test_a_snapshot_leaves_out_messages_that_a_full_disk_refused(desk, disk):
     """A snapshot made while a commit fails is dropped: what was taken back is not in it."""
     await busy(desk, 0, 20)
     await desk.store.snapshotter.write()
@@ -116,7 +116,7 @@ async def test_what_is_lost_to_a_full_disk_is_in_no_snapshot(desk, disk):
     assert not desk.store.snapshotter.problem
 
 
-async def test_what_changes_while_it_is_made_is_not_missed(desk, disk, monkeypatch):
+async def test_changes_made_during_a_snapshot_are_in_the_next_one(desk, disk, monkeypatch):
     """Appends that come between two slices are in the log behind it, and fold into either state."""
     monkeypatch.setattr("keylane.broker.store.snapshotter.SLICE", 1)
     for number in range(3, 40):

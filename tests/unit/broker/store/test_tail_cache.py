@@ -19,7 +19,7 @@ def test_batches_come_in_order_up_to_the_budget():
     assert cache.read(1, 0, bytes_max=100)[1] == 8
 
 
-def test_what_is_not_here_is_not_guessed():
+def test_the_cache_gives_nothing_when_it_lacks_the_batch():
     """An offset within a batch, an unknown one, or another partition gives nothing."""
     cache = filled(TailCache(1 << 20))
     assert cache.read(1, 1, bytes_max=100) == ([], 1)

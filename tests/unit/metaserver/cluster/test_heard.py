@@ -135,7 +135,7 @@ def begun(rows: Groups) -> int:
 
 
 def step(rows: Groups, operation_id: int, *, hears: bool = True) -> OperationState:
-    """One round, with brokers that answer; `hears`: the hosting ones of the groups, too."""
+    """One round with brokers that answer; `hears`: hosting ones know the groups, too."""
     operation = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
     hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
     done = {one.partition_id: None if hosts else 100 for one in operation.todo}

@@ -104,7 +104,7 @@ def part(number: int, *parents: int, state: PartitionState, lost: bool = False) 
 def test_child_of_a_lost_partition_waits_for_its_grandparents(
     drained: tuple[int, ...], readable: list[int]
 ) -> None:
-    """1 is unread elsewhere, 2 continued it and is lost, 3 continues 2."""
+    """1 is unread on another broker, its child 2 is lost, 3 is the child of 2."""
     chain = [
         part(1, state=PartitionState.SEALED),
         part(2, 1, state=PartitionState.EXPIRED, lost=True),
@@ -135,7 +135,7 @@ def test_loss_of_a_disk_spares_another_silent_one(rows: Rows) -> None:
 
 
 def begin_unheard_move(rows: Rows) -> int:
-    """A move to g3 that waits in OPEN: g3 is silent, and has not heard of the group "g" that was made meanwhile."""
+    """A move to g3 that waits in OPEN: g3 is silent, and does not know the group "g" that was made since."""
     rows.create("s", 2, order_strategy=STRICT)
     source, *_ = (one for one in rows.run(read_route, "s").partitions if one.broker_group != "g3")
     move = Reshape(kind=OperationKind.MOVE, partition_ids=(source.partition_id,), broker_group="g3")
@@ -152,7 +152,7 @@ def begin_unheard_move(rows: Rows) -> int:
 
 
 def unheard(rows: Rows, name: str, broker_group: str) -> list[int]:
-    """The open partitions of a subject on a broker group that has not heard of each of its groups."""
+    """The open partitions of a subject on a broker group that does not know all of its groups."""
     places = rows.run(read_route, name).open_partitions()
     found = [one.partition_id for one in places if one.broker_group == broker_group]
     subject_id = rows.run(find_subject, name).subject_id
@@ -162,7 +162,7 @@ def unheard(rows: Rows, name: str, broker_group: str) -> list[int]:
 def test_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_group(
     rows: Rows,
 ) -> None:
-    """Nobody else would end the operation, and with it the subject could not leave the lost disk."""
+    """Else the operation would never end, and the subject could not leave the lost disk."""
     operation_id = begin_unheard_move(rows)
     lose = Reshape(kind=OperationKind.EVACUATE, broker_group="g3", accept_loss=True)
     rows.begin(lose)
@@ -176,7 +176,7 @@ def test_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_group(
 def test_folder_is_refused_when_its_loss_opened_a_child_that_had_not_heard_of_a_group(
     rows: Rows,
 ) -> None:
-    """It would serve the child, and remove messages there that the group has not read."""
+    """The folder would serve the child, and remove messages that the group has not read."""
     operation_id = begin_unheard_move(rows)
     rows.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g3", accept_loss=True))
     assert rows.drive(operation_id) is None
@@ -188,7 +188,7 @@ def test_folder_is_refused_when_its_loss_opened_a_child_that_had_not_heard_of_a_
 def test_child_hears_of_a_group_when_its_broker_returns_before_the_loss_takes_effect(
     rows: Rows,
 ) -> None:
-    """As with parents: what a broker that is back can still do is not given up."""
+    """As with parents, nothing is given up that a returned broker can still do."""
     operation_id = begin_unheard_move(rows)
     rows.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g3", accept_loss=True))
     rows.report("g3")

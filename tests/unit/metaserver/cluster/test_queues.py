@@ -1,19 +1,12 @@
 """The rows of static subjects: chains without gaps, and a constant number of queues."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.pool import StaticPool
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route, read_subject
 from keylane.metaserver.operations.begin import begin_operations, plan_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round
-from keylane.metaserver.sql.dialect import prepare_sqlite
-from keylane.metaserver.sql.migrate import migrate
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.errors import (
     StaticSubjectError,
@@ -23,25 +16,13 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
+from support.sql_rows import Rows
 
 TTL_MS = 1_000
 
 
-class Rows:
+class QueueRows(Rows):
     """A database in memory with a clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.now_ms = 1_000_000
-        self.engine = sa.create_engine("sqlite://", poolclass=StaticPool)
-        prepare_sqlite(self.engine, self)
-        self.run(migrate)
-
-    def boot_ms(self) -> int:
-        return self.now_ms
-
-    def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.engine.begin() as connection:
-            return work(connection, *args, **kwargs)
 
     def report(self, *groups: str) -> None:
         for group in groups:
@@ -70,15 +51,15 @@ class Rows:
 
 
 @pytest.fixture
-def rows() -> Rows:
-    rows = Rows()
+def rows() -> QueueRows:
+    rows = QueueRows()
     rows.report("g1", "g2")
     rows.run(plan_subject, CreateSubject(subject="s", partitions=2, static=True), subjects_max=9)
     rows.run(open_subject, "s")
     return rows
 
 
-def test_segments_begin_where_the_previous_ones_end(rows: Rows):
+def test_segments_begin_where_the_previous_ones_end(rows: QueueRows):
     """Three moves of a queue, of one message and of none: no logic offset is missing or used twice."""
     for partition_id, to, end in ((1, "g2", 40), (3, "g1", 1), (4, "g2", 0)):
         rows.move(partition_id, to, end)
@@ -91,7 +72,7 @@ def test_segments_begin_where_the_previous_ones_end(rows: Rows):
     ]
 
 
-def test_subject_view_shows_static(rows: Rows):
+def test_subject_view_shows_static(rows: QueueRows):
     """The view of a subject says whether it is static."""
     assert rows.run(read_subject, "s").static
     rows.run(plan_subject, CreateSubject(subject="other"), subjects_max=9)
@@ -109,7 +90,7 @@ def test_subject_view_shows_static(rows: Rows):
     ],
     ids=lambda ask: f"{ask.kind} {ask.partitions}",
 )
-def test_reshape_of_a_static_subject_is_refused(rows: Rows, ask: Reshape):
+def test_reshape_of_a_static_subject_is_refused(rows: QueueRows, ask: Reshape):
     """Resize, split and merge are refused by name, planned or done, and the route stays."""
     route = rows.run(read_route, "s")
     with pytest.raises(StaticSubjectError, match="never changes") as refused:
@@ -120,13 +101,13 @@ def test_reshape_of_a_static_subject_is_refused(rows: Rows, ask: Reshape):
     assert rows.run(read_route, "s") == route
 
 
-def test_subject_is_refused_when_it_exists_with_another_static_setting(rows: Rows):
+def test_subject_is_refused_when_it_exists_with_another_static_setting(rows: QueueRows):
     """Static and not static are different settings."""
     with pytest.raises(SubjectExistsError):
         rows.run(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
 
 
-def test_queues_of_other_subjects_are_refused(rows: Rows):
+def test_queues_of_other_subjects_are_refused(rows: QueueRows):
     """A subject that is not static is refused by name, an unknown one as unknown."""
     rows.run(plan_subject, CreateSubject(subject="other"), subjects_max=9)
     rows.run(open_subject, "other")
@@ -138,7 +119,7 @@ def test_queues_of_other_subjects_are_refused(rows: Rows):
 
 def test_static_subject_waits_for_a_silent_source():
     """No queue continues at an unknown offset: an evacuation waits for the silent broker, best_tried or not."""
-    rows = Rows()
+    rows = QueueRows()
     rows.report("g1", "g2")
     best = CreateSubject(
         subject="s", partitions=2, static=True, order_strategy=OrderStrategy.BEST_TRIED

@@ -9,7 +9,7 @@ from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import read_route
 from keylane.metaserver.operations.views import subject_history
 from keylane.metaserver.rebuild.plan import plan_rebuild
-from keylane.metaserver.rebuild.rows import Word
+from keylane.metaserver.rebuild.rows import RebuildOptions
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.resets.cursors import PartitionOffsets, new_cursors
 from keylane.metaserver.sql.schema import subjects
@@ -34,7 +34,7 @@ def lose(group: str) -> Reshape:
 
 
 def lose_group(rows: Rows, group: str, *lost_before: str) -> None:
-    """Accept the loss of a broker group and see everything done."""
+    """Accept the loss of a broker group and drive all operations to their end."""
     rows.silence(group, *lost_before)
     for operation_id, planned in rows.begin(lose(group)):
         assert planned.busy is None
@@ -59,7 +59,7 @@ def place(rows: Rows, queue: int = 0) -> Partition:
 
 
 def broken(rows: Rows) -> list[str]:
-    """What `meta verify` has to say of the lineage."""
+    """The findings of `meta verify` about the lineage."""
     view = rows.run(read_sql_view)
     checks = verify(Views(before=view, answers=[], after=view)).checks
     (found,) = [one.violations for one in checks if one.code == "V02"]
@@ -94,7 +94,7 @@ def test_static_queue_continues_when_its_disk_is_lost(rows: Rows, strategy: Orde
 def test_child_keeps_its_start_when_its_sealed_parent_is_lost(
     rows: Rows,
 ) -> None:
-    """Its end was known: no offset of what continues it changes, and nothing counts as missing."""
+    """Its end was known: no offset of the child changes, and none counts as missing."""
     rows.create("s", 3, static=True)
     first = place(rows)
     assert first.broker_group == "g1"
@@ -171,7 +171,7 @@ def test_rebuild_restores_the_start_behind_a_loss() -> None:
         ]
 
     sources = [source(*kept(group), group=group) for group in ("g2", "g3")]
-    cluster = plan_rebuild(sources, Word(gone=("g1",)))
+    cluster = plan_rebuild(sources, RebuildOptions(gone=("g1",)))
     again = Rows()
     again.run(store_rebuilt, cluster, route_version=9)
     after = {one.partition_id: one.logic_start for one in again.run(read_route, "s").partitions}

@@ -198,7 +198,7 @@ def test_child_is_readable_when_all_parents_are_drained() -> None:
 def test_abandoned_parent_blocks_only_when_its_end_is_known_and_the_child_not_begun(
     ended: bool, begun: bool, expected: list[int]
 ) -> None:
-    """From then on the child waits for it as for any other, unless the group has the child already."""
+    """Once its end is known, the child waits for it, unless the group has begun the child."""
     partitions = [
         PartitionFacts(
             partition_id=PartitionId(1), state=PartitionState.SEALED, abandoned=True, ended=ended

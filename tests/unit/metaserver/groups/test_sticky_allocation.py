@@ -43,7 +43,7 @@ class Side:
         return session
 
     def owners(self) -> dict[int, str]:
-        """Who has which partition now, and was not asked for it."""
+        """The owner of each partition that is not being handed over."""
         held = sa.select(leases.c.partition_id, leases.c.session).where(
             leases.c.session.is_not(None), sa.not_(leases.c.withdrawn)
         )

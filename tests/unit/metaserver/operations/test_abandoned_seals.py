@@ -66,7 +66,7 @@ def granted(rows: Rows, group: str, *through: int, subject: str = "s") -> list[i
     return [int(one.partition.partition_id) for one in rows.run(read_grants, session).grants]
 
 
-def test_a_lagging_group_is_let_past_and_that_is_declared(rows: Rows):
+def test_lagging_group_passes_an_abandoned_partition_and_the_operation_declares_it(rows: Rows):
     """Its end is not known any more until the broker is back; who comes then reads it first, who had the child by then
     is left at it.  When the broker dies again, so it is again."""
     created(rows)
@@ -104,7 +104,7 @@ def test_a_lagging_group_is_let_past_and_that_is_declared(rows: Rows):
     assert granted(rows, "late") == [parent, child]
 
 
-def test_what_is_open_there_leaves_by_the_same_operation(rows: Rows):
+def test_open_partitions_leave_in_the_operation_that_abandons_sealed_ones(rows: Rows):
     """One operation for each subject: what is open goes on elsewhere, and what was sealed is abandoned beside it."""
     rows.create("s", 3, order_strategy=BEST_TRIED)
     rows.resize("s", 2)
@@ -122,7 +122,7 @@ def test_what_is_open_there_leaves_by_the_same_operation(rows: Rows):
     assert open_now <= set(granted(rows, "g", *sorted(sealed)))
 
 
-def test_what_a_abandoned_partition_continues_is_read_first_all_the_same(rows: Rows):
+def test_parent_of_an_abandoned_partition_is_still_read_first(rows: Rows):
     """Its own parent is on a broker that lives: neither it nor what continues it is read before that one is."""
     created(rows)
     first, second = move(rows, "s", "g2")
@@ -144,7 +144,9 @@ def test_what_a_abandoned_partition_continues_is_read_first_all_the_same(rows: R
     [{"order_strategy": OrderStrategy.STRICT}, {"static": True}],
     ids=["strict", "static"],
 )
-def test_what_may_not_be_reordered_is_held_and_named(rows: Rows, settings: dict[str, Any]):
+def test_evacuation_names_a_subject_when_it_may_not_be_reordered(
+    rows: Rows, settings: dict[str, Any]
+):
     """Nothing is begun; the subject is told, as long as a group has to read there; one that was let on is not."""
     created(rows, **settings)
     parent, child = move(rows, "s", "g2")
@@ -162,7 +164,7 @@ def test_what_may_not_be_reordered_is_held_and_named(rows: Rows, settings: dict[
     assert rows.begin(WITHOUT_G1) == []
 
 
-def test_a_subject_on_which_something_runs_is_named(rows: Rows):
+def test_evacuation_names_a_subject_when_another_operation_runs_on_it(rows: Rows):
     """An operation elsewhere has to come to its end first; then the same command forsakes what is sealed."""
     created(rows)
     parent, child = move(rows, "s", "g2")
@@ -180,7 +182,7 @@ def test_a_subject_on_which_something_runs_is_named(rows: Rows):
     assert view(rows, operation_id).reordered == (parent,)
 
 
-def test_with_its_help_nothing_that_is_sealed_is_abandoned(rows: Rows):
+def test_evacuation_abandons_no_sealed_partition_when_the_group_answers(rows: Rows):
     """A broker group that answers keeps what is sealed there, for whoever has not read it."""
     created(rows)
     move(rows, "s", "g2")

@@ -52,7 +52,7 @@ def claim(rows: Rows, operation_id: int, driver: str = "first") -> Any:
     return rows.run(claim_operation, operation_id, driver=driver, lease_ms=500)
 
 
-def test_a_canceled_operation_leaves_everything_as_it_was(rows: Rows):
+def test_cancel_restores_route_and_history(rows: Rows):
     """Route and history are those before; what may be hosted is sealed; the subject is free for the next one."""
     before = rows.run(read_route, "s"), rows.run(subject_history, "s")
     operation_id = begin(rows, FOUR)
@@ -79,7 +79,7 @@ def test_a_canceled_operation_leaves_everything_as_it_was(rows: Rows):
     assert len(rows.run(read_route, "s").open_partitions()) == 4
 
 
-def test_canceled_again_is_canceled(rows: Rows):
+def test_cancel_changes_nothing_when_repeated(rows: Rows):
     """A repeated call changes nothing, also after the next operation has begun."""
     operation_id = begin(rows, FOUR)
     rows.run(cancel_operation, operation_id)
@@ -89,7 +89,7 @@ def test_canceled_again_is_canceled(rows: Rows):
         begin(rows, FOUR)
 
 
-def test_what_may_have_sealed_only_goes_forward(rows: Rows):
+def test_cancel_is_refused_from_seal_on(rows: Rows):
     """From SEAL on a cancel is refused and changes nothing."""
     operation_id = begin(rows, FOUR)
     while True:
@@ -108,13 +108,13 @@ def test_what_may_have_sealed_only_goes_forward(rows: Rows):
 
 
 @pytest.mark.parametrize("operation_id", [0, -1, 99, 2**70])
-def test_an_unknown_operation_is_not_canceled(rows: Rows, operation_id: int):
+def test_cancel_is_refused_when_the_operation_is_unknown(rows: Rows, operation_id: int):
     """There is nothing to undo."""
     with pytest.raises(OperationUnknownError):
         rows.run(cancel_operation, operation_id)
 
 
-def test_a_driver_that_hears_late_undoes_nothing_of_the_cancel(rows: Rows):
+def test_cancel_stands_when_a_driver_finishes_its_round_later(rows: Rows):
     """What it hosted after the cancel is still to be sealed, and its next step finds the operation canceled."""
     operation_id = begin(rows, FOUR)
     children = [one.partition_id for one in claim(rows, operation_id).todo]
@@ -123,7 +123,7 @@ def test_a_driver_that_hears_late_undoes_nothing_of_the_cancel(rows: Rows):
     assert [one.partition_id for one in claim(rows, operation_id).todo] == children
 
 
-def test_an_evacuated_group_gets_nothing_new(rows: Rows):
+def test_evacuated_group_gets_no_partitions_until_it_is_uncordoned(rows: Rows):
     """While and after it is evacuated no plan leads there; by an operator's word it takes part again."""
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1")
     rows.run(plan_operations, ask)
@@ -145,7 +145,7 @@ def test_an_evacuated_group_gets_nothing_new(rows: Rows):
     assert begin(rows, move)
 
 
-def test_with_every_group_cordoned_there_is_nowhere_to_go(rows: Rows):
+def test_plan_is_refused_when_every_group_is_cordoned(rows: Rows):
     """The error is typed, and nothing is stored."""
     for group in ("g1", "g2", "g3"):
         rows.run(cordon_broker, group, True)
@@ -156,14 +156,14 @@ def test_with_every_group_cordoned_there_is_nowhere_to_go(rows: Rows):
         rows.run(cordon_broker, "nowhere", True)
 
 
-def test_a_report_does_not_uncordon(rows: Rows):
+def test_cordon_stays_when_the_broker_reports_itself(rows: Rows):
     """A broker that reports itself again, from another address, stays cordoned."""
     rows.run(cordon_broker, "g1", True)
     rows.report("g1")
     assert "g1" not in rows.run(writable_groups)
 
 
-def test_a_group_is_not_left_while_a_partition_is_on_its_way_there(rows: Rows):
+def test_evacuation_is_refused_while_a_partition_moves_to_the_group(rows: Rows):
     """A move towards it refuses the evacuation, and the cordon with it; when the move is done its child leaves too."""
     moved = rows.run(read_route, "s").partitions[0].partition_id
     move = Reshape(kind=OperationKind.MOVE, partition_ids=(moved,), broker_group="g3")
@@ -180,7 +180,7 @@ def test_a_group_is_not_left_while_a_partition_is_on_its_way_there(rows: Rows):
     assert places == {"g1", "g2"}
 
 
-def test_a_group_is_not_left_while_a_subject_is_created_there(rows: Rows):
+def test_evacuation_is_refused_while_a_subject_is_created_on_the_group(rows: Rows):
     """The evacuation is refused by a type of its own, and goes through when the subject is open."""
     rows.run(plan_subject, CreateSubject(subject="new", partitions=3), subjects_max=9)
     evacuate = Reshape(kind=OperationKind.EVACUATE, broker_group="g3")

@@ -10,7 +10,7 @@ from keylane.metaserver.operations.journal import (
     claim_operation,
     finish_round,
     idle_operations,
-    let_go,
+    release_operation,
 )
 from keylane.metaserver.operations.views import operation_views
 from keylane.protocol.control import CreateSubject, Join
@@ -42,7 +42,7 @@ def state(rows: Rows, operation_id: int) -> OperationState:
     return OperationState(view.state)
 
 
-def test_what_waits_for_the_group_in_its_seal_goes_on_without_it(rows: Rows):
+def test_seal_waiting_for_a_lost_group_is_skipped_after_evacuate(rows: Rows):
     """A resize whose source dies in SEAL is told to go on: a dry run says so first, then its route changes, the
     reorder declared; the subjects on which nothing runs are evacuated beside it."""
     rows.create("sealing", 2, order_strategy=BEST_TRIED)
@@ -51,7 +51,7 @@ def test_what_waits_for_the_group_in_its_seal_goes_on_without_it(rows: Rows):
     hosted(rows, operation_id)
     rows.silence("g1")
     assert rows.drive(operation_id) is OperationState.SEAL
-    rows.run(let_go, operation_id, driver="d")
+    rows.run(release_operation, operation_id, driver="d")
     assert rows.run(idle_operations) == []
 
     planned = rows.run(plan_evacuations, WITHOUT_G1)
@@ -78,7 +78,7 @@ def test_what_waits_for_the_group_in_its_seal_goes_on_without_it(rows: Rows):
     assert state(rows, operation_id) is OperationState.DONE
 
 
-def test_a_strict_subject_that_waits_is_told_and_holds_up_no_other(rows: Rows):
+def test_waiting_strict_subject_is_named_and_blocks_no_other(rows: Rows):
     """Its operation stays as it is; so does a static one's; the best_tried subject beside them is evacuated."""
     rows.create("a-strict", 3, order_strategy=OrderStrategy.STRICT)
     rows.create("b-static", 3, order_strategy=BEST_TRIED, static=True)
@@ -103,7 +103,7 @@ def test_a_strict_subject_that_waits_is_told_and_holds_up_no_other(rows: Rows):
         assert not rows.run(operation_views, [one])[0].without_source
 
 
-def test_what_is_on_its_way_to_a_dead_group_is_told(rows: Rows):
+def test_evacuation_names_children_and_creations_on_their_way_to_the_group(rows: Rows):
     """A child that is still to be hosted there, and a creation: neither can be helped, both are named."""
     rows.create("resized", 1, order_strategy=BEST_TRIED)
     rows.create("spread", 3)
@@ -120,7 +120,7 @@ def test_what_is_on_its_way_to_a_dead_group_is_told(rows: Rows):
     assert "created" in busy["unborn"].problem
 
 
-def test_an_operation_that_leaves_some_behind_says_so(rows: Rows):
+def test_evacuation_says_when_a_continued_operation_leaves_partitions_there(rows: Rows):
     """It goes on, and the group is to be evacuated once more afterwards."""
     rows.create("halves", 6, order_strategy=BEST_TRIED)
     here = [one for one in rows.run(read_route, "halves").partitions if one.broker_group == "g1"]
@@ -153,7 +153,7 @@ def granted(rows: Rows, group: str) -> list[int]:
     return [int(one.partition.partition_id) for one in rows.run(read_grants, session).grants]
 
 
-def test_a_group_that_comes_after_the_source_is_back_reads_it_first(rows: Rows):
+def test_group_reads_the_source_first_when_it_joins_after_its_return(rows: Rows):
     """While its end is unknown the child is granted beside it, and is not taken away afterwards; whoever joins when
     the end is known gets the child after the parent."""
     rows.create("tried", 1, order_strategy=BEST_TRIED)

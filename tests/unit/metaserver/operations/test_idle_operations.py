@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.metaserver.operations.journal import claim_operation, let_go
+from keylane.metaserver.operations.journal import claim_operation, release_operation
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.sql.clock_restart import adopt_boot
@@ -20,13 +20,13 @@ def idle_ms(rows: Rows) -> int:
 
 
 @pytest.mark.parametrize("how", ["let go", "another boot"])
-def test_what_was_left_a_moment_ago_has_just_been_left(rows: Rows, how: str) -> None:
+def test_idle_time_starts_when_the_driver_leaves(rows: Rows, how: str) -> None:
     """Free for anybody at once, and idle from then on, whatever the clock of the database shows."""
     ask = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=3)
     rows.create("s", 2)
     ((operation_id, _),) = rows.begin(ask)
     if how == "let go":
-        rows.run(let_go, operation_id, driver="d")
+        rows.run(release_operation, operation_id, driver="d")
     else:
         rows.run(adopt_boot, "another", broker_ttl_ms=1_000)
     assert idle_ms(rows) == 0
@@ -35,7 +35,7 @@ def test_what_was_left_a_moment_ago_has_just_been_left(rows: Rows, how: str) -> 
     assert idle_ms(rows) == 500
 
 
-def test_what_a_rebuild_left_has_just_been_left() -> None:
+def test_idle_time_starts_with_a_rebuild() -> None:
     """An operation in a database made anew is idle from that moment on."""
     rows = Rows()
     child = status(3, 0, 1024, parents=(1, 2), messages=0)

@@ -1,11 +1,9 @@
 """The SQL of operations: cut after any transaction, called twice, raced; the end is the same."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.pool import StaticPool
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
@@ -14,11 +12,9 @@ from keylane.metaserver.operations.journal import (
     claim_operation,
     finish_round,
     idle_operations,
-    let_go,
+    release_operation,
 )
 from keylane.metaserver.operations.views import operation_views, subject_history, subject_operations
-from keylane.metaserver.sql.dialect import prepare_sqlite
-from keylane.metaserver.sql.migrate import migrate
 from keylane.metaserver.sql.schema import partitions
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.errors import (
@@ -32,26 +28,14 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy, PartitionState, route_table
+from support.sql_rows import Rows
 
 TTL_MS = 1_000
 LEASE_MS = 500
 
 
-class Rows:
+class OperationRows(Rows):
     """A database in memory with a clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.now_ms = 1_000_000
-        self.engine = sa.create_engine("sqlite://", poolclass=StaticPool)
-        prepare_sqlite(self.engine, self)
-        self.run(migrate)
-
-    def boot_ms(self) -> int:
-        return self.now_ms
-
-    def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.engine.begin() as connection:
-            return work(connection, *args, **kwargs)
 
     def report(self, *groups: str) -> None:
         for group in groups:
@@ -90,7 +74,7 @@ class Rows:
             state = self.run(finish_round, operation_id, answers)
             yield state
             if state is operation.state and not answers:
-                self.run(let_go, operation_id, driver=driver)
+                self.run(release_operation, operation_id, driver=driver)
                 return
 
 
@@ -99,14 +83,14 @@ def resize(count: int) -> Reshape:
 
 
 @pytest.fixture
-def rows() -> Rows:
-    rows = Rows()
+def rows() -> OperationRows:
+    rows = OperationRows()
     rows.report("g1", "g2")
     rows.create("s", 2)
     return rows
 
 
-def facts(rows: Rows) -> Any:
+def facts(rows: OperationRows) -> Any:
     history = rows.run(subject_history, "s")
     return [
         (one.partition.name, one.partition.state, one.partition.parents, one.end_offset)
@@ -115,9 +99,11 @@ def facts(rows: Rows) -> Any:
 
 
 @pytest.mark.parametrize("cut", range(5))
-def test_cut_after_any_transaction_another_driver_ends_it_alike(rows: Rows, cut: int):
+def test_second_driver_reaches_the_same_rows_when_the_first_dies_after_any_transaction(
+    rows: OperationRows, cut: int
+):
     """Whatever transaction was the first driver's last, the second comes to the same rows."""
-    whole = Rows()
+    whole = OperationRows()
     whole.report("g1", "g2")
     whole.create("s", 2)
     (operation_id,) = whole.begin(resize(4))
@@ -136,7 +122,7 @@ def test_cut_after_any_transaction_another_driver_ends_it_alike(rows: Rows, cut:
     assert rows.run(idle_operations) == []
 
 
-def test_every_function_may_be_called_again(rows: Rows):
+def test_round_changes_nothing_when_a_late_driver_repeats_it(rows: OperationRows):
     """A late driver that repeats steps and states changes nothing."""
     (operation_id,) = rows.begin(resize(3))
     rows.drive(operation_id, driver="first")
@@ -149,7 +135,7 @@ def test_every_function_may_be_called_again(rows: Rows):
     assert facts(rows) == before
 
 
-def test_the_route_changes_in_one_step(rows: Rows):
+def test_route_changes_in_one_transaction(rows: OperationRows):
     """Until the last state readers see the old route, then the whole new one, its version one higher."""
     before = rows.run(read_route, "s")
     (operation_id,) = rows.begin(resize(4))
@@ -169,7 +155,7 @@ def test_the_route_changes_in_one_step(rows: Rows):
     assert len(route.open_partitions()) == 4
 
 
-def test_a_second_operation_is_refused_until_the_first_has_its_route(rows: Rows):
+def test_second_operation_is_refused_until_the_first_has_its_route(rows: OperationRows):
     """Two operators at once: one wins, the other is told which operation runs; other subjects are free."""
     rows.create("other", 1)
     (operation_id,) = rows.begin(resize(4))
@@ -237,7 +223,9 @@ BAD = [
         ),
     ],
 )
-def test_a_refusal_names_what_there_is(rows: Rows, ask: Reshape, text: str):
+def test_refusal_names_open_partitions_and_known_groups(
+    rows: OperationRows, ask: Reshape, text: str
+):
     """Partitions that are open, and broker groups, so that the next try is right; the hint has the command."""
     with pytest.raises(RefusedError) as caught:
         rows.begin(ask)
@@ -245,7 +233,7 @@ def test_a_refusal_names_what_there_is(rows: Rows, ask: Reshape, text: str):
     assert "keylane" in caught.value.hint
 
 
-def test_a_refusal_counts_partitions_that_it_does_not_name(rows: Rows):
+def test_refusal_counts_partitions_that_it_does_not_name(rows: OperationRows):
     """A cluster may have a million."""
     rows.create("many", 100)
     with pytest.raises(PartitionUnknownError, match=", 10, … and 92 more"):
@@ -253,7 +241,7 @@ def test_a_refusal_counts_partitions_that_it_does_not_name(rows: Rows):
 
 
 @pytest.mark.parametrize(("ask", "error"), BAD)
-def test_bad_requests_change_nothing(rows: Rows, ask: Reshape, error: type[Exception]):
+def test_bad_requests_change_nothing(rows: OperationRows, ask: Reshape, error: type[Exception]):
     """Each has its typed error, planned or begun, and no row is written."""
     rows.report("silent")
     rows.now_ms += TTL_MS
@@ -268,7 +256,7 @@ def test_bad_requests_change_nothing(rows: Rows, ask: Reshape, error: type[Excep
     assert rows.run(subject_operations, "s") == []
 
 
-def test_a_dry_run_is_the_plan_and_nothing_else(rows: Rows):
+def test_dry_run_shows_the_plan_and_writes_nothing(rows: OperationRows):
     """The plan names what is begun afterwards, and writes nothing."""
     before = facts(rows)
     (planned,) = rows.run(plan_operations, resize(4))
@@ -280,13 +268,13 @@ def test_a_dry_run_is_the_plan_and_nothing_else(rows: Rows):
     assert [one.name for one in begun.children] == [one.name for one in view.children]
 
 
-def test_nothing_to_do_is_no_operation(rows: Rows):
+def test_resize_journals_nothing_when_the_count_is_the_same(rows: OperationRows):
     """A resize to what is there already journals nothing."""
     assert rows.begin(resize(2)) == [0]
     assert rows.run(subject_operations, "s") == []
 
 
-def test_nothing_is_sealed_while_a_parent_cannot_be(rows: Rows):
+def test_operation_waits_in_plan_while_a_parent_is_silent(rows: OperationRows):
     """With one of two parents silent the operation waits in PLAN, and goes on when the broker is back."""
     (operation_id,) = rows.begin(resize(1))
     rows.now_ms += TTL_MS
@@ -298,7 +286,7 @@ def test_nothing_is_sealed_while_a_parent_cannot_be(rows: Rows):
     assert rows.drive(operation_id, driver="second") is OperationState.DONE
 
 
-def test_nothing_is_sealed_before_every_parent_is_said_to_be_sealable(rows: Rows):
+def test_operation_waits_in_plan_until_every_parent_is_sealable(rows: OperationRows):
     """Who was not asked, because it was silent until now, holds the operation in PLAN as one that refuses."""
     (operation_id,) = rows.begin(resize(1))
     operation = rows.run(claim_operation, operation_id, driver="first", lease_ms=LEASE_MS)
@@ -311,14 +299,14 @@ def test_nothing_is_sealed_before_every_parent_is_said_to_be_sealable(rows: Rows
     assert rows.run(finish_round, operation_id, {}, sealable=parents) is OperationState.SEAL
 
 
-def test_what_was_driven_in_vain_comes_last(rows: Rows):
+def test_released_operation_is_resumed_after_its_pause_and_last(rows: OperationRows):
     """Let go with a pause, an operation rests for that long, and then stands behind those that waited meanwhile."""
     rows.create("other", 1)
     other = Reshape(kind=OperationKind.RESIZE, subject="other", partitions=2)
     (first,), (second,) = rows.begin(resize(4)), rows.begin(other)
-    rows.run(let_go, first, driver="another", pause_ms=0)
+    rows.run(release_operation, first, driver="another", pause_ms=0)
     assert rows.run(idle_operations) == []
-    rows.run(let_go, first, driver="first", pause_ms=LEASE_MS + 100)
+    rows.run(release_operation, first, driver="first", pause_ms=LEASE_MS + 100)
     rows.now_ms += LEASE_MS
     assert rows.run(idle_operations) == [second]
     rows.now_ms += 100
@@ -326,13 +314,13 @@ def test_what_was_driven_in_vain_comes_last(rows: Rows):
     assert rows.drive(first, driver="second") is OperationState.DONE
 
 
-def evacuate(rows: Rows) -> Reshape:
+def evacuate(rows: OperationRows) -> Reshape:
     rows.now_ms += TTL_MS
     rows.report("g2")
     return Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
 
 
-def test_without_its_source_a_strict_subject_is_held(rows: Rows):
+def test_strict_subject_waits_for_its_silent_source(rows: OperationRows):
     """The children of a dead broker's partitions stay closed until it is back and has sealed."""
     (operation_id,) = rows.begin(evacuate(rows))
     before = rows.run(read_route, "s")
@@ -344,7 +332,7 @@ def test_without_its_source_a_strict_subject_is_held(rows: Rows):
     assert view.reordered == ()
 
 
-def test_without_its_source_a_best_tried_subject_goes_on_and_says_so(rows: Rows):
+def test_best_tried_subject_continues_without_its_source_and_declares_it(rows: OperationRows):
     """The children open at once, declared; a second operation is free; the source is sealed when it is back."""
     rows.create("tried", 2, OrderStrategy.BEST_TRIED)
     begun = rows.begin(evacuate(rows))

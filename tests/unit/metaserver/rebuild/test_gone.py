@@ -10,7 +10,7 @@ from keylane.metaserver.cluster.brokers import broker_views, report_broker
 from keylane.metaserver.groups.lease_rows import read_grants
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.rebuild.plan import plan_rebuild
-from keylane.metaserver.rebuild.rows import RebuiltSubject, Word
+from keylane.metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.sql.duties import leave_duty, rebuilt_duty
 from keylane.metaserver.verify.checks import verify
@@ -22,13 +22,13 @@ from keylane.protocol.limits import PARTITION_MESSAGES_MAX
 from support.kept_by_brokers import EXPIRED, OPEN, SEALED, heard, source, states, status
 from support.told_groups import settle_group
 
-GONE = Word(gone=("g1",))
-LOSE = Word(gone=("g1",), lose_unread=True)
+GONE = RebuildOptions(gone=("g1",))
+LOSE = RebuildOptions(gone=("g1",), lose_unread=True)
 SESSION = "a" * 16
 
 
-def rebuilt(*found: PartitionStatus, word: Word = GONE) -> RebuiltSubject:
-    (subject,) = plan_rebuild([source(*found, group="g2")], word).subjects
+def rebuilt(*found: PartitionStatus, options: RebuildOptions = GONE) -> RebuiltSubject:
+    (subject,) = plan_rebuild([source(*found, group="g2")], options).subjects
     return subject
 
 
@@ -47,11 +47,11 @@ def brought_by_operator(one: PartitionStatus) -> PartitionStatus:
     return msgspec.structs.replace(one, groups=groups)
 
 
-def test_a_broker_that_was_evacuated_and_taken_away(engine: sa.Engine) -> None:
+def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None:
     """What continues its partition is granted, the partition is expired, and every check holds."""
     found = source(part(2, 1, token=5), group="g2")
     with pytest.raises(InvalidRequestError, match="--gone"):
-        plan_rebuild([found], Word(complete=True))
+        plan_rebuild([found], RebuildOptions(complete=True))
     cluster = plan_rebuild([found], GONE)
     (subject,) = cluster.subjects
     assert states(subject) == {1: EXPIRED, 2: OPEN}
@@ -85,7 +85,7 @@ def test_a_broker_that_was_evacuated_and_taken_away(engine: sa.Engine) -> None:
 @pytest.mark.parametrize(
     "child", [heard(part(2, 1)), brought_by_operator(part(2, 1, token=5)), part(2, 1)]
 )
-def test_what_may_be_unread_is_given_up_only_by_name(child: PartitionStatus) -> None:
+def test_unread_messages_are_given_up_only_with_lose_unread(child: PartitionStatus) -> None:
     """A group that has yet to come behind it, was only set there, or is known elsewhere alone, is named."""
     left, right = (
         msgspec.structs.replace(
@@ -99,25 +99,25 @@ def test_what_may_be_unread_is_given_up_only_by_name(child: PartitionStatus) -> 
     )
     with pytest.raises(InvalidRequestError, match=r"partition 1 is gone, and g may"):
         rebuilt(left, right)
-    subject = rebuilt(left, right, word=LOSE)
+    subject = rebuilt(left, right, options=LOSE)
     assert states(subject) == {1: EXPIRED, 2: OPEN, 3: OPEN}
     assert [one.unread_by for one in subject.gone] == [("g",)]
 
 
-def test_a_group_further_on_was_through() -> None:
+def test_group_counts_as_through_when_it_was_granted_a_later_partition() -> None:
     """It was granted what continues a child of the missing partition: so it was through with that too."""
     subject = rebuilt(part(2, 1, sealed=True), part(3, 2, token=7))
     assert [one.unread_by for one in subject.gone] == [()]
     assert states(subject) == {1: EXPIRED, 2: SEALED, 3: OPEN}
 
 
-def test_what_is_left_before_it_is_not_overtaken() -> None:
+def test_rebuild_is_refused_when_messages_are_left_before_a_gone_partition() -> None:
     """Messages before the missing partition would be read beside those behind it, by a group that begins later."""
     before = part(1, sealed=True, token=1, cursor=10)
     after = part(3, 2, token=2)
-    for word in (GONE, LOSE):
+    for options in (GONE, LOSE):
         with pytest.raises(InvalidRequestError, match="partition 1 has messages left"):
-            rebuilt(before, after, word=word)
+            rebuilt(before, after, options=options)
     assert states(rebuilt(emptied(before), after)) == {1: SEALED, 2: EXPIRED, 3: OPEN}
     middle = emptied(part(2, 1, sealed=True))
     with pytest.raises(InvalidRequestError, match="partition 1 has messages left"):
@@ -129,28 +129,28 @@ def test_what_is_left_before_it_is_not_overtaken() -> None:
     assert states(rebuilt(emptied(before), half, other))[3] is EXPIRED
 
 
-def test_what_was_open_there_is_not_made_up() -> None:
+def test_rebuild_is_refused_when_an_open_partition_is_gone() -> None:
     """A range that nobody has any more, or a broker that answers though it is gone, is refused."""
     with pytest.raises(InvalidRequestError, match="do not cover"):
-        rebuilt(status(2, 512, 1024, group="g2"), word=LOSE)
+        rebuilt(status(2, 512, 1024, group="g2"), options=LOSE)
     merge = status(3, 0, 1024, parents=(1, 2), group="g2", messages=0)
     with pytest.raises(InvalidRequestError, match="do not cover"):
-        rebuilt(status(2, 512, 1024, group="g2"), merge, word=LOSE)
+        rebuilt(status(2, 512, 1024, group="g2"), merge, options=LOSE)
     with pytest.raises(InvalidRequestError, match="said to be gone"):
-        plan_rebuild([source(part(2), group="g2")], Word(gone=("g2",)))
+        plan_rebuild([source(part(2), group="g2")], RebuildOptions(gone=("g2",)))
     with pytest.raises(InvalidNameError):
-        rebuilt(part(2), word=Word(gone=("",)))
+        rebuilt(part(2), options=RebuildOptions(gone=("",)))
 
 
-def test_a_static_queue_begins_behind_a_partition_that_is_gone() -> None:
+def test_static_queue_begins_behind_a_gone_partition() -> None:
     """At the offset that its name says, above all that was there; what continues it counts on."""
     child = part(2, 1, static=True, queue=0, sealed=True, messages=10)
-    subject = rebuilt(child, part(3, 2, static=True, queue=0), word=LOSE)
+    subject = rebuilt(child, part(3, 2, static=True, queue=0), options=LOSE)
     starts = {one.partition.partition_id: one.partition.logic_start for one in subject.partitions}
     assert starts == {1: 0, 2: PARTITION_MESSAGES_MAX, 3: PARTITION_MESSAGES_MAX + 10}
 
 
-def test_a_static_queue_keeps_its_order_over_a_partition_that_is_gone(engine: sa.Engine) -> None:
+def test_static_queue_keeps_its_order_over_a_gone_partition(engine: sa.Engine) -> None:
     """1 has messages left, 2 was behind it, 3 is empty and 4 open: none is granted before 1 is drained."""
     before = part(1, static=True, queue=0, sealed=True, messages=40, token=3, cursor=20)
     empty = part(3, 2, static=True, queue=0, sealed=True, messages=0, token=4)
@@ -178,7 +178,7 @@ def test_a_static_queue_keeps_its_order_over_a_partition_that_is_gone(engine: sa
     assert [one.violations for one in verified if one.code == "V02"] == [[]]
 
 
-def test_a_name_that_nobody_misses_changes_nothing(engine: sa.Engine) -> None:
+def test_gone_group_changes_nothing_when_no_partition_is_missing(engine: sa.Engine) -> None:
     """A group that is said to be gone, and had nothing, gets no row."""
     with engine.begin() as connection:
         cluster = plan_rebuild([source(part(2), group="g2")], GONE)

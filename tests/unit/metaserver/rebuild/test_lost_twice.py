@@ -33,9 +33,7 @@ def forgotten(number: int, sealed: bool) -> tuple[PartitionStatus, PartitionStat
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_lost_a_second_time_after_a_forgotten_operation_was_begun_again(
-    engine: sa.Engine, sealed: bool
-) -> None:
+def test_second_rebuild_leaves_out_what_the_first_left_out(engine: sa.Engine, sealed: bool) -> None:
     """What the first rebuild left out is sealed at its brokers; the second leaves it out as well, however far that
     came, and whether the operation begun since is done, under way, or to be forgotten too."""
     first = plan_rebuild([source(*HALVES, *forgotten(3, False))])
@@ -67,7 +65,7 @@ def test_lost_a_second_time_after_a_forgotten_operation_was_begun_again(
         )
 
 
-def test_of_two_operations_cut_short_the_older_is_left_out_whole() -> None:
+def test_older_of_two_interrupted_operations_is_left_out_whole() -> None:
     """A resize to three was forgotten, then one of its two parents split: no child of the resize comes back."""
     cut = (
         status(3, 0, 341, parents=(1,), messages=0),

@@ -10,7 +10,7 @@ from keylane.metaserver.cluster.subjects import planned_subjects, read_route
 from keylane.metaserver.groups.views import read_group
 from keylane.metaserver.operations.journal import read_operation
 from keylane.metaserver.rebuild.plan import TOKENS_BETWEEN, plan_rebuild
-from keylane.metaserver.rebuild.rows import Word
+from keylane.metaserver.rebuild.rows import RebuildOptions
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.sql.schema import groups
 from keylane.metaserver.verify.checks import verify
@@ -55,7 +55,7 @@ def test_tokens_are_above_every_fence() -> None:
     assert group.tokens == {1: 5, 2: 41}
 
 
-def test_a_group_consumes_as_its_highest_token_was_brought(engine: sa.Engine) -> None:
+def test_group_gets_the_strategy_of_its_highest_token(engine: sa.Engine) -> None:
     """A shared group stays shared, and every token of it is new; one switched since is exclusive."""
     shared = ConsumeStrategy.SHARED
     found = [
@@ -110,7 +110,7 @@ def test_operation_before_the_first_seal_is_forgotten() -> None:
     assert subject.partitions_named == 4
 
 
-def test_what_a_canceled_operation_had_planned_is_never_opened() -> None:
+def test_children_of_a_canceled_operation_are_never_opened() -> None:
     """A child sealed and empty, continued by nothing, is left out; the operation after it goes on."""
     canceled = status(3, 0, 1024, parents=(1, 2), messages=0, sealed=True)
     subject = rebuilt(*HALVES, canceled)
@@ -126,7 +126,7 @@ def test_what_a_canceled_operation_had_planned_is_never_opened() -> None:
     assert subject.operation.steps.keys() == {1, 2, 4}
 
 
-def test_operation_after_the_first_seal_goes_on() -> None:
+def test_operation_continues_when_a_parent_is_sealed() -> None:
     """With one of two parents sealed the operation is journaled where it was."""
     subject = rebuilt(
         status(1, 0, 512, sealed=True),
@@ -143,7 +143,7 @@ def test_operation_after_the_first_seal_goes_on() -> None:
     }
 
 
-def test_operation_after_the_last_seal_is_done() -> None:
+def test_operation_is_done_when_every_parent_is_sealed() -> None:
     """With every parent sealed the children are open."""
     subject = rebuilt(
         status(1, 0, 512, sealed=True),
@@ -164,13 +164,13 @@ def test_source_that_was_given_up_is_still_fenced() -> None:
     assert fence.state is OperationState.FENCE
 
 
-def test_creation_that_was_cut_short_goes_on() -> None:
+def test_interrupted_creation_continues() -> None:
     """A subject of which only a part was hosted, and which nobody used, is planned again,
     if these are all brokers."""
     with pytest.raises(InvalidRequestError):
-        plan_rebuild([source(status(1, 0, 512))], Word(complete=True))
+        plan_rebuild([source(status(1, 0, 512))], RebuildOptions(complete=True))
     origin = source(status(1, 0, 512, messages=0))
-    (subject,) = plan_rebuild([origin], Word(complete=True)).subjects
+    (subject,) = plan_rebuild([origin], RebuildOptions(complete=True)).subjects
     assert not subject.opened
     assert [
         (one.partition.partition_id, one.partition.state, one.partition.range_start)
@@ -201,7 +201,7 @@ def test_contradictions_are_refused(case: str) -> None:
         plan_rebuild(CONTRADICTIONS[case])
 
 
-def test_all_problems_at_once() -> None:
+def test_rebuild_reports_all_problems_at_once() -> None:
     """Every missing parent is named."""
     with pytest.raises(InvalidRequestError, match=r"partition 7, .*partition 8, "):
         plan_rebuild([source(status(9, 0, 1024, parents=(7, 8)))])
@@ -224,7 +224,7 @@ def test_all_problems_at_once() -> None:
         ),
     ],
 )
-def test_what_is_stored_passes_every_check(engine: sa.Engine, found) -> None:
+def test_rebuilt_database_passes_every_check(engine: sa.Engine, found) -> None:
     """The database and the brokers it was made from agree in all thirteen checks."""
     origin = source(*found)
     with engine.begin() as connection:
@@ -266,7 +266,9 @@ def test_operation_is_stored_as_its_driver_needs_it(engine: sa.Engine) -> None:
 def test_planned_creation_is_found_again(engine: sa.Engine) -> None:
     """The creation that was cut short is one that a metaserver goes on with."""
     with engine.begin() as connection:
-        cluster = plan_rebuild([source(status(1, 0, 512, messages=0))], Word(complete=True))
+        cluster = plan_rebuild(
+            [source(status(1, 0, 512, messages=0))], RebuildOptions(complete=True)
+        )
         store_rebuilt(connection, cluster, route_version=VERSION)
         assert [one.name for one in planned_subjects(connection)] == ["s"]
 
@@ -282,7 +284,7 @@ def test_database_that_is_not_empty_is_refused(engine: sa.Engine) -> None:
         assert read_route(connection, "s").version == VERSION
 
 
-def test_a_cordon_given_before_the_rebuild_is_kept(engine: sa.Engine) -> None:
+def test_cordon_is_kept_when_it_was_given_before_the_rebuild(engine: sa.Engine) -> None:
     """A broker that reported itself to the empty database and was cordoned there stays so; the others are free."""
     report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
     with engine.begin() as connection:

@@ -29,7 +29,9 @@ def chain(cursor: int, middle: PartitionStatus) -> tuple[PartitionStatus, ...]:
 EMPTY = status(2, 0, 1024, parents=(1,), sealed=True, messages=0)
 
 
-def test_an_empty_partition_in_the_middle_lets_nobody_past_its_parent(engine: sa.Engine) -> None:
+def test_empty_partition_still_blocks_its_children_until_its_parent_is_drained(
+    engine: sa.Engine,
+) -> None:
     """The group is granted the first partition, then the empty one, then the last: one at a time, in order."""
     granted = []
     with engine.begin() as connection:
@@ -51,7 +53,7 @@ def test_an_empty_partition_in_the_middle_lets_nobody_past_its_parent(engine: sa
     assert granted == [[1], [2], [3]]
 
 
-def test_drained_is_what_was_granted_and_is_behind_nothing_undrained() -> None:
+def test_partition_counts_as_drained_when_it_was_granted_and_its_parents_are() -> None:
     """At its end with a token of its own, as after a reset, it still waits for its parent; with the parent it counts."""
     brought = status(2, 0, 1024, parents=(1,), sealed=True, messages=0, token=12)
     assert rebuilt(*chain(5, brought)).groups[0].drained == set()

@@ -40,7 +40,7 @@ MOVED_AND_MERGED = (
 
 @pytest.mark.parametrize("found", [MERGED, MOVED_AND_MERGED])
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_fence_and_a_merge_that_runs_both_come_to_their_end(
+def test_fence_and_running_merge_both_end_in_either_order(
     engine: sa.Engine, found: tuple[PartitionStatus, ...], first: int
 ) -> None:
     """Whichever is driven first: the merge opens its own child alone, the fence opens nothing."""
@@ -63,7 +63,7 @@ def test_a_fence_and_a_merge_that_runs_both_come_to_their_end(
     assert opened == [found[-1].partition_id]
 
 
-def test_what_is_continued_was_opened() -> None:
+def test_partition_counts_as_opened_when_it_has_a_child() -> None:
     """The child of a source that was given up got no message before it was moved on: it stays what it was."""
     subject = rebuilt(
         part(1, 0, 1024), part(2, 0, 1024, 1, sealed=True, messages=0), part(3, 0, 1024, 2)
@@ -75,7 +75,7 @@ def test_what_is_continued_was_opened() -> None:
     assert (states(canceled), canceled.fences) == ({1: OPEN, 2: OPEN, 3: EXPIRED}, [])
 
 
-def test_of_a_given_up_source_only_what_runs_is_planned() -> None:
+def test_only_the_child_of_the_running_operation_is_planned() -> None:
     """The merge's child is planned and its parents are open; the source stays sealed and abandoned."""
     subject = rebuilt(*MOVED_AND_MERGED)
     assert states(subject) == {1: SEALED, 2: OPEN, 3: SEALED, 5: OPEN, 6: PLANNED}

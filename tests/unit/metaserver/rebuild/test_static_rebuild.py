@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from keylane.metaserver.cluster.rows import SubjectRow
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.verify.checks import verify
-from keylane.metaserver.verify.views import PartitionView, SqlView, SubjectView, Views
+from keylane.metaserver.verify.views import PartitionView, SqlView, Views
 from keylane.protocol.control import PartitionStatus
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX
@@ -53,7 +54,7 @@ def test_logic_starts_follow_from_the_ends_of_the_parents():
     assert starts(*CHAIN) == [(1, 0, SEALED), (2, 40, SEALED), (4, 41, SEALED), (7, 41, OPEN)]
 
 
-def test_a_move_cut_short_goes_on():
+def test_interrupted_move_continues():
     """A parent not sealed yet has no end: its child is planned, and gets its logic start when it is opened."""
     (subject,) = plan_rebuild(
         [source(CHAIN[0], segment(2, 1, messages=5), segment(3, 2, messages=0))]
@@ -64,14 +65,14 @@ def test_a_move_cut_short_goes_on():
     assert subject.operation is None or subject.operation.state is OperationState.SEAL
 
 
-def test_brokers_that_do_not_agree_are_refused():
+def test_rebuild_is_refused_when_brokers_disagree_on_static():
     """A subject is static on every broker, or on none."""
     with pytest.raises(InvalidRequestError, match="static"):
         plan_rebuild([source(CHAIN[0], segment(2, 1, messages=1, static=False))])
 
 
 def broken(*parts: PartitionView) -> list[str]:
-    subject = SubjectView(
+    subject = SubjectRow(
         subject_id=1,
         name="s",
         order_strategy=OrderStrategy.STRICT,
@@ -98,7 +99,7 @@ def row(number: int, *parents: int, start: int, end: int | None = None, **more) 
     return PartitionView(subject_id=1, partition=partition, end_offset=end)
 
 
-def test_a_chain_is_checked():
+def test_check_finds_a_gap_in_a_chain():
     """Contiguous is right; a gap, an overlap, a first one that does not begin at 0, another queue: each is named."""
     assert broken(row(1, start=0, end=40), row(2, 1, start=40, end=1), row(3, 2, start=41)) == []
     assert "logic offset 50" in broken(row(1, start=0, end=40), row(2, 1, start=50))[0]
@@ -107,7 +108,7 @@ def test_a_chain_is_checked():
     assert "another queue" in broken(row(1, start=0, end=4), row(2, 1, start=4, queue=1))[0]
 
 
-def test_a_chain_behind_a_loss_is_checked():
+def test_check_finds_a_chain_that_begins_before_a_loss():
     """What continues a lost partition begins where its name says; behind one that is there it is named."""
     gone = PartitionView(
         subject_id=1,

@@ -22,7 +22,7 @@ SESSION = "a" * 16
 
 
 def granted(rows: Rows, strategy: ConsumeStrategy) -> Grant:
-    """What the only consumer of the group holds."""
+    """The grants of the group's only consumer."""
     ask = Join(subject="s", group="g", session=SESSION, strategy=strategy)
     rows.run(settle_group, rows.run(join_group, ask, sessions_max=9).group_id)
     (grant,) = rows.run(read_grants, SESSION).grants
@@ -66,7 +66,7 @@ def rows() -> Rows:
 def test_tokens_continue_above_the_fence_when_the_database_is_behind(
     rows: Rows, say: Say, strategy: ConsumeStrategy
 ):
-    """Restored from a copy of long ago, it grants above what the broker has seen at the next try."""
+    """A database restored from an old copy grants above the broker's fence at the next try."""
     for fence in (70_000, 3_000_000_000 // 2):
         say(rows, fence, strategy)
         token = granted(rows, strategy).token
@@ -79,7 +79,7 @@ def test_tokens_continue_above_the_fence_when_the_database_is_behind(
 def test_tokens_stay_where_brokers_accept_them_whatever_the_fence(
     rows: Rows, say: Say, strategy: ConsumeStrategy
 ):
-    """Whatever is said, and however often, a broker that has seen none takes the next token as well as one that has."""
+    """However high the reported fence, a broker that has seen no token accepts the next one, and so does one that has."""
     before = granted(rows, strategy).token
     for fence in (TOKEN_STEP_MAX, 2 * TOKEN_STEP_MAX, MAX_I64, -1):
         for _ in range(5):

@@ -77,7 +77,7 @@ def rows() -> Rows:
 
 
 def read_all(rows: Rows, *drained: int) -> set[int]:
-    """A consumer comes, reads these to their end, is granted what follows, and goes; what it held then."""
+    """A consumer joins, reads these to their end, is granted the children, and leaves; returns what it held."""
     ask = Join(subject="s", group="g", session=SESSION)
     group_id = rows.run(join_group, ask, sessions_max=9).group_id
     rows.run(settle_group, group_id)

@@ -37,7 +37,7 @@ class BusyBroker:
 
 
 async def tell(broker: BusyBroker) -> dict[int, int]:
-    """What is said to be set."""
+    """The cursors that are reported as set."""
     one = Partition(
         partition_id=1, name="p1", queue=0, range_start=0, range_end=1024, broker_group="g1",
         state=PartitionState.OPEN, address="127.0.0.1:1",

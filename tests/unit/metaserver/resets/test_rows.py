@@ -1,11 +1,9 @@
 """The rows of a reset: exclusion, drained partitions, tokens."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.pool import StaticPool
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
@@ -13,33 +11,29 @@ from keylane.metaserver.groups.lease_rows import read_grants
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.groups.switch import switch_group
 from keylane.metaserver.resets.rows import ResetScope, begin_reset, end_reset, reset_scope
-from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.duties import (
     duty_left_ms,
     forget_duties,
     leave_duty,
     take_duty,
 )
-from keylane.metaserver.sql.migrate import migrate
 from keylane.metaserver.sql.schema import drained, groups, leases, partition_parents, partitions
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.errors import GroupBusyError
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import ConsumeStrategy, PartitionState
+from support.sql_rows import Rows
 from support.told_groups import settle_group
 
 A, B = "a" * 16, "b" * 16
 TTL_MS = 5_000
 
 
-class Rows:
+class ResetRows(Rows):
     """A subject of two partitions in memory, the first of them sealed at 10 and drained by group `g`."""
 
     def __init__(self) -> None:
-        self.now_ms = 1_000_000
-        self.engine = sa.create_engine("sqlite://", poolclass=StaticPool)
-        prepare_sqlite(self.engine, self)
-        self.run(migrate)
+        super().__init__()
         body = BrokerHeartbeat(broker_group="g1", broker_id="x", address="g1:1")
         self.run(report_broker, body, ttl_ms=10**9)
         self.run(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
@@ -49,13 +43,6 @@ class Rows:
         sealed = sa.update(partitions).where(partitions.c.partition_id == 1)
         self.say(sealed.values(state=PartitionState.SEALED, end_offset=10))
         self.say(sa.insert(drained).values(group_id=1, partition_id=1))
-
-    def boot_ms(self) -> int:
-        return self.now_ms
-
-    def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.engine.begin() as connection:
-            return work(connection, *args, **kwargs)
 
     def say(self, statement: Any) -> Any:
         return self.run(lambda connection: connection.execute(statement))
@@ -89,11 +76,11 @@ class Rows:
 
 
 @pytest.fixture
-def rows() -> Rows:
-    return Rows()
+def rows() -> ResetRows:
+    return ResetRows()
 
 
-def test_scope_is_the_partitions_with_data(rows: Rows):
+def test_scope_is_the_partitions_with_data(rows: ResetRows):
     """Sealed and open partitions; not planned or expired ones."""
     scope = rows.scope()
     assert [one.partition_id for one in scope.partitions] == [1, 2]
@@ -102,7 +89,7 @@ def test_scope_is_the_partitions_with_data(rows: Rows):
     assert [one.partition_id for one in scope.partitions] == [2]
 
 
-def test_reset_tokens_are_above_all_granted_ones(rows: Rows):
+def test_reset_tokens_are_above_all_granted_ones(rows: ResetRows):
     """Each partition has a token of its own, and the next grant is above them."""
     before = rows.last_token()
     tokens = rows.begin()
@@ -114,16 +101,15 @@ def test_reset_tokens_are_above_all_granted_ones(rows: Rows):
     assert [one.partition.partition_id for one in grants] == [1, 2]
 
 
-def test_reset_tokens_continue_above_the_brokers_fence(rows: Rows):
+def test_reset_tokens_continue_above_the_brokers_fence(rows: ResetRows):
     """A database restored from a copy does not give tokens that every broker would refuse."""
     seen = rows.last_token() + 1_000
     tokens = rows.run(begin_reset, rows.scope(), holder="one", lease_ms=1_000, fence=seen)
     assert min(tokens.values()) == seen + 1
 
 
-def test_reset_is_planned_anew_when_partitions_opened_since(rows: Rows):
-    """What was planned before they were there is refused, with nothing changed: a consumer may have read them.  One
-    partition by itself is set whatever becomes of the others."""
+def test_reset_is_planned_anew_when_partitions_opened_since(rows: ResetRows):
+    """A consumer may have read the new ones, so nothing is set.  A reset of one partition does not depend on others."""
     all_of_them, alone = rows.scope(), rows.scope(partition_id=2)
     child = {"subject_id": 1, "name": "s.p2", "queue": 2, "range_start": 0, "range_end": 512}
     rows.say(sa.insert(partitions).values(**child, broker_group="g1", state="open"))
@@ -134,7 +120,7 @@ def test_reset_is_planned_anew_when_partitions_opened_since(rows: Rows):
     assert set(rows.run(begin_reset, alone, holder="one", lease_ms=2_000)) == {2}
 
 
-def test_reset_is_planned_anew_when_the_strategy_changed(rows: Rows):
+def test_reset_is_planned_anew_when_the_strategy_changed(rows: ResetRows):
     """Brokers are told the present strategy."""
     before = rows.scope()
     rows.run(switch_group, "s", "g", ConsumeStrategy.SHARED)
@@ -143,7 +129,7 @@ def test_reset_is_planned_anew_when_the_strategy_changed(rows: Rows):
     assert set(rows.begin()) == {1, 2}
 
 
-def test_reset_is_refused_while_a_session_lives_or_another_reset_runs(rows: Rows):
+def test_reset_is_refused_while_a_session_lives_or_another_reset_runs(rows: ResetRows):
     """No token is taken; an expired session does not count, and a crashed reset's lease ends."""
     rows.join(B)
     before = rows.last_token()
@@ -158,7 +144,7 @@ def test_reset_is_refused_while_a_session_lives_or_another_reset_runs(rows: Rows
     rows.begin("two")
 
 
-def test_join_is_refused_while_a_reset_runs(rows: Rows):
+def test_join_is_refused_while_a_reset_runs(rows: ResetRows):
     """A consumer may join after the reset, or when the reset's lease has ended."""
     tokens = rows.begin()
     with pytest.raises(GroupBusyError, match="join again"):
@@ -171,7 +157,7 @@ def test_join_is_refused_while_a_reset_runs(rows: Rows):
     rows.join(A)
 
 
-def test_partition_is_drained_when_its_cursor_was_set_to_its_end(rows: Rows):
+def test_partition_is_drained_when_its_cursor_was_set_to_its_end(rows: ResetRows):
     """It is forgotten first, and noted again only for the sealed partition whose cursor is at its end."""
     tokens = rows.begin()
     assert rows.drained() == []
@@ -182,7 +168,7 @@ def test_partition_is_drained_when_its_cursor_was_set_to_its_end(rows: Rows):
     assert rows.drained() == []
 
 
-def test_empty_partition_is_drained_after_its_parents(rows: Rows):
+def test_empty_partition_is_drained_after_its_parents(rows: ResetRows):
     """It is at its end, and still blocks while its parents are read again; so do its children."""
     rows.say(sa.insert(partition_parents).values(partition_id=2, parent_id=1))
     empty = sa.update(partitions).where(partitions.c.partition_id == 2)
@@ -201,7 +187,7 @@ def test_empty_partition_is_drained_after_its_parents(rows: Rows):
     assert rows.drained() == [2], "of the parent nothing is left"
 
 
-def test_reset_leaves_partitions_granted_since_to_their_owners(rows: Rows):
+def test_reset_leaves_partitions_granted_since_to_their_owners(rows: ResetRows):
     """The reset's lease had ended and a consumer was granted the partition: its own report counts."""
     tokens = rows.begin()
     rows.now_ms += 2_000
@@ -212,7 +198,7 @@ def test_reset_leaves_partitions_granted_since_to_their_owners(rows: Rows):
     assert {row.session for row in held} == {B}
 
 
-def test_duty_has_one_holder_until_it_ends(rows: Rows):
+def test_duty_has_one_holder_until_it_ends(rows: ResetRows):
     """The holder renews it, gives it back or loses it; a restart of the times ends all."""
     assert rows.run(take_duty, "x", holder="one", lease_ms=100)
     assert not rows.run(take_duty, "x", holder="two", lease_ms=100)
@@ -233,7 +219,7 @@ def test_duty_has_one_holder_until_it_ends(rows: Rows):
 
 @pytest.mark.parametrize(("cursor", "through"), [(4, []), (10, [1, 4])])
 def test_empty_partition_behind_a_loss_waits_for_its_grandparents(
-    rows: Rows, cursor: int, through: list[int]
+    rows: ResetRows, cursor: int, through: list[int]
 ):
     """1 ends at 10, 3 continued it and is lost, 4 is sealed empty behind that: it is drained with 1, not before."""
     rows.begin()

@@ -1,11 +1,7 @@
 """Which sealed partitions may expire, and the effect on routes, groups and queues."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.pool import StaticPool
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.queues import read_queues
@@ -15,39 +11,28 @@ from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.operations.begin import begin_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round
 from keylane.metaserver.retention.expiry_rows import expiry_candidates, mark_expired
-from keylane.metaserver.sql.dialect import prepare_sqlite
-from keylane.metaserver.sql.migrate import migrate
 from keylane.metaserver.sql.schema import partitions
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
+from support.sql_rows import Rows
 from support.told_groups import settle_group
 
 A = "a" * 16
 TTL_MS = 5_000
 
 
-class Rows:
+class ExpiryRows(Rows):
     """A queue of three segments, 1 → 2 → 3, the first two sealed at 10 and at 0."""
 
     def __init__(self) -> None:
-        self.now_ms = 1_000_000
-        self.engine = sa.create_engine("sqlite://", poolclass=StaticPool)
-        prepare_sqlite(self.engine, self)
-        self.run(migrate)
+        super().__init__()
         self.report()
         ask = CreateSubject(subject="s", partitions=1, static=True)
         self.run(plan_subject, ask, subjects_max=9)
         self.run(open_subject, "s")
         self.move(1, "g2", 10)
         self.move(2, "g1", 0)
-
-    def boot_ms(self) -> int:
-        return self.now_ms
-
-    def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.engine.begin() as connection:
-            return work(connection, *args, **kwargs)
 
     def report(self) -> None:
         for group in ("g1", "g2"):
@@ -70,7 +55,7 @@ class Rows:
         return [(one.partition_id, end) for one, end in found]
 
     def join(self) -> list[int]:
-        """A consumer of group `g`; what it is granted."""
+        """Join a consumer of group `g`; returns its grants."""
         ask = Join(subject="s", group="g", session=A, ttl_ms=TTL_MS)
         self.run(join_group, ask, sessions_max=9)
         return self.granted()
@@ -82,11 +67,11 @@ class Rows:
 
 
 @pytest.fixture
-def rows() -> Rows:
-    return Rows()
+def rows() -> ExpiryRows:
+    return ExpiryRows()
 
 
-def test_partition_expires_after_its_parents(rows: Rows):
+def test_partition_expires_after_its_parents(rows: ExpiryRows):
     """A partition behind one with messages does not expire, not even an empty one: groups would read past the parent."""
     assert rows.candidates() == [(1, 10)]
     assert rows.run(mark_expired, {2: 0}) == []
@@ -96,7 +81,7 @@ def test_partition_expires_after_its_parents(rows: Rows):
     assert rows.candidates() == []
 
 
-def test_expired_partition_leaves_the_route_and_the_queue(rows: Rows):
+def test_expired_partition_leaves_the_route_and_the_queue(rows: ExpiryRows):
     """The route's version rises; the other partitions begin where they began."""
     before = rows.run(read_route, "s")
     rows.run(mark_expired, {1: 10})
@@ -110,13 +95,13 @@ def test_expired_partition_leaves_the_route_and_the_queue(rows: Rows):
     ]
 
 
-def test_group_continues_behind_an_expired_partition_it_had_not_drained(rows: Rows):
+def test_group_continues_behind_an_expired_partition_it_had_not_drained(rows: ExpiryRows):
     """A later group is granted the children, and no expired partition."""
     rows.run(mark_expired, {1: 10})
     assert rows.join() == [2]
 
 
-def test_partition_does_not_expire_while_a_session_holds_it_undrained(rows: Rows):
+def test_partition_does_not_expire_while_a_session_holds_it_undrained(rows: ExpiryRows):
     """Its last messages may be in a handler."""
     assert rows.join() == [1]
     assert rows.candidates() == []
@@ -127,7 +112,7 @@ def test_partition_does_not_expire_while_a_session_holds_it_undrained(rows: Rows
     assert rows.run(mark_expired, {1: 10}) == ["s"]
 
 
-def test_partition_does_not_expire_when_its_facts_have_changed(rows: Rows):
+def test_partition_does_not_expire_when_its_facts_have_changed(rows: ExpiryRows):
     """Another end, an open partition, an unknown end, a silent broker: nothing expires."""
     assert rows.run(mark_expired, {1: 9}) == []
     assert rows.run(mark_expired, {3: 0}) == []

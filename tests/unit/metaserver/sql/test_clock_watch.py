@@ -50,7 +50,7 @@ def test_older_reading_is_ignored_when_it_arrives_later() -> None:
 def test_waits_and_drift_are_no_jumps(
     pauses: list[int], waits: list[tuple[int, int]], drift: float
 ) -> None:
-    """However long it takes to ask, and however a clock is pulled to the right time."""
+    """Any round trip, and any slew by a time server."""
     watch, boot_ms = ClockWatch(), 0
     for pause_ms, (before_ms, after_ms) in zip([0, *pauses], waits, strict=False):
         boot_ms += pause_ms

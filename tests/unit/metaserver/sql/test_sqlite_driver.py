@@ -23,7 +23,7 @@ async def database(tmp_path):
 
 @pytest.fixture
 def hops(monkeypatch):
-    """How often a connection's thread was asked for something."""
+    """Counts the hops to a connection's thread."""
     seen = []
     real = FewHopsConnection._execute
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from keylane.metaserver.cluster.rows import SubjectRow
 from keylane.metaserver.verify.checks import CHECKS, IDLE_MS_MAX, VIOLATIONS_MAX, verify
 from keylane.metaserver.verify.views import (
     BrokerAnswer,
@@ -15,7 +16,6 @@ from keylane.metaserver.verify.views import (
     OperationRow,
     PartitionView,
     SqlView,
-    SubjectView,
     Views,
 )
 from keylane.protocol.control import (
@@ -61,7 +61,7 @@ class World:
     """A healthy cluster, to be spoilt in one place."""
 
     def __init__(self) -> None:
-        self.subject = SubjectView(
+        self.subject = SubjectRow(
             subject_id=1,
             name="s",
             order_strategy=BEST,
@@ -328,7 +328,7 @@ def broken(world: World) -> dict[str, list[str]]:
     return {one.name: one.violations for one in verify(world.views()).checks if one.violations}
 
 
-def test_a_healthy_cluster_passes() -> None:
+def test_healthy_cluster_passes_every_check() -> None:
     """All thirteen hold, also for a subject that was resized and drained."""
     found = verify(World().views())
     assert broken(World()) == {}
@@ -338,14 +338,14 @@ def test_a_healthy_cluster_passes() -> None:
 
 
 @pytest.mark.parametrize(("name", "spoil"), SPOILT)
-def test_a_fault_is_found_under_its_name(name: str, spoil) -> None:
+def test_fault_is_found_under_its_name(name: str, spoil) -> None:
     """One fault is reported by the check that is for it, and by no other."""
     world = World()
     spoil(world)
     assert list(broken(world)) == [name]
 
 
-def test_an_open_parent_of_an_open_child() -> None:
+def test_open_parent_of_an_open_child_is_found() -> None:
     """A child that is open beside its parent, and a route with two open ones, are two faults."""
     world = World()
     world.row(1, state=OPEN, end_offset=None)
@@ -360,7 +360,7 @@ def test_every_check_has_a_fault_here() -> None:
     assert {name for name, _ in SPOILT} | {"children-after-parents"} == {one.name for one in CHECKS}
 
 
-def test_what_goes_on_meanwhile_is_no_fault() -> None:
+def test_changes_between_the_two_reads_are_no_fault() -> None:
     """A seal, a grant and a drain between the two looks at SQL are not reported."""
     before, after = World(), World()
     sealing = {2: StepAction.SEAL}
@@ -374,7 +374,7 @@ def test_what_goes_on_meanwhile_is_no_fault() -> None:
     assert verify(views).ok
 
 
-def test_a_reset_meanwhile_is_no_fault() -> None:
+def test_reset_between_the_two_reads_is_no_fault() -> None:
     """The cursor of what was drained before fell because a reset took that back, whether it has ended since or not."""
     for after_it in ((), {1}):
         before, after = World(), World()
@@ -396,7 +396,7 @@ def test_abandoned_parent_is_no_fault() -> None:
     assert broken(world) == {}
 
 
-def test_a_parent_that_holds_nobody_up_is_no_fault() -> None:
+def test_undrained_parent_that_blocks_no_child_is_no_fault() -> None:
     """Drained before a parent that was abandoned, has expired, or was set back alone by an operator since."""
     for how in ("abandoned", "expired", "set"):
         world = World()
@@ -411,7 +411,7 @@ def test_a_parent_that_holds_nobody_up_is_no_fault() -> None:
         assert broken(world) == {}, how
 
 
-def test_many_violations_are_cut() -> None:
+def test_violations_are_cut_at_the_limit() -> None:
     """A broken cluster is told in a bounded answer that says how many there are."""
     world = World()
     one = world.hosted["g1"][0]
@@ -422,7 +422,7 @@ def test_many_violations_are_cut() -> None:
     assert (len(found.violations), found.violations_total) == (VIOLATIONS_MAX, 300)
 
 
-def test_nobody_misses_groups_that_need_nothing() -> None:
+def test_unlisted_groups_are_no_fault_when_they_need_no_messages() -> None:
     """A drained partition, a group that was only made, and a subject that goes by time are no faults."""
     world = World()
     world.status(1, groups_told=False)

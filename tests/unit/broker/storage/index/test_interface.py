@@ -66,7 +66,7 @@ def same(queues, model, partitions=3):
     assert queues.partitions() == sorted(model.next)
 
 
-def test_nothing_is_known_of_an_unknown_partition(queues):
+def test_an_unknown_partition_has_no_units(queues):
     """An unknown partition has no bounds, no batches, and nothing at any time."""
     assert queues.find(1, 0, end=ALL, bytes_max=ALL) == []
     assert queues.bounds(1) is None
@@ -75,7 +75,7 @@ def test_nothing_is_known_of_an_unknown_partition(queues):
     assert queues.partitions() == []
 
 
-def test_one_batch(queues):
+def test_a_single_batch_is_found_by_offset_and_time(queues):
     """A single batch is found by each of its offsets, and by times before, at and after its own."""
     unit = Unit(0, 3, 500, 100, 1000)
     queues.dispatch([(7, unit)])
@@ -248,7 +248,7 @@ def test_a_log_that_begins_behind_the_index_rebuilds_it(reopen):
     assert queues.bounds(1) == (50, 55)
 
 
-def test_one_dispatch_may_have_many_of_one_partition_and_many_partitions(queues):
+def test_a_dispatch_takes_many_units_of_many_partitions(queues):
     """A group commit's batches are all there, whatever their mixture."""
     model = ListIndex()
     units = [(n % 2 or n, model.add(n % 2 or n, 1, 100, n)) for n in range(2, 1500)]

@@ -1,0 +1,42 @@
+"""What damage took from the log, as recovery tells it.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from ....protocol.record import Header
+
+
+class Trace(NamedTuple):
+    """A record that was durable in the log: its header, and its body if the trail keeps it."""
+
+    header: Header
+    body: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """Positions `[start, end)` that held durable records and hold no whole one any more."""
+
+    start: int
+    end: int
+    reason: str
+    traces: tuple[Trace, ...] = ()
+    """The known records that were there, in the order of the log."""
+    explained: bool = False
+    """True if `traces` are all the records that were there."""
+    damage: tuple[int, int] | None = None
+    """Positions of the whole damage, of which this is a part."""
+
+
+class Visitor(Protocol):
+    """Receives the records and the holes of a log, in order."""
+
+    def record(self, header: Header, body: memoryview) -> None:
+        """A whole record; the body is valid during the call only."""
+        ...
+
+    def hole(self, hole: Hole) -> None:
+        """Records that are lost."""
+        ...

@@ -1,0 +1,26 @@
+"""A subject's row, as the metaserver's own code sees it.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...protocol.control import Retention
+from ...protocol.ids import Subject
+from ...protocol.routing import OrderStrategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectRow:
+    """A subject as stored; `route_version` 0 means it is planned and not open yet."""
+
+    subject_id: int
+    name: Subject
+    order_strategy: OrderStrategy
+    partitions_wanted: int
+    partitions_named: int
+    """How many names of partitions the subject has given so far."""
+    route_version: int
+    retention: Retention = Retention.ACKED
+    static: bool = False
+    problem: str = ""
+    """Why its creation has failed; the name is free for another one."""
