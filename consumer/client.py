@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
-import secrets
 import socket
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
@@ -14,91 +12,64 @@ from types import TracebackType
 from typing import Self
 
 from ..protocol.address import addresses_of
-from ..protocol.clock import Clock, SystemClock
-from ..protocol.control import Grant, Grants
 from ..protocol.errors import ClosedError
 from ..protocol.ids import check_name
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
+from ..rpc.environment import Environment
 from ..rpc.home import Resident
-from ..rpc.identity import DrawBits, from_system
 from ..rpc.network import Network
 from ..rpc.stop_signals import StopSignals
+from .assignments import Assignments
 from .handling.handlers import Handler, check_handler
 from .handling.stream import Stream
 from .handling.workers import Workers
 from .membership import Membership
-from .pulling.composite import CompositePullClient, PullRegister
-from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
-from .pulling.pull_client import PullClient
-from .pulling.shared_client import SharedClient
 from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
 
-LOOK_MS = 1_000
-"""So often it looks for what is worth telling: a handler that runs for long, an event loop that stood still."""
-
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One partition this consumer holds."""
+    """One partition that a consumer owns."""
 
     partition_id: int
     fencing_token: int
     outstanding: int
     """Messages pulled and not yet handled."""
     waiting_for: str
+    """For people: what pulling waits for, as "messages", "handlers" or the text of an error."""
     missed: int = 0
-    """Messages that retention by time removed before this consumer got them."""
+    """Messages that retention by time removed before this consumer pulled them."""
 
 
 class Consumer(Resident):
     """
-    Handles the messages of a subject for a consumer group; each partition is exclusive to one consumer, unless the
-    group is shared.
+    Handles the messages of a subject for a consumer group.
 
         async def handle(message: Message) -> None: ...
 
         await Consumer("127.0.0.1:7000", subject="flights", group="audit", handler=handle).run()
 
-    `run` ends at SIGTERM or SIGINT with everything handed over.  To do something beside it: `async with Consumer(...)`,
-    and `run`, `wait` or nothing inside; leaving the block hands everything over too.
+    Each partition belongs to one consumer of the group, unless the group is shared.  `run` returns at SIGTERM or SIGINT,
+    once everything is handed over.  To do something else meanwhile: `async with Consumer(...)`, with `run`, `wait` or
+    neither inside; leaving the block hands everything over too.
 
-    With a handler, a message is acked when its handler returns.  One that raises is tried again in place, and later
-    messages of its key wait.
+    With a handler, a message is acked when its handler returns.  If the handler raises, the message is tried again in
+    place, and later messages of its key wait.
 
-    Without a handler: `async for message in consumer: ...; await message.ack()`, in one task.  While the loop's body
-    runs, a partition with messages that the body has not acked stays here, for as long as heartbeats renew the lease:
-    come for the next message, or close.  A message that was passed over without an ack comes again when its partition
-    goes elsewhere, at the earliest `handover_ms` after the partition was asked for.  Closing the consumer has all
-    messages that were not acked come again.
+    Without a handler: `async for message in consumer: ...; await message.ack()`, in one task.  While the loop body runs,
+    partitions with unacked messages stay assigned as long as heartbeats renew the lease.  When the partition is wanted
+    elsewhere, messages passed over without an ack are redelivered to its next owner, `handover_ms` later at the earliest.
+    Closing the consumer lets every unacked message be redelivered.
 
-    A message may be handled again after a crash or a lost lease; `fencing_token` lets a store refuse a late one.
+    A message may be handled again after a crash or a lost lease; its `fencing_token` lets a store refuse a late write.
 
-    A consumer works in the event loop and the process that it is opened in, and is refused elsewhere.  One that is
-    made before a fork may be opened in each process, and one that was closed may be opened again: each opening is a
-    member of its own.
-
-    Args:
-        meta: `host:port` of a metaserver, or several: in a list, or in one text with commas.
-        subject: an existing subject.
-        group: the consumer group; it exists from its first consumer on.
-        handler: `async def`, called for many keys at once; or `def`, called on the event loop, so it must be quick.
-            Whatever it returns and can be awaited is awaited before the message is acked; other values are ignored.
-        concurrency: handlers at once, each on another key.
-        ttl_ms: a consumer silent for so long loses its partitions; at least 1000.
-        name: for people, shown with its partitions.
-        strategy: "shared": every consumer of the group takes messages of every partition, in no order, each at
-            least once.  The group's first consumer decides; a later one that says otherwise is refused.
-        settings: all that can be set; the arguments above go before it.
-        network, clock, rng: for tests, that script what a consumer meets.
-
-    Raises:
-        ConfigError, InvalidNameError: an argument that cannot work.
-        HandlerTypeError: the handler is a generator function, async or not; also a TypeError.
+    A consumer works in the event loop and the process in which it was opened, and refuses calls from elsewhere.  A
+    consumer made before a fork may be opened in each process; a closed consumer may be opened again, and joins anew.
     """
 
     def __init__(
@@ -113,11 +84,28 @@ class Consumer(Resident):
         name: str | None = None,
         strategy: ConsumeStrategy | str | None = None,
         settings: ConsumerSettings | None = None,
-        network: Network | None = None,
-        clock: Clock | None = None,
-        rng: random.Random | None = None,
-        _identity: DrawBits = from_system,
+        _environment: Environment | None = None,
     ) -> None:
+        """
+        Make a consumer; `async with` or `run` opens it.
+
+        Args:
+            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
+            subject: an existing subject.
+            group: the consumer group; its first consumer creates it.
+            handler: an `async def`, called for many keys at once; or a `def`, called on the event loop, so it must be
+                quick.  An awaitable that it returns is awaited before the message is acked; other values are ignored.
+            concurrency: handlers at once, each on another key; 16 by default.
+            ttl_ms: a consumer silent for this long loses its partitions; at least 1000.
+            name: for people, shown with the partitions; by default host and process id.
+            strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
+                partition, in no order, each at least once.  The group's first consumer decides.
+            settings: everything that can be set; the arguments above take precedence.
+
+        Raises:
+            ConfigError, InvalidNameError: an argument that cannot work.
+            HandlerTypeError: the handler is a generator function, async or not, or a class; also a TypeError.
+        """
         check_name("subject", subject)
         check_name("consumer group", group)
         settings = settings or ConsumerSettings()
@@ -125,7 +113,7 @@ class Consumer(Resident):
             settings,
             concurrency=concurrency if concurrency is not None else settings.concurrency,
             ttl_ms=ttl_ms if ttl_ms is not None else settings.ttl_ms,
-            strategy=strategy or settings.strategy,  # type: ignore[arg-type]  # looked at there
+            strategy=strategy or settings.strategy,  # type: ignore[arg-type]  # checked there
         )
         self._addresses = addresses_of(meta)
         if handler is not None:
@@ -134,33 +122,23 @@ class Consumer(Resident):
         self._group = group
         self._handler = handler
         self._name = name
+        self._environment = _environment or Environment()
         self._connections = Connections(
-            network, timeout_ms=self._settings.call_timeout_ms, what="consumer"
+            self._environment.network, timeout_ms=self._settings.call_timeout_ms, what="consumer"
         )
         self._home = self._connections.home
-        self._clock = clock or SystemClock()
-        self._given_rng = rng
-        self._draw_identity = _identity
+        self._clock = self._environment.clock
         self._ended: asyncio.Future[None] | None = None
         self._clear()
 
     def _clear(self) -> None:
-        """The state of a new opening: nothing of an earlier one is in it, and nothing of what a fork has copied."""
-        self._rng = self._given_rng or random.Random(secrets.randbits(64))
-        self._reports: set[asyncio.Task[None]] = set()
-        self._register = PullRegister()
-        self._composite = CompositePullClient(self._make, self._hand_over, self._give_back)
-        self._register.register(self._subject, self._group, self._composite)
+        """Set the state of a new opening: nothing of an earlier opening is in it, and nothing that a fork copied."""
+        self._rng = self._environment.new_rng()
         self._membership: Membership | None = None
-        self._parting: asyncio.Task[None] | None = None
         self._dispatch: Workers | Stream | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._deadline_ms = 0
-        self._stalls = Stalls()
-        self._losses = Losses()
-        self._leaving = False
+        self._assignments: Assignments | None = None
         self._ending: asyncio.Task[None] | None = None
-        """Hands everything over, after an error that ended the consumer too."""
+        """Hands everything over, also after an error that ended the consumer."""
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
@@ -168,30 +146,27 @@ class Consumer(Resident):
         Join the group.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answers; call it again.
-            KeylaneError: refused by the metaserver, as an unknown subject; or open already.
+            NotSentError, OutcomeUnknownError: no metaserver answers; open it again.
+            KeylaneError: the metaserver refuses, for example an unknown subject; or the consumer is open already.
         """
-        network = self._connections.open(on_fork=self._forked)
+        network = self._connections.open()
         self._clear()
         self._ended = asyncio.get_running_loop().create_future()
         membership = self._membership = self._new_membership(network)
         dispatch = self._dispatch = self._new_dispatch()
+        self._assignments = self._new_assignments(membership, dispatch)
         try:
-            await membership.start()
+            await membership.start(self._assignments)
         except BaseException:
             self._membership = None
             await clean_up(self._give_up_opening(dispatch))
             raise
-        self._watch = asyncio.create_task(self._watch_deadline(), name="lease deadline")
+        self._assignments.start()
         return self
 
     async def _give_up_opening(self, dispatch: Workers | Stream) -> None:
         await dispatch.close()
         await self._connections.close()
-
-    def _forked(self) -> None:
-        """In a child of this process nothing is assigned; the tasks that know what is stay with the composite."""
-        self._register = PullRegister()
 
     def _new_membership(self, network: Network) -> Membership:
         return Membership(
@@ -202,12 +177,7 @@ class Consumer(Resident):
             settings=self._settings,
             clock=self._clock,
             rng=self._rng,
-            identity=self._draw_identity,
-            on_grants=self._granted,
-            on_lost=self._lost,
-            drained=self._drained,
-            holding=self._composite.holding,
-            on_fatal=self._fatal,
+            identity=self._environment.draw_identity,
         )
 
     def _new_dispatch(self) -> Workers | Stream:
@@ -224,8 +194,21 @@ class Consumer(Resident):
             backoff=self._settings.handler_backoff,
             clock=self._clock,
             rng=self._rng,
-            on_crash=self._fatal,
+            on_crash=self._fail,
             ordered=self._settings.strategy is ConsumeStrategy.EXCLUSIVE,
+        )
+
+    def _new_assignments(self, membership: Membership, dispatch: Workers | Stream) -> Assignments:
+        return Assignments(
+            subject=self._subject,
+            group=self._group,
+            settings=self._settings,
+            clock=self._clock,
+            rng=self._rng,
+            connections=self._connections,
+            membership=membership,
+            dispatch=dispatch,
+            fail=self._fail,
         )
 
     async def __aexit__(
@@ -240,45 +223,40 @@ class Consumer(Resident):
         """
         Hand everything over: finish handlers, flush acks, release, leave.
 
-        Of a consumer without a handler: what was taken and not acked is given up at once, and comes again.
-        In a child of the process in which it was opened it does nothing: that one is at work.
+        Without a handler, messages that were taken and not acked are given up at once, and redelivered.  In a child of
+        the process that opened the consumer, this does nothing: the parent still consumes.
 
         Raises:
-            OtherLoopError: it was opened in another event loop.
+            OtherLoopError: the consumer was opened in another event loop.
         """
         if not self._home.here:
             return
         self._home.check()
-        self._leaving = True
-        # Whoever is cancelled here only stops waiting: handlers end, and partitions are handed over, all the same.
+        # A cancellation ends only the waiting: handlers end, and partitions are handed over, all the same.
         await asyncio.shield(self._end())
 
     def _end(self) -> asyncio.Task[None]:
-        """Begin to hand everything over, once: a signal, an error and the user may close it at the same time."""
+        """Begin to hand everything over, once: a signal, an error and the user may close the consumer at the same time."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._close(), name="closing")
         return self._ending
 
     async def _close(self) -> None:
-        if self._membership is None or self._dispatch is None or self._watch is None:
+        membership, dispatch, assignments = self._membership, self._dispatch, self._assignments
+        if membership is None or dispatch is None or assignments is None or not assignments.started:
             return
-        if isinstance(self._dispatch, Stream):
-            self._dispatch.leave()
-        self._watch.cancel()
-        ending = self._register.end_all()
-        if ending:
-            self._parting = asyncio.create_task(self._membership.part(), name="parting")
-        await asyncio.gather(self._watch, *ending, *self._reports, return_exceptions=True)
-        await self._membership.stop()
-        await self._dispatch.close()
-        self._tell_losses()
+        if isinstance(dispatch, Stream):
+            dispatch.leave()
+        await assignments.close()
+        await membership.stop()
+        await dispatch.close()
         await self._connections.close()
-        self._membership = self._parting = None
+        self._membership = None
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
-    def _fatal(self, error: BaseException) -> None:
-        """End the consumer: whoever waits hears why, and its partitions go to others."""
+    def _fail(self, error: BaseException) -> None:
+        """End the consumer: `wait`, `run` and the iteration raise `error`, and its partitions go to others."""
         if self._ended is None or self._ended.done():
             return
         log.error("consumer of %s in group %s ends: %r", self._subject, self._group, error)
@@ -293,13 +271,13 @@ class Consumer(Resident):
         """
         Consume until SIGTERM, SIGINT or `close`, hand everything over as `close` does, and return.
 
-        Opens the consumer if it is not open.  A second signal goes to what handled it before: by default it ends the
-        process at once.  Handlers of signals that stood before are called too, and stand alone again afterwards.  Only
-        the main thread gets signals: in another one, `close` or a cancellation ends this.  Without a handler for
-        messages, an iteration in another task ends: its body has `handover_ms` to ack what it has.
+        Opens the consumer if it is not open.  Signal handlers installed before are called too, and are restored
+        afterwards.  A second signal goes to them alone: by default it ends the process at once.  Only the main thread
+        gets signals: in another thread, `close` or a cancellation ends this.  An iteration in another task ends: its
+        body has `handover_ms` to ack its messages.
 
         Raises:
-            KeylaneError: the consumer cannot be opened, or what ended it.
+            KeylaneError: the consumer cannot be opened, or the error that ended it.
         """
         with StopSignals() as stop:
             if self._membership is not None:
@@ -325,10 +303,11 @@ class Consumer(Resident):
 
     async def wait(self) -> None:
         """
-        Wait until the consumer is closed; raises what stopped it for good.
+        Wait until the consumer is closed.
 
         Raises:
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
+            KeylaneError: the error that ended the consumer.
         """
         self._home.check_not_elsewhere()
         if self._ended is None:
@@ -339,21 +318,22 @@ class Consumer(Resident):
         """
         Hand everything over and get nothing until `resume`; the consumer stays a member of its group.
 
-        What an iteration has and has not acked goes when it comes for the next message, be that after this returns.
+        Partitions whose messages are still in an iteration's body are handed over at its next step, which may happen
+        after this has returned.
 
         Raises:
-            KeylaneError: the metaserver could not be told; go on as before, or try again.
+            KeylaneError: the metaserver could not be told; still consuming, try again.
         """
         self._home.check_not_elsewhere()
-        if self._membership is None:
+        if self._membership is None or self._assignments is None:
             raise ClosedError("the consumer is not open; use: async with Consumer(...)")
         await self._membership.suspend(True)
-        ending = self._composite.lose_all()
-        if ending:
-            # An iteration may ask for this itself, before it acks: so it is not waited for without end.
+        hand_overs = self._assignments.hand_over_all()
+        if hand_overs:
+            # The body of an iteration may call this before it acks, so an iteration is waited for with a limit.
             limit_ms = self._settings.handover_ms + 2 * self._settings.call_timeout_ms
             iterated = isinstance(self._dispatch, Stream)
-            await asyncio.wait(ending, timeout=limit_ms / 1000 if iterated else None)
+            await asyncio.wait(hand_overs, timeout=limit_ms / 1000 if iterated else None)
 
     async def resume(self) -> None:
         """
@@ -373,122 +353,23 @@ class Consumer(Resident):
     async def __anext__(self) -> Message:
         self._home.check_thread()
         if not isinstance(self._dispatch, Stream):
-            raise ClosedError("not open, or it has a handler: messages go there")
+            raise ClosedError(
+                "the consumer is not open, or it has a handler that gets the messages"
+            )
         return await self._dispatch.next()
 
     @property
     def assignment(self) -> list[Assignment]:
-        """The partitions held now, by id."""
+        """The partitions owned now, by id; none while it is not open here."""
+        if self._assignments is None or not self._home.here:
+            return []
         return [
-            Assignment(one.partition_id, one.token, one.outstanding, one.waiting_for, one.missed)
-            for one in self._register.clients
-        ]
-
-    # ── grants ───────────────────────────────────────────────────────────────────────────────────────
-    def _granted(self, grants: Grants, deadline_ms: int) -> None:
-        assert self._membership is not None
-        self._deadline_ms = deadline_ms
-        for client in self._composite.ending:
-            if client.session == self._membership.session:
-                client.renew(deadline_ms, None)
-        self._composite.apply(grants.grants, deadline_ms)
-
-    def _lost(self) -> None:
-        """The session is gone, and with it all grants, until the next one."""
-        self._composite.lose_all()
-
-    def _drained(self) -> tuple[int, ...]:
-        return tuple(one.partition_id for one in self._register.clients if one.drained)
-
-    def _make(self, grant: Grant, deadline_ms: int) -> PullClient | None:
-        assert self._dispatch is not None
-        assert self._membership is not None
-        if self._clock.boot_ms() >= deadline_ms:
-            return None
-        shared = self._settings.strategy is ConsumeStrategy.SHARED
-        kind = SharedClient if shared else PullClient
-        return kind(
-            subject=self._subject,
-            group=self._group,
-            session=self._membership.session,
-            grant=grant,
-            broker_at=self._connections.broker_at,
-            deadline_ms=deadline_ms,
-            settings=self._settings,
-            clock=self._clock,
-            rng=self._rng,
-            check=self._home.check_thread,
-            hand_out=self._dispatch.put,
-            on_lost=self._composite.end,
-            on_drained=self._membership.nudge,
-            on_fatal=self._fatal,
-        )
-
-    async def _hand_over(self, client: PullClient) -> None:
-        """Stop pulling (done) → finish or cancel handlers → flush acks → release → report."""
-        assert self._dispatch is not None
-        assert self._membership is not None
-        self._note_loss(client, self._membership.session)
-        await self._dispatch.quiesce(client)
-        await client.hand_over(flush_ms=self._settings.call_timeout_ms)
-        if self._parting is not None:
-            await asyncio.wait([self._parting])
-        if client.fenced:
-            # Most often somebody newer has it.  If not, grants go on above the fence; never in a hot loop.
-            await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
-        if client.once or client.fenced:  # else the token is the others' too
-            await self._membership.released(
-                client.session, client.partition_id, client.token, fence=client.fence
+            Assignment(
+                client.partition_id,
+                client.token,
+                client.outstanding,
+                client.waiting_for,
+                client.missed,
             )
-
-    def _give_back(self, grant: Grant) -> None:
-        assert self._membership is not None
-        report = self._membership.released(
-            self._membership.session, int(grant.partition.partition_id), grant.token
-        )
-        task = asyncio.create_task(report, name=f"give back {grant.partition.partition_id}")
-        self._reports.add(task)
-        task.add_done_callback(self._reports.discard)
-
-    async def _watch_deadline(self) -> None:
-        """End what lapsed, so that running handlers are cancelled when their lease ends; tell what is worth telling."""
-        assert self._dispatch is not None
-        while True:
-            left_ms = self._deadline_ms - self._clock.boot_ms()
-            if left_ms <= 0:
-                for client in self._register.clients:
-                    if client.lapsed:
-                        self._composite.end(client)
-                left_ms = self._settings.margin_ms
-            sleep_ms = min(left_ms, LOOK_MS)
-            self._stalls.sleeps(self._clock.boot_ms(), sleep_ms)
-            await asyncio.sleep(sleep_ms / 1000)
-            self._tell_stall()
-            self._tell_losses()
-            self._dispatch.look()
-
-    # ── leases that were lost ────────────────────────────────────────────────────────────────────────
-    def _note_loss(self, client: PullClient, session: str) -> None:
-        """Keep why `client` ends, if it was not asked to."""
-        now_ms = self._clock.boot_ms()
-        if client.fenced:
-            why = FENCED
-        elif client.lapsed:
-            silent_ms = now_ms - client.renewed_ms
-            stalled_ms = self._stalls.longest_ms(client.renewed_ms, now_ms)
-            why = why_lapsed(silent_ms=silent_ms, stalled_ms=stalled_ms)
-        elif client.session != session and not self._leaving:
-            why = SESSION_ENDED
-        else:
-            return
-        self._losses.note(client.partition_id, client.token, why, fence=client.fence)
-
-    def _tell_stall(self) -> None:
-        now_ms = self._clock.boot_ms()
-        text = self._stalls.told(self._stalls.woke(now_ms), now_ms, ttl_ms=self._settings.ttl_ms)
-        if text:
-            log.warning("consumer of %s in group %s: %s", self._subject, self._group, text)
-
-    def _tell_losses(self) -> None:
-        for text in self._losses.take():
-            log.warning("consumer of %s in group %s %s", self._subject, self._group, text)
+            for client in self._assignments.clients
+        ]

@@ -1,4 +1,4 @@
-"""What a consumer can be told, with the reasons for the defaults.  Pure."""
+"""The settings of a consumer, with the reasons for the defaults.  Pure."""
 
 from __future__ import annotations
 
@@ -20,37 +20,43 @@ from ..protocol.routing import ConsumeStrategy
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
     """
+    Everything that can be set for a consumer; times are in milliseconds.
+
     Raises:
-        ConfigError: values that cannot work together, all of them at once.
+        ConfigError: values out of their range, or that cannot work together; it names all of them.
     """
 
     ttl_ms: int = TTL_MS_DEFAULT
-    """A consumer that was silent for so long loses its partitions."""
+    """A consumer silent for this long loses its partitions."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """How the group consumes, or its name; the group's first consumer decides it."""
+    """How the group consumes, or its name as text; the group's first consumer decides."""
     concurrency: int = 16
     """Handlers at once, each on another order key."""
     pull_bytes: int = 1 << 20
+    """Size of the batches that one pull may bring."""
     pull_wait_ms: int = 5_000
+    """How long a broker that has nothing new may wait before it answers a pull."""
     buffer_messages: int = 20_000
-    """Per partition, pulled and not yet handled; above it pulling pauses.  It pauses as well while what is handled
-    has more gaps than a cursor keeps (`ACK_RANGES_MAX`)."""
+    """Messages of one partition that are pulled and not yet handled, at most.  Pulling also pauses while the handled
+    messages leave more gaps than a cursor keeps (`ACK_RANGES_MAX`)."""
     in_flight_messages: int = 200
-    """SHARED: per partition, handed out to this consumer and not yet handled.  The others do not see these meanwhile.
-    Messages that failed and wait for their next try do not count, up to `buffer_messages` of them."""
+    """SHARED: messages of one partition that are handed out to this consumer and not yet handled, at most; other
+    consumers do not get them.  Messages waiting for their next try do not count, up to `buffer_messages` of them."""
     in_flight_ms: int = 60_000
-    """SHARED: a message not acked for so long goes to another consumer too.  Longer than waiting and handling take.
-    Those of a consumer that its broker has not heard for `ttl_ms` do so at once."""
+    """SHARED: a message not acked within this time is handed out again, to any consumer; set it longer than waiting and
+    handling take.  When a broker has not heard a consumer for `ttl_ms`, its messages are handed out again at once."""
     ack_linger_ms: int = 20
-    """Acks gather so long before one request carries them."""
+    """Acks are collected for this time before one request carries them."""
     handover_ms: int = 5_000
-    """Running handlers may take so long to end when their partition goes to another consumer; then they are
-    cancelled. Never longer than the lease.  One that goes on all the same keeps its partition here until it ends.
-    Iteration: acks of what was passed over may take so long; the body of the loop is waited for."""
+    """The time that running handlers have to end when their partition is handed over, within the lease; then they are
+    cancelled.  A handler that ignores the cancellation keeps its partition here until it ends.
+    Iteration: the time for acks of messages passed over; a running loop body is waited for."""
     call_timeout_ms: int = 5_000
+    """Time-out of a call to a metaserver or broker, beyond the time that it may wait itself."""
     backoff: Backoff = field(default_factory=Backoff)
+    """Pauses between tries of a failing call."""
     handler_backoff: Backoff = field(default_factory=lambda: Backoff(first_ms=100, max_ms=30_000))
-    """A failing message is tried again in place, ever more slowly; later ones of its key wait, and it holds no worker."""
+    """Pauses between tries of a failing message.  Later messages of its key wait meanwhile; no worker does."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -76,12 +82,12 @@ class ConsumerSettings:
         try:
             object.__setattr__(self, "strategy", ConsumeStrategy(self.strategy))
         except ValueError:
-            spelled = " or ".join(ConsumeStrategy)
-            problems.append(f"strategy must be {spelled}, not {self.strategy!r:.40}")
+            names = " or ".join(ConsumeStrategy)
+            problems.append(f"strategy must be {names}, not {self.strategy!r:.40}")
         if problems:
             raise ConfigError("; ".join(problems))
 
     @property
     def margin_ms(self) -> int:
-        """How much earlier than the metaserver this side ends its lease."""
+        """How much earlier than at the metaserver a lease ends at this side."""
         return max(50, self.ttl_ms // 10)

@@ -1,4 +1,4 @@
-"""A service: handles messages until it is told to stop, and leaves nothing half done.
+"""A service: handles messages until it is told to stop, and lets running handlers end.
 
 keylane dev --subject readings        (in another terminal)
 seq 1 10 | keylane produce readings

@@ -33,7 +33,7 @@ async def main() -> None:
     everything = asyncio.Event()
 
     async def handle(message: Message) -> None:
-        # One message of a key at a time; other keys go on meanwhile.  Acked when this returns.
+        # One message of a key at a time; other keys are handled meanwhile.  Acked when this returns.
         await asyncio.sleep(0.01)
         seen[message.key.decode()].append(message.value.decode())
         if sum(map(len, seen.values())) == len(CUSTOMERS) * len(STEPS):

@@ -1,8 +1,7 @@
-"""What a handler may be, and when what it returned is over.  Handled means awaited.
+"""Which callables are handlers, and how their results are awaited.
 
-Whatever a handler returns and can be awaited is awaited, before its message is acked: a coroutine, a task, a future, a
-future of a thread pool.  What cannot be awaited and would run only if somebody iterated it (a generator) is an error.
-Any other value is ignored, and the message is acked.
+An awaitable result (a coroutine, a task, a future, a future of a thread pool) is awaited before the message is acked.
+A generator is an error: its body would run only if it were iterated.  Any other result is ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ...protocol.message import Message
 
 Handler = Callable[[Message], Awaitable[Any]] | Callable[[Message], Any]
 AWAITED_MAX = 10
-"""An awaitable may give another one, so many times."""
+"""The result of an awaitable may be awaitable too, up to this depth."""
 
 
 def check_handler(handler: object) -> None:
@@ -28,11 +27,15 @@ def check_handler(handler: object) -> None:
     Let a handler through whose body runs when it is called or awaited.
 
     Raises:
-        HandlerTypeError: not callable, or a generator function: its body runs only while somebody iterates.
+        HandlerTypeError: not callable; a class, whose call only makes an object, unless that can be awaited; or a
+            generator function, whose body runs only while it is iterated.
     """
     if not callable(handler):
         raise HandlerTypeError(f"handler is a function of a message, not {handler!r:.80}")
-    for function in _bodies(handler):
+    bodies = _bodies(handler)
+    if isinstance(bodies[0], type) and not issubclass(bodies[0], Awaitable | Future):
+        raise HandlerTypeError(f"handler {handler!r:.80} is a class: give an object of it")
+    for function in bodies:
         if inspect.isasyncgenfunction(function):
             raise HandlerTypeError(f"handler {handler!r:.80} is an async generator function")
         if inspect.isgeneratorfunction(function) and not _makes_awaitables(function):
@@ -46,11 +49,11 @@ def is_async(handler: Handler) -> bool:
 
 async def settle(result: object) -> None:
     """
-    Wait until what a handler returned is over; call it for what is not None.
+    Await what a handler returned, if it is awaitable.  Need not be called for None.
 
     Raises:
-        HandlerTypeError: it is a generator, whose body nobody runs, or awaitables without end.
-        BaseException: what the awaited one raised.
+        HandlerTypeError: `result` is a generator, or awaitables deeper than AWAITED_MAX.
+        BaseException: raised by the awaitable.
     """
     for _ in range(AWAITED_MAX):
         if isinstance(result, Future):
@@ -58,7 +61,7 @@ async def settle(result: object) -> None:
         if not inspect.isawaitable(result):
             break
         awaited = await (_ended(result) if asyncio.isfuture(result) else result)
-        if awaited is result:  # a connection or a pool that may be awaited any number of times
+        if awaited is result:  # such as a database pool, which can be awaited any number of times
             return
         result = awaited
     else:
@@ -66,15 +69,15 @@ async def settle(result: object) -> None:
     if isinstance(result, AsyncGeneratorType | GeneratorType):
         kind = "async generator" if isinstance(result, AsyncGeneratorType) else "generator"
         raise HandlerTypeError(
-            f"handler returned the {kind} {result!r:.80}, and nobody iterates it"
+            f"handler returned the {kind} {result!r:.80}, which is never iterated"
         )
 
 
 async def _ended(future: asyncio.Future[object]) -> object:
     """
-    As `await future`, but a GeneratorExit that a task ended with is raised here.
+    As `await future`, but a task that ended with a GeneratorExit raises it here.
 
-    Who awaits such a task is closed by the event loop instead, with all that awaits it in turn.
+    With a plain `await` the event loop would close every coroutine that awaits the task, up to the outermost one.
     """
     while not future.done():
         try:
@@ -86,7 +89,7 @@ async def _ended(future: asyncio.Future[object]) -> object:
 
 
 def _bodies(handler: object) -> tuple[object, object]:
-    """What a call of the handler may run: the function that its partials hold, or the `__call__` of that object."""
+    """What a call of the handler runs: the function behind its partials, and that object's `__call__`."""
     while isinstance(handler, partial):
         handler = handler.func
     return handler, getattr(handler, "__call__", None)  # noqa: B004 - an object may define it

@@ -1,13 +1,13 @@
-"""One lane per order key: which message may be handled next.  Pure.
+"""Lanes, one for each order key: which message may be handled next.  Pure.
 
     put ─▶ arrived ──take──▶ running ──finish──▶ the next of its lane runs
-            ▲        │            ╰─ failed: it waits elsewhere for its next try, and holds its lane ─▶ put_first
+            ▲        │            ╰─ failed: waits in `Retries` for its next try, and blocks its lane ─▶ put_first
             │        ╰─▶ lane of its key, if a message of that key runs or failed
-            ╰─ release, drop: the lane is held no more
+            ╰─ release, drop: the lane is free again
 
 Invariants
-    At most one message of a key runs at a time, and they run in the order they were put: a message that failed and waits
-    for its next try (`attempt` above 1) holds its lane until `finish` or `release`.
+    At most one message of a key runs at a time, and messages of a key run in the order they were put: a message that
+    failed and waits for its next try (`attempt` above 1) blocks its lane until `finish` or `release`.
     Messages without a key (b"") have no order and never wait for each other.
 """
 
@@ -20,26 +20,30 @@ from ...protocol.message import Message
 
 
 class Lanes:
-    """Messages waiting, by key; any number of workers take from it, on one event loop."""
+    """
+    Messages waiting, by key; any number of workers of one event loop take from them.
+
+    Args:
+        ordered: False: every message is treated as one without a key.
+    """
 
     def __init__(self, *, ordered: bool = True) -> None:
         self._ordered = ordered
-        """Without it every message is as one without a key."""
         self.arrived: deque[Message] = deque()
-        """What no worker has looked at yet."""
+        """Messages that no worker has looked at yet, in the order they were put."""
         self._lanes: dict[bytes, deque[Message] | None] = {}
-        """Keys of which a message runs or waits for its next try; the messages waiting behind it, if any."""
+        """For each key of which a message runs or waits for its next try: the messages behind it; None if none."""
 
     def put(self, messages: Iterable[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""
         self.arrived.extend(messages)
 
     def put_first(self, messages: Sequence[Message]) -> None:
-        """Have messages that failed, and hold their lanes, taken next."""
+        """Put messages whose next try is due at the front; their lanes are blocked for others."""
         self.arrived.extendleft(reversed(messages))
 
     def take(self) -> Message | None:
-        """The next message that may run, which now does; None if there is none."""
+        """Take the next message that may run; it counts as running.  None if there is none."""
         arrived = self.arrived
         lanes = self._lanes
         while arrived:
@@ -61,7 +65,7 @@ class Lanes:
         return None
 
     def finish(self, key: bytes) -> Message | None:
-        """The running message of `key` ended; the next of its lane, which runs now, if there is one."""
+        """The running message of `key` ended; returns the next of its lane, which counts as running, if any."""
         if not key or not self._ordered:
             return None
         lane = self._lanes[key]
@@ -71,13 +75,13 @@ class Lanes:
         return None
 
     def release(self, message: Message) -> None:
-        """A message that failed is not tried again: what waits behind it need not wait any more."""
+        """A message that failed is not tried again: messages behind it need not wait any more."""
         lane = self._lanes.pop(message.key, None) if self._ordered else None
         if lane:
             self.arrived.extendleft(reversed(lane))
 
     def drop(self, partition_id: int) -> list[Message]:
-        """Forget what waits of a partition, and return it; what runs goes on."""
+        """Forget and return the waiting messages of a partition; running messages are not affected."""
         dropped = [message for message in self.arrived if message.partition_id == partition_id]
         self.arrived = deque(
             message for message in self.arrived if message.partition_id != partition_id

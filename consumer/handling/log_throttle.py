@@ -1,12 +1,12 @@
-"""What an operator is told of messages that fail or hang: which, and how often.  Pure.
+"""Which lines about failing and hanging messages are logged, and how often.  Pure.
 
-    failed, running ─▶ told at once ─▶ again after 10, 20, 40 … s ─▶ over: told once more
-                 ╰─▶ more than so many a minute: in a sum of all that are not told apart, ever more seldom
+    failed, running ─▶ a line at once ─▶ again after 10, 20, 40 … s ─▶ over: a last line
+                 ╰─▶ above LINES_PER_MINUTE: counted in a summary line, at growing intervals
 
 Invariants
-    A message that was told is told again when it is over; what is not told apart is in the next sum.
-    A minute has at most 2 * TOLD_PER_MINUTE messages told anew, and each of them ends once.
-    Keys are told as a digest: `printf %s KEY | b2sum -l 64` prints the same.
+    A message with a line of its own gets another one when it is over; every other message is in the next summary.
+    At most 2 * LINES_PER_MINUTE messages get their first line within a minute.
+    Keys are logged as a digest: `printf %s KEY | b2sum -l 64` prints the same.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ...protocol.message import Message
 from ...protocol.text import counted, key_digest, seconds
 
 HANGS_MS = 10_000
-"""A handler that runs for longer is told."""
+"""A handler that runs for longer hangs, and is logged."""
 AGAIN_MS = 10_000
 AGAIN_MAX_MS = 3_600_000
-TOLD_PER_MINUTE = 10
+LINES_PER_MINUTE = 10
 TRACEBACK_EVERY_MS = 60_000
-"""The first failure of a kind of error is told with its traceback; again after so long."""
+"""The first failure of a kind of error is logged with its traceback, and then one failure in this time."""
 KINDS_MAX = 100
-"""Kinds of errors kept apart; the one whose traceback is the oldest is forgotten."""
+"""Kinds of errors remembered; above that the kind with the oldest traceback is forgotten."""
 KINDS_TOLD = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
-    """A line for the log."""
+class LogLine:
+    """A line for the log, and whether the error's traceback goes with it."""
 
     text: str
     traceback: bool = False
@@ -44,26 +44,26 @@ class _Trouble:
     message: Message
     since_ms: int
     kind: str = ""
-    """Of the last error; empty while the first try runs."""
+    """Kind of the last error; empty while the first try runs."""
     hangs: bool = False
-    """Its handler runs for long just now, or did when it was last looked at."""
+    """Its handler was running for long at the last check."""
     again_ms: int = 0
-    """It is told, if it was told before, and again from then on."""
+    """The next line is due then; 0 before the first line."""
     gap_ms: int = 0
-    """From the last telling to the next; 0 if it was not told."""
+    """From the last line to the next; 0 if it has no line of its own."""
 
 
-class _Allowance:
-    """So many a minute, and so many at once."""
+class _TokenBucket:
+    """`per_minute` lines a minute, and at most as many at once."""
 
     def __init__(self, per_minute: int) -> None:
-        self._most = per_minute
+        self._per_minute = per_minute
         self._left = float(per_minute)
         self._at_ms = 0
 
     def take(self, now_ms: int) -> bool:
-        grown = (now_ms - self._at_ms) * self._most / 60_000
-        self._left = min(self._most, self._left + grown)
+        grown = (now_ms - self._at_ms) * self._per_minute / 60_000
+        self._left = min(self._per_minute, self._left + grown)
         self._at_ms = now_ms
         if self._left < 1:
             return False
@@ -73,9 +73,11 @@ class _Allowance:
 
 class LogThrottle:
     """
-    The failing and hanging messages of one consumer; every time is milliseconds of the boot clock.
+    The failing and hanging messages of one consumer; every time is in milliseconds of the boot clock.
 
-    `runner` and `done` are the words for what works at messages, and for a message that it is through with.
+    Args:
+        runner: the words for what handles messages.
+        done: the words for a message that is handled.
     """
 
     def __init__(self, *, runner: str = "handler", done: str = "is handled") -> None:
@@ -83,89 +85,91 @@ class LogThrottle:
         self._done = done
         self._troubles: dict[tuple[int, int], _Trouble] = {}
         self._tracebacks: dict[str, int] = {}
-        """Kind of error → when its traceback was told."""
-        self._ordinary = _Allowance(TOLD_PER_MINUTE)
-        self._first_of_kind = _Allowance(TOLD_PER_MINUTE)
-        self._untold = 0
-        """Troubles that were not told apart."""
+        """When the last traceback of each kind of error was logged."""
+        self._lines = _TokenBucket(LINES_PER_MINUTE)
+        self._first_of_kind = _TokenBucket(LINES_PER_MINUTE)
+        self._summed = 0
+        """Troubles without a line of their own."""
         self._handled = self._given_up = 0
-        """Of these, so many ended since the last sum."""
-        self._sum_at_ms = 0
-        self._sum_gap_ms = 0
+        """How many of these ended since the last summary, and how."""
+        self._summary_at_ms = 0
+        self._summary_gap_ms = 0
 
-    def failed(self, message: Message, kind: str, now_ms: int, wait_ms: int) -> Telling | None:
-        """The try `message.attempt` failed with an error of `kind`; the next one is `wait_ms` away."""
+    def failed(self, message: Message, kind: str, now_ms: int, wait_ms: int) -> LogLine | None:
+        """Attempt `message.attempt` failed with an error of `kind`; the next one is in `wait_ms`."""
         trouble = self._trouble(message, now_ms)
         trouble.kind, trouble.hangs = kind, False
         if now_ms < trouble.again_ms:
             return None
         traceback = self._wants_traceback(kind, now_ms) and self._first_of_kind.take(now_ms)
-        if not traceback and not self._ordinary.take(now_ms):
+        if not traceback and not self._lines.take(now_ms):
             return None
         if traceback:
             self._note_traceback(kind, now_ms)
-        self._told(trouble, now_ms)
-        return Telling(
+        self._logged(trouble, now_ms)
+        return LogLine(
             f"{self._runner} failed with {kind} on {name_of(message)}: attempt {message.attempt}, "
             f"{seconds(now_ms - trouble.since_ms)} since the first; it is tried again in "
             f"{seconds(wait_ms)}, later messages of its key wait",
             traceback,
         )
 
-    def running(self, message: Message, since_ms: int, now_ms: int) -> Telling | None:
-        """A handler has been at `message` since `since_ms`."""
+    def running(self, message: Message, since_ms: int, now_ms: int) -> LogLine | None:
+        """A handler has been running on `message` since `since_ms`."""
         if now_ms - since_ms < HANGS_MS:
             return None
         trouble = self._trouble(message, since_ms)
         trouble.hangs = True
-        if now_ms < trouble.again_ms or not self._ordinary.take(now_ms):
+        if now_ms < trouble.again_ms or not self._lines.take(now_ms):
             return None
-        self._told(trouble, now_ms)
-        return Telling(
+        self._logged(trouble, now_ms)
+        return LogLine(
             f"{self._runner} has been running for {seconds(now_ms - since_ms)} on {name_of(message)}: "
             f"attempt {message.attempt}, {seconds(now_ms - trouble.since_ms)} since the first; "
             "later messages of its key wait"
         )
 
-    def stopped(self, message: Message, now_ms: int) -> Telling | None:
-        """The handler that was `running` is done with `message`, unless it failed or was given up: that was told."""
-        trouble = self._troubles.get(_place(message))
+    def stopped(self, message: Message, now_ms: int) -> LogLine | None:
+        """The handler that was `running` has left `message`, unless it failed or was given up: that was logged."""
+        trouble = self._troubles.get(_where(message))
         return self.handled(message, now_ms) if trouble is not None and trouble.hangs else None
 
-    def handled(self, message: Message, now_ms: int) -> Telling | None:
+    def handled(self, message: Message, now_ms: int) -> LogLine | None:
         """A message that failed or hung is handled."""
         return self._over(message, now_ms, handled=True)
 
-    def given_up(self, message: Message, now_ms: int) -> Telling | None:
-        """The message is not tried again here; nothing if it neither failed nor hung."""
+    def given_up(self, message: Message, now_ms: int) -> LogLine | None:
+        """The message is not tried again here; None if it neither failed nor hung."""
         return self._over(message, now_ms, handled=False)
 
-    def sum(self, now_ms: int, *, last: bool = False) -> Telling | None:
-        """Call it now and then: all that were not told apart, if it is time to tell so; `last`: at once."""
-        if not self._untold and not self._handled and not self._given_up:
-            self._sum_gap_ms = 0
+    def summary(self, now_ms: int, *, last: bool = False) -> LogLine | None:
+        """The messages without a line of their own, if a summary is due; with `last` at once.  Call it every second or so."""
+        if not self._summed and not self._handled and not self._given_up:
+            self._summary_gap_ms = 0
             return None
-        if not self._sum_gap_ms:
-            self._sum_gap_ms = AGAIN_MS
-            self._sum_at_ms = now_ms + AGAIN_MS
-        if now_ms < self._sum_at_ms and not last:
+        if not self._summary_gap_ms:
+            self._summary_gap_ms = AGAIN_MS
+            self._summary_at_ms = now_ms + AGAIN_MS
+        if now_ms < self._summary_at_ms and not last:
             return None
-        self._sum_gap_ms = min(2 * self._sum_gap_ms, AGAIN_MAX_MS)
-        self._sum_at_ms = now_ms + self._sum_gap_ms
-        failing = counted(self._untold, "more message fails or hangs", "more messages fail or hang")
+        self._summary_gap_ms = min(2 * self._summary_gap_ms, AGAIN_MAX_MS)
+        self._summary_at_ms = now_ms + self._summary_gap_ms
+        failing = counted(self._summed, "more message fails or hangs", "more messages fail or hang")
         text = f"{failing} in handlers{self._worst(now_ms)}"
         if self._handled or self._given_up:
             text += f"; {counted(self._handled, 'was', 'were')} handled since, {self._given_up} given up here"
         self._handled = self._given_up = 0
-        return Telling(text)
+        return LogLine(text)
 
     def _worst(self, now_ms: int) -> str:
-        """The errors of those that were not told apart, and the oldest of them."""
-        untold = [one for one in self._troubles.values() if not one.gap_ms]
-        if not untold:
+        """The errors of the messages without a line of their own, and the oldest of these messages."""
+        summed = [trouble for trouble in self._troubles.values() if not trouble.gap_ms]
+        if not summed:
             return ""
-        kinds = Counter(one.kind or "still running" for one in untold).most_common(KINDS_TOLD)
-        oldest = min(untold, key=lambda one: one.since_ms)
+        kinds = Counter(trouble.kind or "still running" for trouble in summed).most_common(
+            KINDS_TOLD
+        )
+        oldest = min(summed, key=lambda trouble: trouble.since_ms)
         said = ", ".join(f"{kind} {count}" for kind, count in kinds)
         age = seconds(now_ms - oldest.since_ms)
         return (
@@ -174,15 +178,15 @@ class LogThrottle:
         )
 
     def _trouble(self, message: Message, since_ms: int) -> _Trouble:
-        place = _place(message)
-        known = self._troubles.get(place)
+        where = _where(message)
+        known = self._troubles.get(where)
         if known is None:
-            known = self._troubles[place] = _Trouble(message, since_ms)
-            self._untold += 1
+            known = self._troubles[where] = _Trouble(message, since_ms)
+            self._summed += 1
         return known
 
-    def _told(self, trouble: _Trouble, now_ms: int) -> None:
-        self._untold -= not trouble.gap_ms
+    def _logged(self, trouble: _Trouble, now_ms: int) -> None:
+        self._summed -= not trouble.gap_ms
         trouble.gap_ms = min(2 * trouble.gap_ms, AGAIN_MAX_MS) or AGAIN_MS
         trouble.again_ms = now_ms + trouble.gap_ms
 
@@ -196,12 +200,12 @@ class LogThrottle:
             del self._tracebacks[next(iter(self._tracebacks))]
         self._tracebacks[kind] = now_ms
 
-    def _over(self, message: Message, now_ms: int, *, handled: bool) -> Telling | None:
-        trouble = self._troubles.pop(_place(message), None)
+    def _over(self, message: Message, now_ms: int, *, handled: bool) -> LogLine | None:
+        trouble = self._troubles.pop(_where(message), None)
         if trouble is None:
             return None
         if not trouble.gap_ms:
-            self._untold -= 1
+            self._summed -= 1
             self._handled += handled
             self._given_up += not handled
             return None
@@ -212,14 +216,14 @@ class LogThrottle:
         )
         tries = counted(message.attempt, "attempt")
         took = seconds(now_ms - trouble.since_ms)
-        return Telling(f"{name_of(message)} {how}: after {tries} and {took}")
+        return LogLine(f"{name_of(message)} {how}: after {tries} and {took}")
 
 
 def name_of(message: Message) -> str:
-    """Where the message is, and a digest of its key."""
+    """The partition and offset of the message, and a digest of its key."""
     where = f"{message.subject} partition {message.partition_id} offset {message.offset}"
     return f"{where}, {key_digest(message.key)}"
 
 
-def _place(message: Message) -> tuple[int, int]:
+def _where(message: Message) -> tuple[int, int]:
     return message.partition_id, message.offset

@@ -4,11 +4,11 @@
                        ╰─▶ drop
 
 Invariants
-    A message that waits holds no worker.
-    At most a quarter of the workers, and at least one, try again at once.  A try that runs for longer than `LONG_NS`
-    holds a worker, and no longer a place among these: others are tried beside it.
-    While other messages wait, the tries take no more than 1/SHARE of the workers' time; one goes at a time, or one for
-    each SHARE workers.  For tries that take long the share is larger: no pause between them is longer than PAUSE_MAX_NS.
+    A waiting message occupies no worker.
+    At most 1/WORKERS_PER_TRY of the workers, and at least one, are on retries at the same time.  A retry that runs for
+    longer than `LONG_NS` is not counted any more, so that others are tried beside it.
+    While first tries wait, retries get at most 1/SHARE of the workers' time, one at a time for each SHARE workers.
+    Slow retries get more: no pause between retries is longer than PAUSE_MAX_NS.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHARE = 40
 WORKERS_PER_TRY = 4
 LONG_NS = 10_000_000_000
 BURST_NS = 10_000_000
-"""Tries may use so much of their time early, so that quick ones are not held apart by timers."""
+"""Retries may use this much of their share in advance, so that quick ones are not separated by timers."""
 PAUSE_MAX_NS = 30_000_000_000
 
 
@@ -33,20 +33,25 @@ class Retries:
         self._waiting: list[tuple[int, int, Message]] = []
         self._number = 0
         self._under_way: dict[int, int] = {}
-        """By id of the message: when its try began; 0 before."""
+        """By `id(message)`: when its try began; 0 before it began."""
         self._owed_until_ns = 0
-        """Until then the workers' time belongs to other messages, for the tries that ran."""
+        """Until then the workers' time belongs to first tries, in return for the retries that ran."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def wait(self, message: Message, due_ns: int) -> None:
-        """`message` failed, and is tried again at `due_ns` at the earliest."""
+        """`message` failed; its next try is at `due_ns` at the earliest."""
         self._number += 1
         heapq.heappush(self._waiting, (due_ns, self._number, message))
 
     def take(self, now_ns: int, *, others_wait: bool) -> list[Message]:
-        """Those to try now, the longest due first; they are under way until `end`."""
+        """
+        Take the messages to try now, the longest due first; each is under way until `end`.
+
+        Args:
+            others_wait: first tries of other messages are waiting for a worker.
+        """
         waiting, taken = self._waiting, []
         while waiting and self._free_at_ns(now_ns, others_wait=others_wait) <= now_ns:
             message = heapq.heappop(waiting)[2]
@@ -55,24 +60,24 @@ class Retries:
         return taken
 
     def next_ns(self, now_ns: int, *, others_wait: bool) -> int | None:
-        """When to `take` again, if no try ends before; None if only an end can make a difference."""
+        """When to call `take` again unless a try ends before; None if only the end of a try can free one."""
         free_at_ns = self._free_at_ns(now_ns, others_wait=others_wait) if self._waiting else NEVER
         return None if free_at_ns == NEVER else free_at_ns
 
     def _free_at_ns(self, now_ns: int, *, others_wait: bool) -> int:
-        """When the first of those that wait may be tried."""
+        """When the first waiting message may be tried; NEVER: not before a try ends."""
         free_at_ns = self._waiting[0][0]
         if others_wait:
             free_at_ns = max(free_at_ns, self._owed_until_ns - BURST_NS)
         share = SHARE if others_wait else WORKERS_PER_TRY
-        held = [began for began in self._under_way.values() if not 0 < began <= now_ns - LONG_NS]
-        if len(held) >= max(1, self._concurrency // share):
-            begun = [began for began in held if began]
+        counted = [began for began in self._under_way.values() if not 0 < began <= now_ns - LONG_NS]
+        if len(counted) >= max(1, self._concurrency // share):
+            begun = [began for began in counted if began]
             free_at_ns = max(free_at_ns, min(begun) + LONG_NS) if begun else NEVER
         return free_at_ns
 
     def begin(self, message: Message, now_ns: int) -> None:
-        """A worker tries `message` now."""
+        """A worker begins to try `message`."""
         self._under_way[id(message)] = now_ns
 
     def end(self, message: Message, now_ns: int) -> None:
@@ -84,7 +89,7 @@ class Retries:
             self._owed_until_ns = min(owed_until_ns, now_ns + PAUSE_MAX_NS)
 
     def drop(self, partition_id: int) -> list[Message]:
-        """Forget what waits of a partition; what is under way goes on."""
+        """Forget and return the waiting messages of a partition; tries under way are not affected."""
         dropped = [entry[2] for entry in self._waiting if entry[2].partition_id == partition_id]
         if dropped:
             self._waiting = [

@@ -1,9 +1,9 @@
 """
-Messages for `async for`: one queue, no handlers, acks by hand.
+Messages for `async for`: one queue, no handlers, acks by the user.
 
-A partition that goes to another consumer waits for the acks of what was taken of it: for `handover_ms` in any case,
-and then for as long as the user does not come for the next message, because he may be at work on what he has.  What
-was passed over without an ack by then comes again, and so does at once, when the consumer closes, all that was not acked.
+The hand-over of a partition waits until the messages taken of it are acked: for `handover_ms` in any case, and then for
+as long as the loop body runs, as it may still be working on them.  Messages passed over without an ack by then are
+redelivered.  When the consumer closes, unacked messages are redelivered at once.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from .log_throttle import LogThrottle
 log = logging.getLogger("keylane.consumer")
 
 MESSAGES_PER_TURN = 256
-NOBODY_MS = 10_000
-"""A consumer without a handler whose first message nobody takes for so long was perhaps meant to have one."""
-NOBODY_REPEAT_MS = 600_000
-PATIENCE_MS = 5_000
-"""A partition that has to go, and that its user keeps for longer than this after `handover_ms`, is worth a word."""
+NOT_ITERATED_MS = 10_000
+"""Log a warning if messages wait for this long and the consumer, which has no handler, is never iterated."""
+NOT_ITERATED_REPEAT_MS = 600_000
+HANDOVER_WARN_MS = 5_000
+"""Log a warning if the loop body delays a hand-over by more than this after `handover_ms`."""
 
 
 class Stream:
     """
     Hands messages out one by one, in the order of their offsets within each partition.
 
-    `check()` raises where the user waits in another event loop than the consumer's.
+    Args:
+        handover_ms: the time that acks of taken messages have in any case when their partition is handed over.
+        check: raises if the caller runs in another event loop than the consumer.
     """
 
     def __init__(self, *, clock: Clock, handover_ms: int, check: Callable[[], None]) -> None:
@@ -44,17 +46,17 @@ class Stream:
         self._handover_ms = handover_ms
         self._work = asyncio.Event()
         self._asked = asyncio.Event()
-        """Set while the user waits for a message; else his own code runs, and what he took may be in it."""
-        self._left = MESSAGES_PER_TURN
+        """Set while the user waits for a message; otherwise the loop body runs, with the messages taken."""
+        self._turn_left = MESSAGES_PER_TURN
         self._error: BaseException | None = None
         self._closed = False
         self._in_hand: Message | None = None
-        """What the body of the loop was given last, while it runs."""
+        """The message that the loop body was given last, while it runs."""
         self._seen: Message | None = None
-        """What it was in when it was last looked at, and since when."""
+        """`_in_hand` at the last check, and since when it is that."""
         self._seen_ms = 0
         self._idle_since_ms: int | None = None
-        """Since when messages wait, and nobody has come for a first one."""
+        """Since when messages wait without being iterated."""
         self._iterated = False
         self._log_throttle = LogThrottle(runner="body of the loop", done="is left by the loop")
         self._leaving = asyncio.Event()
@@ -65,7 +67,13 @@ class Stream:
         self._work.set()
 
     async def next(self) -> Message:
-        """The next message whose lease has not ended.  Raises StopAsyncIteration after close, OtherLoopError."""
+        """
+        The next message whose lease has not ended.
+
+        Raises:
+            StopAsyncIteration: the consumer is closed.
+            OtherLoopError: it was opened in another event loop.
+        """
         if not self._waiting:
             self._check()
         self._asked.set()
@@ -79,9 +87,9 @@ class Stream:
 
     async def _next(self) -> Message:
         while True:
-            self._left -= 1
-            if not self._left:
-                self._left = MESSAGES_PER_TURN
+            self._turn_left -= 1
+            if not self._turn_left:
+                self._turn_left = MESSAGES_PER_TURN
                 await asyncio.sleep(0)
             if self._error is not None:
                 raise self._error
@@ -100,15 +108,15 @@ class Stream:
 
     async def quiesce(self, client: PullClient) -> None:
         """
-        Forget what waits of `client`'s partition, and wait for the user to be through with what he has of it.
+        Forget the waiting messages of `client`'s partition, and wait until the user is done with the taken ones.
 
-        He is when all of it is acked, or, `handover_ms` later or once the lease has ended, when he comes for the
-        next message; and at once after `leave`.
+        That is when all of them are acked; or when the user asks for the next message after `handover_ms`, or after the
+        end of the lease; or after `leave`.
         """
         kept = deque(
-            one
-            for one in self._waiting
-            if one.delivery.holder is not client  # type: ignore[union-attr]
+            message
+            for message in self._waiting
+            if message.delivery.client is not client  # type: ignore[union-attr]
         )
         client.forget(len(self._waiting) - len(kept))
         self._waiting = kept
@@ -119,61 +127,61 @@ class Stream:
         try:
             until_ms = self._boot_ns() // 1_000_000 + self._handover_ms
             while (left_ms := min(until_ms - self._boot_ns() // 1_000_000, client.left_ms)) > 0:
-                if await _one_of(ends, left_ms):  # the lease may have been renewed meanwhile
+                if await _first_of(ends, left_ms):  # the lease may have been renewed meanwhile
                     return
-            if await _one_of(ends, 0) or self._asked.is_set():
+            if await _first_of(ends, 0) or self._asked.is_set():
                 return
             ends.append(asyncio.ensure_future(self._asked.wait()))
-            if not await _one_of(ends, PATIENCE_MS):
+            if not await _first_of(ends, HANDOVER_WARN_MS):
                 log.warning(
-                    "partition %d is wanted elsewhere, and %d of its messages are taken and not acked; it is not "
-                    "handed over before they are, or the next message is asked for",
+                    "partition %d is wanted elsewhere, and %d of its messages are taken and not acked; it is "
+                    "handed over once they are acked or the next message is asked for",
                     client.partition_id, client.outstanding,
                 )  # fmt: skip
-                await _one_of(ends, None)
+                await _first_of(ends, None)
         finally:
-            for one in ends:
-                one.cancel()
+            for end in ends:
+                end.cancel()
             await asyncio.gather(*ends, return_exceptions=True)
 
     async def finish(self) -> None:
-        """Hand out nothing more, and wait until the loop's body asks for the next message, `handover_ms` at most."""
+        """Hand out nothing more, and wait for the loop body to ask for the next message, `handover_ms` at most."""
         self._closed = True
         self._work.set()
         if self._asked.is_set():
             return
         asked = asyncio.ensure_future(self._asked.wait())
         try:
-            await _one_of([asked], self._handover_ms)
+            await _first_of([asked], self._handover_ms)
         finally:
             asked.cancel()
 
     def look(self) -> None:
-        """Call it every second or so: tells of a body that runs for long."""
+        """Log a loop body that runs for long, or a consumer that is never iterated.  Call it every second or so."""
         now_ms = self._boot_ns() // 1_000_000
         if self._in_hand is not None and self._in_hand is self._seen:
-            telling = self._log_throttle.running(self._seen, self._seen_ms, now_ms)
+            line = self._log_throttle.running(self._seen, self._seen_ms, now_ms)
         else:
-            telling = None if self._seen is None else self._log_throttle.stopped(self._seen, now_ms)
+            line = None if self._seen is None else self._log_throttle.stopped(self._seen, now_ms)
             self._seen, self._seen_ms = self._in_hand, now_ms
-        if telling is not None:
-            log.warning("%s", telling.text)
+        if line is not None:
+            log.warning("%s", line.text)
         if self._waiting and not self._iterated:
-            self._tell_of_nobody(now_ms)
+            self._warn_not_iterated(now_ms)
 
-    def _tell_of_nobody(self, now_ms: int) -> None:
+    def _warn_not_iterated(self, now_ms: int) -> None:
         if self._idle_since_ms is None:
             self._idle_since_ms = now_ms
-        elif now_ms - self._idle_since_ms >= NOBODY_MS:
-            self._idle_since_ms = now_ms + NOBODY_REPEAT_MS
+        elif now_ms - self._idle_since_ms >= NOT_ITERATED_MS:
+            self._idle_since_ms = now_ms + NOT_ITERATED_REPEAT_MS
             log.warning(
-                "a consumer has no handler and nobody iterates over it: there wait %s of %s, and its partitions "
-                "are nobody else's; give it handler=, or use: async for message in consumer",
+                "a consumer has no handler and is not iterated: %s of %s wait, and no other consumer gets "
+                "its partitions; give it handler=, or use: async for message in consumer",
                 counted(len(self._waiting), "message"), self._waiting[0].subject,
             )  # fmt: skip
 
     def leave(self) -> None:
-        """The consumer closes, so nobody is left to ack: no hand-over waits for what was taken any more."""
+        """The consumer closes, and takes no more acks: no hand-over waits for taken messages any more."""
         self._leaving.set()
 
     def fail(self, error: BaseException) -> None:
@@ -188,8 +196,8 @@ class Stream:
         self._work.set()
 
 
-async def _one_of(ends: Collection[asyncio.Future[Any]], within_ms: int | None) -> bool:
-    """Wait for one of `ends`; False if none came in time."""
+async def _first_of(ends: Collection[asyncio.Future[Any]], within_ms: int | None) -> bool:
+    """Wait for the first of `ends`; returns False if none is done in time."""
     timeout_s = None if within_ms is None else within_ms / 1000
     done, _ = await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     return bool(done)

@@ -1,11 +1,18 @@
-"""Runs handlers: so many worker tasks, each taking the next message that may run.
+"""Runs handlers: `concurrency` worker tasks, each taking the next message that may run.
 
-A handler runs inside its worker task, so one that never waits costs no task and no turn of the event loop.
+A handler runs inside its worker's task, so a handler that never waits costs no task and no turn of the event loop.
+
+Cancelling
+    To cancel a handler is therefore to cancel its worker's task.  asyncio counts such requests (`Task.cancelling`) until
+    they are taken back (`Task.uncancel`).  The worker takes its request back as soon as the handler has ended, with the
+    CancelledError or in spite of it: a request left over would break the time-outs of later handlers, and would look like
+    a cancellation of the worker itself.  So at any time one request is for a handler if `cancelled_message` is set, and
+    any further one is for the worker.  A CancelledError without any request is the handler's own, and a failure.
 
 Invariants
-    The lease's deadline is looked at before every try; a handler never starts after it.
-    A message is done only when its handler returned, and what it returned was awaited.
-    A message that failed waits for its next try in no worker.  Its key waits with it; all other keys go on.
+    The lease's deadline is checked before every try; a handler never starts after it.
+    A message is done only when its handler has returned, and an awaitable result was awaited.
+    A failed message waits for its next try outside of the workers.  Its key waits with it; all other keys proceed.
     A worker ends only with its consumer, whatever a handler raises.
 """
 
@@ -23,43 +30,68 @@ from ...protocol.message import Message
 from ..pulling.pull_client import PullClient
 from .handlers import Handler, is_async, settle
 from .lanes import Lanes
-from .log_throttle import LogThrottle, Telling, name_of
+from .log_throttle import LogLine, LogThrottle, name_of
 from .retries import Retries
 
 log = logging.getLogger("keylane.consumer")
 
-PATIENCE_MS = 5_000
-"""A cancelled handler that takes longer than this to end, and than it had before, is worth a word."""
+CANCEL_WARN_MS = 5_000
+"""Log a warning if a cancelled handler takes longer to end than this, and than the time it had before."""
 MESSAGES_PER_TURN = 256
-"""After so many the worker lets the event loop turn: heartbeats and pulls must go on."""
+"""Messages after which a worker lets the event loop turn, for heartbeats and pulls."""
 CANCELLED_WAIT_S = 1.0
-"""A program that ends cancels all its tasks; a worker that was cancelled and is in no ending program was lost."""
+"""A worker cancelled from outside ends the consumer after this, unless the whole program has ended by then."""
 TIMER_MIN_NS = 1_000_000
 _IGNORED = "coroutine ignored GeneratorExit"
-"""Python's words for a coroutine that was closed and waited for something all the same."""
+"""Python's message for a coroutine that was closed and awaited something nevertheless."""
 
 
 class _Worker:
-    __slots__ = ("cancelled", "message", "seen", "seen_attempt", "seen_ms", "task")
+    __slots__ = ("cancelled_message", "message", "seen", "seen_attempt", "seen_ms", "task")
 
     def __init__(self) -> None:
         self.message: Message | None = None
-        self.cancelled: Message | None = None
-        """The last one whose handler was cancelled here; None once that is over."""
+        """The message whose handler runs."""
+        self.cancelled_message: Message | None = None
+        """The message whose handler was cancelled, until that request is taken back."""
         self.task: asyncio.Task[None] | None = None
         self.seen: Message | None = None
-        """What its handler was at when it was last looked at, in which attempt, and since when."""
+        """`message` at the last check; with its attempt, and since when it is there."""
         self.seen_attempt = 0
         self.seen_ms = 0
 
-    def is_to_end(self, message: Message) -> bool:
-        """A cancellation met while `message` is handled was asked for, and is not of its handler's making."""
+    def cancel_handler(self) -> None:
+        """Request that the running handler ends."""
         assert self.task is not None
-        return self.cancelled is message or self.task.cancelling() > (self.cancelled is not None)
+        self.take_back_cancel()
+        self.cancelled_message = self.message
+        self.task.cancel()
+
+    def take_back_cancel(self) -> None:
+        """The handler that was to be cancelled has ended."""
+        if self.cancelled_message is not None:
+            self.cancelled_message = None
+            assert self.task is not None
+            while self.task.uncancel():
+                pass
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if the worker itself is to end: there is a request that is not for a handler."""
+        assert self.task is not None
+        return self.task.cancelling() > (self.cancelled_message is not None)
 
 
 class Workers:
-    """`concurrency` workers over one set of lanes."""
+    """
+    `concurrency` workers over one set of lanes.
+
+    Args:
+        handover_ms: the time that running handlers have to end when their partition is handed over.
+        backoff: the pauses between tries of a failing message.
+        on_crash: called with an error that ends the consumer.
+        ordered: False: messages of one key may run at the same time.
+    """
 
     def __init__(
         self,
@@ -84,7 +116,7 @@ class Workers:
         self._log_throttle = LogThrottle()
         self._retries = Retries(concurrency)
         self._timer: asyncio.TimerHandle | None = None
-        """Looks for messages whose next try is due."""
+        """Starts the tries that are due."""
         self._timer_ns = 0
         self._closed = False
         self._work = asyncio.Event()
@@ -109,7 +141,7 @@ class Workers:
             raise
         except asyncio.CancelledError:
             if not self._closed:
-                # Perhaps the whole program ends, and the event loop with it.  If not, somebody has to hear of it.
+                # Perhaps the whole program ends, and the event loop with it.  If not, the consumer must not lose a worker.
                 self._forget_running(worker)
                 loop = asyncio.get_running_loop()
                 loop.call_later(CANCELLED_WAIT_S, self._on_cancelled)
@@ -122,12 +154,13 @@ class Workers:
 
     def _closed_with_its_task(self, worker: _Worker, error: BaseException) -> Message | None:
         """
-        Go on after a task that a handler awaited ended with a GeneratorExit.
+        Continue after a task that a handler awaited ended with a GeneratorExit.
 
-        The event loop then closes all coroutines that await it, up to the worker's outermost one, which may go on.
+        The event loop then closes every coroutine that awaits the task, up to the worker's outermost one, which may
+        continue.
 
         Returns:
-            What runs now of the message's lane, if the message is over.
+            The next message of the lane, which counts as running, if this message is given up.
 
         Raises:
             BaseException: `error`, if it is another one, or the worker's own coroutine is being closed.
@@ -143,7 +176,7 @@ class Workers:
 
     @staticmethod
     def _forget_running(worker: _Worker) -> None:
-        """No hand-over waits for a message whose worker ended."""
+        """Forget the message of a worker that has ended, so that no hand-over waits for it."""
         if worker.message is not None:
             worker.message.delivery.forget(1)  # type: ignore[union-attr]
             worker.message = None
@@ -153,7 +186,7 @@ class Workers:
             self._on_crash(WorkerCancelledError())
 
     async def _take_turns(self, worker: _Worker, message: Message | None) -> None:
-        # One loop without calls of our own in between: this is where a consumer's time goes.
+        # One loop without calls of our own in between: a consumer spends most of its time here.
         take, finish = self._lanes.take, self._lanes.finish
         boot_ns, handler, awaited = self._boot_ns, self._handler, self._is_async
         while True:
@@ -172,7 +205,7 @@ class Workers:
                         result = await handler(message) if awaited else handler(message)
                         if result is not None:
                             await settle(result)
-                    except BaseException as error:  # noqa: BLE001 - looked at there
+                    except BaseException as error:  # noqa: BLE001 - decided there
                         if self._failed(worker, message, error):
                             message = None
                             continue
@@ -182,7 +215,7 @@ class Workers:
                     client.forget(1)
                 message = finish(message.key)
             worker.message = None
-            self._forget_cancel(worker)
+            worker.take_back_cancel()
             if message is None and not self._lanes.arrived and not self._start_due():
                 self._work.clear()
                 await self._work.wait()
@@ -190,7 +223,7 @@ class Workers:
                 await asyncio.sleep(0)
 
     async def _try_again(self, worker: _Worker, message: Message) -> Message | None:
-        """The next try of a message that failed; returns what runs now of its lane, if the message is over."""
+        """Run the next try of a failed message; returns the next message of its lane, if this one is over."""
         client: PullClient = message.delivery  # type: ignore[assignment]
         began_ns = self._boot_ns()
         try:
@@ -203,12 +236,12 @@ class Workers:
                     result = self._handler(message)
                     if result is not None:
                         await settle(result)
-                except BaseException as error:  # noqa: BLE001 - looked at there
+                except BaseException as error:  # noqa: BLE001 - decided there
                     if self._failed(worker, message, error):
                         return None
                 else:
                     client.done(message.offset)
-                    self._tell(self._log_throttle.handled(message, self._now_ms()))
+                    self._log_line(self._log_throttle.handled(message, self._now_ms()))
         finally:
             self._retries.end(message, self._boot_ns())
             self._start_due()
@@ -221,15 +254,15 @@ class Workers:
         Raises:
             BaseException: `error`, if it ends the worker, or the consumer.
         """
-        if isinstance(error, asyncio.CancelledError) and worker.is_to_end(message):
-            assert worker.task is not None
-            if worker.cancelled is not message or worker.task.cancelling() > 1:
+        if isinstance(error, asyncio.CancelledError):
+            if worker.is_cancelled:
                 raise error
-            self._forget_cancel(worker)
-            self._give_up(message)
-            return False
+            if worker.cancelled_message is message:
+                worker.take_back_cancel()
+                self._give_up(message)
+                return False
         if _closes_coroutines(error) or not isinstance(error, Exception | asyncio.CancelledError):
-            raise error  # what a worker goes on after, its outermost coroutine looks at
+            raise error  # the worker's outermost coroutine decides
         return self._tried_again_later(message, error)
 
     def _tried_again_later(self, message: Message, error: BaseException) -> bool:
@@ -241,21 +274,21 @@ class Workers:
             return False
         wait_ms = self._backoff.wait_ms(message.attempt, self._rng)
         kind = type(error).__qualname__
-        telling = self._log_throttle.failed(message, kind, now_ns // 1_000_000, wait_ms)
-        self._tell(telling, error)
+        line = self._log_throttle.failed(message, kind, now_ns // 1_000_000, wait_ms)
+        self._log_line(line, error)
         due_ns = now_ns + wait_ms * 1_000_000
         self._retries.wait(message, due_ns)
-        _holder(message).set_aside(1)
+        _client_of(message).add_retrying(1)
         self._wake_at(due_ns, now_ns)
         return True
 
     def _give_up(self, message: Message) -> None:
         message.delivery.forget(1)  # type: ignore[union-attr]
-        self._tell(self._log_throttle.given_up(message, self._now_ms()))
+        self._log_line(self._log_throttle.given_up(message, self._now_ms()))
 
     # ── tries that are due ───────────────────────────────────────────────────────────────────────────
     def _start_due(self) -> bool:
-        """Have workers take what may be tried again now; True if there is something."""
+        """Put messages whose next try may run now into the lanes; returns True if there are any."""
         if not self._retries:
             return False
         now_ns = self._boot_ns()
@@ -263,7 +296,7 @@ class Workers:
         due = self._retries.take(now_ns, others_wait=others_wait)
         for message in due:
             message.attempt += 1
-            _holder(message).set_aside(-1)
+            _client_of(message).add_retrying(-1)
         if due:
             self._lanes.put_first(due)
             self._work.set()
@@ -273,7 +306,7 @@ class Workers:
         return bool(due)
 
     def _wake_at(self, due_ns: int, now_ns: int) -> None:
-        """Look at `due_ns` at the latest for what is due."""
+        """Have the timer start due tries at `due_ns` or before."""
         if self._closed or (self._timer is not None and self._timer_ns <= due_ns):
             return
         if self._timer is not None:
@@ -286,43 +319,35 @@ class Workers:
         self._timer = None
         self._start_due()
 
-    # ── telling ──────────────────────────────────────────────────────────────────────────────────────
+    # ── logging ──────────────────────────────────────────────────────────────────────────────────────
     def look(self) -> None:
-        """Call it every second or so: tells of handlers that run for long, and of messages not told apart."""
+        """Log handlers that run for long, and the summary of failing messages.  Call it every second or so."""
         now_ms = self._now_ms()
         for worker in self._workers:
             message, seen = worker.message, worker.seen
             if message is not None and message is seen and message.attempt == worker.seen_attempt:
-                self._tell(self._log_throttle.running(message, worker.seen_ms, now_ms))
+                self._log_line(self._log_throttle.running(message, worker.seen_ms, now_ms))
                 continue
             if seen is not None:
-                self._tell(self._log_throttle.stopped(seen, now_ms))
+                self._log_line(self._log_throttle.stopped(seen, now_ms))
             worker.seen, worker.seen_ms = message, now_ms
             worker.seen_attempt = 0 if message is None else message.attempt
-        self._tell(self._log_throttle.sum(now_ms))
+        self._log_line(self._log_throttle.summary(now_ms))
 
     def _now_ms(self) -> int:
         return self._boot_ns() // 1_000_000
 
     @staticmethod
-    def _tell(telling: Telling | None, error: BaseException | None = None) -> None:
-        if telling is not None:
-            log.warning("%s", telling.text, exc_info=error if telling.traceback else None)
+    def _log_line(line: LogLine | None, error: BaseException | None = None) -> None:
+        if line is not None:
+            log.warning("%s", line.text, exc_info=error if line.traceback else None)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
-    @staticmethod
-    def _forget_cancel(worker: _Worker) -> None:
-        """The cancellation of a handler ends with it, whether it was taken or swallowed."""
-        if worker.cancelled is not None:
-            worker.cancelled = None
-            assert worker.task is not None
-            while worker.task.uncancel():
-                pass
-
     async def quiesce(self, client: PullClient) -> None:
         """
-        Forget what waits of `client`'s partition, for a try or for its next one; let its running handlers end or be
-        cancelled: after `handover_ms`, or as soon as the lease ends.
+        Forget the waiting messages of `client`'s partition, and wait for its running handlers to end.
+
+        Handlers are cancelled after `handover_ms`, or when the lease ends.
         """
         timeout_ms = min(self._handover_ms, client.left_ms)
         self._drop(client)
@@ -330,74 +355,75 @@ class Workers:
             async with asyncio.timeout(timeout_ms / 1000):
                 await client.settled()
         except TimeoutError:
-            await self._cancel(client, patience_ms=max(timeout_ms, PATIENCE_MS))
+            await self._cancel(client, warn_ms=max(timeout_ms, CANCEL_WARN_MS))
 
     def _drop(self, client: PullClient) -> None:
-        """Forget what waits of `client`'s partition."""
+        """Forget the waiting messages of `client`'s partition: first tries and next ones."""
         now_ms = self._now_ms()
         failed = self._retries.drop(client.partition_id)
-        client.set_aside(-len(failed))
+        client.add_retrying(-len(failed))
         waiting = self._lanes.drop(client.partition_id)
         for message in failed:
             self._lanes.release(message)
-            self._tell(self._log_throttle.given_up(message, now_ms))
+            self._log_line(self._log_throttle.given_up(message, now_ms))
         for message in waiting:
             if message.attempt != 1:
                 self._retries.end(message, self._boot_ns())
-                self._tell(self._log_throttle.given_up(message, now_ms))
+                self._log_line(self._log_throttle.given_up(message, now_ms))
         client.forget(len(failed) + len(waiting))
         if self._lanes.arrived:
             self._work.set()
         self._start_due()
 
-    async def _cancel(self, client: PullClient, *, patience_ms: int) -> None:
+    async def _cancel(self, client: PullClient, *, warn_ms: int) -> None:
         """
         Cancel the running handlers of `client`, and wait for them to end, however long that takes.
 
-        Only then may somebody else go on: as long as one runs, what it does would be out of order.
+        The next owner may begin only then: a handler that still runs would be out of order.
         """
-        late = [one for one in self._workers if one.message and _holder(one.message) is client]
+        late = [
+            worker
+            for worker in self._workers
+            if worker.message and _client_of(worker.message) is client
+        ]
         for worker in late:
-            self._forget_cancel(worker)
-            worker.cancelled = worker.message
-            assert worker.task is not None
-            worker.task.cancel()
+            worker.cancel_handler()
         try:
-            async with asyncio.timeout(patience_ms / 1000):
+            async with asyncio.timeout(warn_ms / 1000):
                 await client.settled()
         except TimeoutError:
-            for message in (one.message for one in late if one.message):
+            for message in (worker.message for worker in late if worker.message):
                 log.warning(
-                    "handler of %s was cancelled %d ms ago and goes on; "
+                    "handler of %s was cancelled %d ms ago and still runs; "
                     "the partition is not handed over before it ends",
-                    name_of(message), patience_ms,
+                    name_of(message), warn_ms,
                 )  # fmt: skip
             await client.settled()
         for worker in late:
-            self._forget_cancel(worker)
+            worker.take_back_cancel()
 
     async def close(self) -> None:
         """Stop all workers."""
         self._closed = True
-        self._tell(self._log_throttle.sum(self._now_ms(), last=True))
+        self._log_line(self._log_throttle.summary(self._now_ms(), last=True))
         if self._timer is not None:
             self._timer.cancel()
         tasks = [worker.task for worker in self._workers if worker.task is not None]
         for worker in self._workers:
-            worker.cancelled = None  # this one is for the worker, not for its handler
+            worker.cancelled_message = None  # every request is for the worker now
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _holder(message: Message) -> PullClient:
-    """The pull client that `message` came from."""
-    client: PullClient = message.delivery.holder  # type: ignore[union-attr]
+def _client_of(message: Message) -> PullClient:
+    """The pull client that handed `message` out."""
+    client: PullClient = message.delivery.client  # type: ignore[union-attr]
     return client
 
 
 def _closes_coroutines(error: BaseException) -> bool:
-    """True for what ends a coroutine that is closed: it may not wait for anything any more, nor may its callers."""
+    """True for the error of a closed coroutine: neither it nor its callers may await anything any more."""
     ignored = isinstance(error, RuntimeError) and error.args == (_IGNORED,)
     return ignored or isinstance(error, GeneratorExit)
 

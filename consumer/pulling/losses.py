@@ -1,49 +1,50 @@
-"""Why leases were lost, for the people who look after the program.  Pure."""
+"""Log lines about lost leases and a blocked event loop: what an operator has to know.  Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 
-PARTITIONS_TOLD = 5
-STALLS_KEPT = 16
-TOLD_EVERY_MS = 60_000
+PARTITIONS_NAMED_MAX = 5
+STALLS_KEPT_MAX = 16
+STALL_LINE_EVERY_MS = 60_000
+"""A line about a stall at most this often."""
 STALL_MIN_MS = 500
-"""A loop that is late by less is busy, not standing."""
+"""A loop that is late by less is busy, not blocked."""
 
 
 class Stalls:
-    """How late the event loop was: a task that sleeps and wakes again and again says so; every time is of the boot clock."""
+    """Stalls of the event loop, measured by a task that sleeps and wakes; every time is of the boot clock, in ms."""
 
     def __init__(self) -> None:
         self._due_ms = 0
-        self._stalls: deque[tuple[int, int]] = deque(maxlen=STALLS_KEPT)
-        """When each ended, and how long it was."""
-        self._told_ms = -TOLD_EVERY_MS
+        self._stalls: deque[tuple[int, int]] = deque(maxlen=STALLS_KEPT_MAX)
+        """(when it ended, how long it was) of each."""
+        self._line_ms = -STALL_LINE_EVERY_MS
 
     def sleeps(self, now_ms: int, sleep_ms: int) -> None:
-        """The task sleeps, and would wake in `sleep_ms`."""
+        """The task sleeps, and should wake in `sleep_ms`."""
         self._due_ms = now_ms + sleep_ms
 
     def woke(self, now_ms: int) -> int:
-        """It woke; how many milliseconds late, 0 for next to nothing."""
+        """The task woke; returns how late, 0 if by less than STALL_MIN_MS."""
         late_ms = self._late_ms(now_ms)
         self._due_ms = 0
         if late_ms:
             self._stalls.append((now_ms, late_ms))
         return late_ms
 
-    def told(self, late_ms: int, now_ms: int, *, ttl_ms: int) -> str:
-        """What to tell of a stall that ended just now: nothing of most, and something at most once a minute."""
-        if late_ms < ttl_ms // HEARTBEATS_PER_TTL or now_ms - self._told_ms < TOLD_EVERY_MS:
+    def line(self, late_ms: int, now_ms: int, *, ttl_ms: int) -> str:
+        """The log line for a stall that has just ended; "" if it is short, or the last line is too recent."""
+        if late_ms < ttl_ms // HEARTBEATS_PER_TTL or now_ms - self._line_ms < STALL_LINE_EVERY_MS:
             return ""
-        self._told_ms = now_ms
+        self._line_ms = now_ms
         return (
-            f"the event loop stood still for {_seconds(late_ms)}: {STOOD_STILL}; "
+            f"the event loop did not run for {_seconds(late_ms)}: {WHY_BLOCKED}; "
             f"leases are lost after {_seconds(ttl_ms)}"
         )
 
     def longest_ms(self, since_ms: int, now_ms: int) -> int:
-        """The longest stall that ended after `since_ms`, or that nobody woke from yet."""
+        """The longest stall that ended after `since_ms`, or has not ended yet."""
         ended = [stall_ms for ended_ms, stall_ms in self._stalls if ended_ms > since_ms]
         return max([self._late_ms(now_ms), *ended])
 
@@ -53,18 +54,18 @@ class Stalls:
 
 
 class Losses:
-    """Leases lost and not told yet, by reason: those lost together are told together."""
+    """Lost leases that are not logged yet, by reason: leases lost together share a line."""
 
     def __init__(self) -> None:
         self._lost: dict[str, list[str]] = {}
 
     def note(self, partition_id: int, token: int, why: str, *, fence: int = 0) -> None:
-        """A lease was lost because of `why`; `fence` is the newer token, if the broker told one."""
+        """A lease was lost for the reason `why`; `fence` is the newer token, 0 if the broker told none."""
         fenced = f", newer token {fence}" if fence else ""
         self._lost.setdefault(why, []).append(f"{partition_id} (token {token}{fenced})")
 
     def take(self) -> list[str]:
-        """What to tell, once."""
+        """The log lines, once."""
         lost, self._lost = self._lost, {}
         return [
             f"lost the lease of {_listed(partitions)}: {why}" for why, partitions in lost.items()
@@ -72,25 +73,25 @@ class Losses:
 
 
 def why_lapsed(*, silent_ms: int, stalled_ms: int) -> str:
-    """Why no heartbeat was answered for `silent_ms`, of which the event loop stood still for `stalled_ms`."""
+    """The reason of a lapse: no heartbeat was answered for `silent_ms`, and the event loop was blocked for `stalled_ms`."""
     if 2 * stalled_ms >= silent_ms:
-        return f"the event loop stood still for {_seconds(stalled_ms)}: {STOOD_STILL}"
-    stood = (
-        f", of which the event loop stood still for {_seconds(stalled_ms)}" if stalled_ms else ""
+        return f"the event loop did not run for {_seconds(stalled_ms)}: {WHY_BLOCKED}"
+    blocked = (
+        f", of which the event loop did not run for {_seconds(stalled_ms)}" if stalled_ms else ""
     )
-    return f"the metaserver answered no heartbeat for {_seconds(silent_ms)}{stood}"
+    return f"the metaserver answered no heartbeat for {_seconds(silent_ms)}{blocked}"
 
 
 HEARTBEATS_PER_TTL = 3
-STOOD_STILL = "code in this program blocked it, or the program or its machine was stopped"
+WHY_BLOCKED = "code in this program blocked it, or the program or its machine was stopped"
 FENCED = "its broker has seen a newer fencing token, so another consumer owns it or an operator set the group's progress"
 SESSION_ENDED = "the metaserver does not know this session any more: it expired there, or the group was switched"
 
 
 def _listed(partitions: list[str]) -> str:
-    more = len(partitions) - PARTITIONS_TOLD
+    more = len(partitions) - PARTITIONS_NAMED_MAX
     word = "partition" if len(partitions) == 1 else "partitions"
-    return f"{word} {', '.join(partitions[:PARTITIONS_TOLD])}" + (
+    return f"{word} {', '.join(partitions[:PARTITIONS_NAMED_MAX])}" + (
         f" and {more} more" if more > 0 else ""
     )
 

@@ -2,10 +2,12 @@
 
     ACQUIRE ─▶ PULL ⇄ hand out ─▶ handled ─▶ ack queue ─▶ ACK       stop: finish handlers ─▶ flush acks ─▶ RELEASE
 
+`lifetime.py` has the states.
+
 Invariants
     The fence is raised before the cursor is read; nothing is pulled without it.
     After `deadline_ns` no handler starts and no request renews the pull lock.
-    A restarted broker is met again with the same token; what was pulled before is not pulled twice.
+    After a restart of the broker the fence is raised again under the same token; no message is pulled twice.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from ...protocol.batch import batch_starts, columns
 from ...protocol.clock import Clock
@@ -29,31 +32,54 @@ from ...protocol.frames import Ack, Acked, Acquire, Acquired, AcquireShared, Bat
 from ...protocol.message import Delivery, Message
 from ...protocol.record import Header
 from ...protocol.text import counted
-from ...rpc.client import BrokerClient
+from ...rpc.connections import Connections
 from ..settings import ConsumerSettings
 from .acks import AckQueue
-from .cutting import cut_messages
-from .reading import Reading
-from .room import Room
+from .decode import decode_messages
+from .fetch_offsets import FetchOffsets
+from .lifetime import Lifetime, PullEvent, PullState
+from .messages_in_flight import MessagesInFlight
 
 log = logging.getLogger("keylane.consumer")
+
+
+class PullOwner(Protocol):
+    """The consumer's side of a pull client: where messages and news of the partition go."""
+
+    def hand_out(self, messages: list[Message]) -> None:
+        """Take messages of one partition, by offset, without those acked already."""
+        ...
+
+    def end(self, client: PullClient) -> None:
+        """Hand the client's partition over: nothing more comes under its token."""
+        ...
+
+    def report_drained(self) -> None:
+        """Tell the metaserver soon that a partition is drained."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """End the consumer, because of an error that no retry mends."""
+        ...
 
 
 class PullClient:
     """
     Pulls one partition for one consumer session.
 
-    `check()` raises where the consumer is not open; `hand_out(messages)` gets messages in the order of their offsets, without those acked already;
-    `on_lost(client)` hears that nothing more comes under this token; `on_drained()` that the partition is sealed and acked
-    to its end; `on_fatal(error)` of what no retry mends.
+    Args:
+        grant: the partition, with the address of its broker, and the fencing token.
+        connections: give the client of a broker, and know where the consumer is open.
+        deadline_ms: end of the lease on the boot clock.
+        owner: gets the messages, and what happens to the partition.
     """
 
-    once = True
-    """Under one token it is made only once, so that nothing is handled again."""
-    heeds_crowds = True
-    """While the broker takes no more ranges above the cursor, only what was pulled already can make room."""
-    leaves_room = False
-    """Messages that wait for another try leave their room to others, up to `buffer_messages` of them."""
+    token_is_single_use = True
+    """One pull client is made for a token, and no second one, so that no message is handled again under it."""
+    respects_range_limit = True
+    """Stop pulling while the broker takes no more ranges above the cursor: only messages pulled already fill its gaps."""
+    exempts_retries = False
+    """Messages waiting for their next try do not count against the limit, up to `buffer_messages` of them."""
 
     def __init__(
         self,
@@ -62,55 +88,44 @@ class PullClient:
         group: str,
         session: str,
         grant: Grant,
-        broker_at: Callable[[str], BrokerClient],
+        connections: Connections,
         deadline_ms: int,
         settings: ConsumerSettings,
         clock: Clock,
         rng: random.Random,
-        check: Callable[[], None],
-        hand_out: Callable[[list[Message]], None],
-        on_lost: Callable[[PullClient], None],
-        on_drained: Callable[[], None],
-        on_fatal: Callable[[BaseException], None],
+        owner: PullOwner,
     ) -> None:
         self.partition_id = int(grant.partition.partition_id)
         self.token = grant.token
         self.queue = int(grant.partition.queue)
         self.logic_start = grant.partition.logic_start
-        self.holder = self  # what a delivery is asked for: whose messages end together
-        self.fenced = False
-        self.fence = 0
-        """The higher token that the broker has seen, once it has fenced this one."""
-        self.deadline_ns = deadline_ms * 1_000_000
-        """End of the lease on this machine's boot clock, as read before every handler; 0 once handing over."""
+        self.session = session
+        self.client = self
+        """As a delivery of messages: the pull client whose messages end together."""
+        self.life = Lifetime(deadline_ms)
+        self.deadline_ns = self.life.deadline_ns
+        """`life.deadline_ns`, kept here because it is read before every handler."""
         self.waiting_for = "the fence"
-        """What it waits for, for people."""
+        """For people: what pulling waits for."""
         self._subject = subject
         self._group = group
-        self.session = session
         self._who = (self.partition_id, group, session, self.token)
         assert grant.partition.address is not None
-        self._broker_at = broker_at
-        self._broker = broker_at(grant.partition.address)
+        self._connections = connections
+        self._broker = connections.broker_at(grant.partition.address)
         self._settings = settings
         self._clock = clock
         self._rng = rng
-        self._check = check
-        self._hand_out = hand_out
-        self._on_lost = on_lost
-        self._on_drained = on_drained
-        self._on_fatal = on_fatal
+        self._owner = owner
         self._acks = AckQueue()
-        self._reading = Reading()
+        self._offsets = FetchOffsets()
         self._taken: set[int] = set()
-        """Offsets that iteration gave to the user, who has not acked them yet."""
-        self._sealed_end: int | None = None
-        self._cursor = 0
-        self._drained_told = False
-        self._closed = False
-        self._lease_until_ms = deadline_ms
-        self._room = Room(aside_max=settings.buffer_messages if self.leaves_room else 0)
+        """Offsets that iteration gave to the user and the user has not acked."""
+        self._in_flight = MessagesInFlight(
+            retrying_max=settings.buffer_messages if self.exempts_retries else 0
+        )
         self._ack_is_due = False
+        """`_ack_due` is set; cheaper to read for every handled message."""
         self._ack_due = asyncio.Event()
         self._pulling = asyncio.create_task(self._run(self._pull), name=f"pull {self.partition_id}")
         self._acking = asyncio.create_task(self._run(self._ack), name=f"ack {self.partition_id}")
@@ -118,42 +133,49 @@ class PullClient:
     # ── the lease ────────────────────────────────────────────────────────────────────────────────────
     def renew(self, deadline_ms: int, address: str | None) -> None:
         """
-        The lease now ends at `deadline_ms`, and the broker is at `address`; None if nobody knows now.
+        Let the lease end at `deadline_ms`, and follow the broker to `address`; None: not known now.
 
-        A lapsed lease is not renewed: messages may have been left out.  While handing over, still no handler starts.
+        A lapsed lease is not renewed, as messages may have been skipped.  While handing over, still no handler starts.
         """
-        if self.lapsed:
+        if not self.life.renew(deadline_ms, self._clock.boot_ms()):
             return
         if address is not None and address != self._broker.address:
-            self._broker = self._broker_at(address)
-        if self.deadline_ns:
-            self.deadline_ns = deadline_ms * 1_000_000
-        self._lease_until_ms = deadline_ms
+            self._broker = self._connections.broker_at(address)
+        self.deadline_ns = self.life.deadline_ns
+
+    @property
+    def fenced(self) -> bool:
+        """True once the broker has seen a higher token."""
+        return self.life.fenced
 
     @property
     def lapsed(self) -> bool:
-        """True when this client lost its right for good: fenced, or past its deadline."""
-        return self.fenced or self._clock.boot_ms() >= self._lease_until_ms
+        """True once the right to the partition is lost for good: fenced, or past the end of the lease."""
+        return self.life.lapsed(self._clock.boot_ms())
 
     @property
     def left_ms(self) -> int:
         """What is left of the lease."""
-        return 0 if self.fenced else max(0, self._lease_until_ms - self._clock.boot_ms())
+        return self.life.left_ms(self._clock.boot_ms())
 
     @property
     def renewed_ms(self) -> int:
         """When the heartbeat was sent that renewed the lease last, on the boot clock."""
-        return self._lease_until_ms - self._settings.ttl_ms + self._settings.margin_ms
+        return self.life.lease_until_ms - self._settings.ttl_ms + self._settings.margin_ms
 
-    def stop_starting(self) -> None:
-        """From now on no handler starts and nothing more is pulled."""
-        self.deadline_ns = 0
+    def stop(self) -> None:
+        """Start no handler and pull nothing from now on."""
+        self._on(PullEvent.STOPPED)
         self._pulling.cancel()
+
+    def _on(self, event: PullEvent) -> None:
+        self.life.on(event)
+        self.deadline_ns = self.life.deadline_ns
 
     @property
     def drained(self) -> bool:
-        """True when the partition is sealed and its group has acked it to the end."""
-        return self._sealed_end is not None and self._cursor >= self._sealed_end
+        """True when the partition is sealed, and its group has acked it to the end."""
+        return self._offsets.drained
 
     # ── what handlers did ────────────────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:
@@ -162,49 +184,55 @@ class PullClient:
         if not self._ack_is_due:
             self._ack_is_due = True
             self._ack_due.set()
-        room = self._room
-        room.count -= 1
-        if room.count <= room.wake_at:
-            room.wake()
+        in_flight = self._in_flight
+        in_flight.count -= 1
+        if in_flight.count <= in_flight.wake_at:
+            in_flight.wake()
 
     def forget(self, count: int) -> None:
-        """So many of the messages handed out are no longer waiting or running."""
-        self._room.leave(count)
+        """`count` of the messages handed out will not be handled here."""
+        self._in_flight.remove(count)
 
-    def set_aside(self, count: int) -> None:
-        """So many more of the messages handed out wait for another try; fewer if negative."""
-        self._room.set_aside(count)
+    def add_retrying(self, count: int) -> None:
+        """`count` more of the messages handed out wait for their next try; a negative `count`: fewer."""
+        self._in_flight.add_retrying(count)
 
     def taken(self, message: Message) -> None:
         """Iteration gave the message to the user, who is going to ack it."""
         self._taken.add(message.offset)
 
-    def check_ours(self, message: Message) -> None:
-        """Raises LeaseLostError if acks are taken no more, ForkedError or OtherLoopError if not here."""
-        self._check()
-        if self._closed or self.lapsed:
+    def check_takes_ack(self, message: Message) -> None:
+        """
+        Let an ack of the user through.
+
+        Raises:
+            LeaseLostError: the partition was handed over, or its lease has ended.
+            ForkedError, OtherLoopError: the consumer is open in another process or event loop.
+        """
+        self._connections.home.check_thread()
+        if not self.life.takes_acks(self._clock.boot_ms()):
             raise LeaseLostError(partition_id=self.partition_id, offset=message.offset)
 
     async def ack(self, message: Message) -> None:
-        """The user's ack; once more, or of what a handler was given and returns from, is harmless."""
-        self.check_ours(message)
+        """Take the user's ack; a second ack, or one of a message that a handler was given, does nothing."""
+        self.check_takes_ack(message)
         if message.offset in self._taken:
             self._taken.remove(message.offset)
             self.done(message.offset)
 
     @property
     def missed(self) -> int:
-        """Messages that were removed before they were pulled."""
-        return self._reading.missed
+        """Messages that retention removed before they were pulled."""
+        return self._offsets.missed
 
     @property
     def outstanding(self) -> int:
-        """Messages handed out and neither done nor forgotten."""
-        return self._room.count
+        """Messages handed out and not yet handled or forgotten."""
+        return self._in_flight.count
 
     async def settled(self) -> None:
-        """Wait until everything handed out is done or forgotten."""
-        await self._room.empty()
+        """Wait until every message handed out is handled or forgotten."""
+        await self._in_flight.wait_until_empty()
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────
     async def _run(self, body: Callable[[], Awaitable[None]]) -> None:
@@ -212,43 +240,42 @@ class PullClient:
             await body()
         except FencedError as error:
             log.info("partition %d: %s", self.partition_id, error.message)
-            self._lose(error)
+            self._fence(error)
         except OffsetOutOfRangeError as error:
-            # The broker has less than was read from it: only the next token's owner may begin anew.
+            # The broker stores less than was pulled from it: only an owner with the next token may begin again.
             log.error("partition %d is handed over: %s", self.partition_id, error.message)
-            self._on_lost(self)
+            self._owner.end(self)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
-            self._on_fatal(error)
+            self._owner.fail(error)
             raise
 
-    def _lose(self, error: FencedError) -> None:
-        if not self.fenced:
-            self.fenced = True
-            self.fence = error.current_token or 0
-            self.deadline_ns = 0
-            self._on_lost(self)
+    def _fence(self, error: FencedError) -> None:
+        first = self.life.on_fence(error.current_token or 0)
+        self.deadline_ns = self.life.deadline_ns
+        if first:
+            self._owner.end(self)
 
     async def _pull(self) -> None:
         attempt = 0
-        acquired = False
         while self._clock.boot_ns() < self.deadline_ns:
             try:
-                if not acquired:
+                if self.life.state is PullState.ACQUIRING:
                     await self._acquire()
-                    acquired = True
+                    self._on(PullEvent.ACQUIRED)
                 if self._exhausted:
                     self.waiting_for = "acks to the end" if not self.drained else ""
-                    return  # nothing will ever come; the acks keep the pull lock
+                    self._on(PullEvent.EXHAUSTED)
+                    return
                 await self._pull_once()
                 attempt = 0
             except FencedError:
                 raise
             except OffsetOutOfRangeError as error:
-                self._pass_over(error)
+                self._skip_removed(error)
             except KeylaneError as error:
-                acquired = False
+                self._on(PullEvent.FAILED)
                 attempt += 1
                 self.waiting_for = error.message
                 log.info("partition %d: %s", self.partition_id, error.message)
@@ -256,8 +283,8 @@ class PullClient:
 
     @property
     def _exhausted(self) -> bool:
-        """The partition is sealed, and all of it is pulled."""
-        return self._sealed_end is not None and self._reading.next_offset >= self._sealed_end
+        """Nothing more will be pulled."""
+        return self._offsets.exhausted
 
     def _acquire_request(self) -> Acquire | AcquireShared:
         return Acquire(*self._who, self._settings.ttl_ms)
@@ -265,70 +292,81 @@ class PullClient:
     async def _acquire(self) -> None:
         answer, _ = await self._broker.call(self._acquire_request())
         assert isinstance(answer, Acquired)
-        if not self._reading.begun:
-            self._reading.begin(answer.cursor, answer.ranges)
-            self._cursor = answer.cursor
+        if not self._offsets.begun:
+            self._offsets.begin(answer.cursor, answer.ranges)
         if answer.sealed:
-            self._ends_at(answer.next_offset)
+            self._sealed_at(answer.next_offset)
 
-    def _ends_at(self, end_offset: int) -> None:
-        self._sealed_end = end_offset
-        self._tell_drained()
+    def _sealed_at(self, end_offset: int) -> None:
+        """The partition ends at `end_offset`."""
+        drained = self.drained
+        self._offsets.end_offset = end_offset
+        self._report_drained(before=drained)
 
-    def _tell_drained(self) -> None:
-        """Say once, as soon as it is so, that the group is through with this partition."""
-        if self.drained and not self._drained_told:
-            self._drained_told = True
-            self._on_drained()
+    def _acked_to(self, cursor: int) -> None:
+        """The broker has acks of everything below `cursor`."""
+        drained = self.drained
+        self._offsets.cursor = cursor
+        self._report_drained(before=drained)
 
-    async def _wait_for_room(self, limit: int) -> None:
+    def _report_drained(self, *, before: bool) -> None:
+        """Report once, as soon as it is so, that the group is done with this partition."""
+        if self.drained and not before:
+            self._owner.report_drained()
+
+    async def _wait_for_capacity(self, limit: int) -> None:
         """Until fewer than `limit` messages are with handlers, and the broker takes acks of more."""
-        if not self._room.below(limit):
+        if not self._in_flight.has_capacity(limit):
             self.waiting_for = "handlers"
-            await self._room.get_below(limit)
+            await self._in_flight.wait_for_capacity(limit)
 
     async def _pull_once(self) -> None:
-        await self._wait_for_room(self._settings.buffer_messages)
+        await self._wait_for_capacity(self._settings.buffer_messages)
         if self._clock.boot_ns() >= self.deadline_ns:
             return
         self.waiting_for = "messages"
         wait_ms = min(self._settings.pull_wait_ms, self._settings.ttl_ms // 3)
         answer, payload = await self._broker.call(
-            Pull(*self._who, self._reading.next_offset, self._settings.pull_bytes, wait_ms),
+            Pull(*self._who, self._offsets.next_offset, self._settings.pull_bytes, wait_ms),
             wait_ms=wait_ms,
         )
         assert isinstance(answer, Batches)
         if answer.sealed:
-            self._ends_at(answer.next_offset)
+            self._sealed_at(answer.next_offset)
         for start, header in batch_starts(payload):
             self._open_batch(payload, start, header)
             if header.length < len(payload):
                 await asyncio.sleep(0)
 
     def _open_batch(self, payload: memoryview, start: int, header: Header) -> None:
-        """Cut a batch into messages and hand out those that are neither read nor acked."""
-        if header.next_offset <= self._reading.next_offset:
+        """Decode a batch and hand out the messages that were neither pulled before nor acked."""
+        if header.next_offset <= self._offsets.next_offset:
             return
-        messages = self._reading.unread(self._cut(payload, start, header, self), header)
-        self._room.count += len(messages)
-        self._hand_out(messages)
+        messages = self._offsets.unseen(self._decode(payload, start, header, self), header)
+        self._in_flight.count += len(messages)
+        self._owner.hand_out(messages)
 
-    def _pass_over(self, error: OffsetOutOfRangeError) -> None:
-        """Go on at what is left if retention by time was faster than the handlers; else raises `error`."""
+    def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
+        """
+        Pull on behind what retention removed before it was pulled.
+
+        Raises:
+            OffsetOutOfRangeError: `error`, if nothing was removed: the broker stores less than was pulled.
+        """
         first_offset = error.first_offset or 0
-        if self._reading.next_offset >= first_offset:
+        if self._offsets.next_offset >= first_offset:
             raise error
-        missed = self._reading.pass_over(first_offset)
+        missed = self._offsets.skip_removed(first_offset)
         log.warning(
-            "partition %d: %s removed before group %s got them; it goes on at offset %d",
+            "partition %d: %s removed before group %s got them; it continues at offset %d",
             self.partition_id, counted(missed, "message was", "messages were"), self._group, first_offset,
         )  # fmt: skip
 
-    def _cut(
+    def _decode(
         self, payload: memoryview, start: int, header: Header, delivery: Delivery
     ) -> list[Message]:
         who = (self._subject, self.partition_id, self.token)
-        return cut_messages(columns(payload, header, start), header, *who, delivery)
+        return decode_messages(columns(payload, header, start), header, *who, delivery)
 
     async def _ack(self) -> None:
         attempt = 0
@@ -339,7 +377,7 @@ class PullClient:
                     await self._ack_due.wait()
                 await asyncio.sleep(self._settings.ack_linger_ms / 1000)
             except TimeoutError:
-                if not self._reading.begun or self.lapsed:
+                if not self._offsets.begun or self.lapsed:
                     continue
             try:
                 await self._send_acks()
@@ -353,10 +391,10 @@ class PullClient:
 
     async def _send_acks(self) -> bool:
         """
-        One request with what is handled, or an empty one that only renews the pull lock.
+        Send one request with the handled offsets, or an empty one that only renews the pull lock.
 
         Returns:
-            False if the broker keeps no more ranges above the cursor: what is left waits for older messages.
+            False if the broker keeps no more ranges above the cursor: the rest waits until older messages are acked.
         """
         self._ack_is_due = False
         self._ack_due.clear()
@@ -369,21 +407,20 @@ class PullClient:
             raise
         assert isinstance(answer, Acked)
         self._acks.confirmed()
-        if not self._acks.crowded:
-            self._room.reopen()
-        self._cursor = answer.cursor
-        self._tell_drained()
+        if not self._acks.at_range_limit:
+            self._in_flight.unblock()
+        self._acked_to(answer.cursor)
         if self._acks:
             self._ack_due.set()
         return True
 
     def _refused(self, error: OverloadedError) -> bool:
-        if not self._acks.crowded:
+        if not self._acks.at_range_limit:
             log.warning(
                 "partition %d: acks wait for older ones: %s", self.partition_id, error.message
             )
-        if self.heeds_crowds:
-            self._room.shut()
+        if self.respects_range_limit:
+            self._in_flight.block()
         fewer = self._acks.refused()
         if fewer:
             self._ack_due.set()
@@ -391,23 +428,18 @@ class PullClient:
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     async def hand_over(self, *, flush_ms: int) -> None:
-        """After the handlers ended: flush acks and give the pull lock back, within `flush_ms`."""
-        await self.close()
+        """Once stopped, and once its handlers have ended: send the last acks and release the pull lock, within `flush_ms`."""
+        self._on(PullEvent.CLOSED)
+        self._acking.cancel()
+        await asyncio.gather(self._pulling, self._acking, return_exceptions=True)
         if self.fenced:
             return
         try:
             async with asyncio.timeout(flush_ms / 1000):
                 while self._acks and await self._send_acks():
                     pass
-                if self._reading.begun:
+                if self._offsets.begun:
                     await self._broker.call(Release(*self._who))
         except (TimeoutError, KeylaneError) as error:
-            # The next owner's higher token takes the partition all the same; what was not acked comes again.
+            # The next owner's higher token takes the partition all the same; messages without an ack are redelivered.
             log.info("hand-over of partition %d: %s", self.partition_id, error or "too slow")
-
-    async def close(self) -> None:
-        """Stop the tasks; later acks are refused."""
-        self._closed = True
-        self.stop_starting()
-        self._acking.cancel()
-        await asyncio.gather(self._pulling, self._acking, return_exceptions=True)

@@ -1,8 +1,8 @@
 """Reads the logic queues of a static subject by logic offset, over all their partitions; no group, no locks.
 
-read(queue, offset) ─▶ the partition that holds it ─▶ its broker ─▶ messages, none of the next partition
+read(queue, offset) ─▶ the partition with this offset ─▶ its broker ─▶ messages, none of the next partition
                                │ sealed, and read to its end
-                               └─▶ the partition that goes on, at the same logic offset, or behind a loss at a higher one
+                               └─▶ the next partition, at the same logic offset, or behind a loss at a higher one
 """
 
 from __future__ import annotations
@@ -41,36 +41,40 @@ from ...protocol.queues import (
 from ...protocol.routing import Partition, PartitionState
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections
+from ...rpc.environment import Environment
 from ...rpc.home import Resident
-from ...rpc.network import Network
-from .cutting import cut_messages
+from .decode import decode_messages
 
 READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSlice:
-    """Messages of a queue, one after another; `next_offset` is the logic offset to read on from."""
+    """Messages of a queue, by offset; `next_offset` is the logic offset of the next read."""
 
     messages: list[Message]
     next_offset: int
     lost: bool = False
-    """True if messages between the offset that was asked for and these are lost with a disk; nobody knows how many."""
+    """True if messages between the requested offset and these are lost with a disk; their number is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueProgress:
-    """A consumer group on a queue, in logic offsets: its cursor, the first message, one past the last, what is left."""
+    """The progress of a consumer group on a queue, in logic offsets."""
 
     queue: int
     cursor: int
+    """Everything below is acked."""
     min_offset: int
+    """Of the first message that is still stored."""
     max_offset: int
+    """One past the last message."""
     lag: int
+    """Messages that are stored and not acked."""
 
 
 class _Link(NamedTuple):
-    """A segment of a queue as its broker has it."""
+    """A segment of a queue, as its broker reports it."""
 
     partition: Partition
     segment: Segment
@@ -79,7 +83,7 @@ class _Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _ReadFrom:
-    """Where a message was read; it takes no acks."""
+    """The delivery of messages that are only read: it takes no acks."""
 
     queue: int
     logic_start: int
@@ -90,18 +94,15 @@ class _ReadFrom:
 
 class QueueReader(Resident):
     """
-    Looks at the queues of a static subject.
+    Reads the queues of a static subject.
 
         async with QueueReader("127.0.0.1:7000", subject="flights") as reader:
-            found = await reader.read(0, 1_000)
-            found.messages[0].logic_offset
-            at = await reader.offset_at(0, 1_700_000_000_000)
+            part = await reader.read(0, 1_000)
+            part.messages[0].logic_offset
+            offset = await reader.offset_at(0, 1_700_000_000_000)
 
-    Every offset here is a logic one: it counts the messages of a queue, wherever they have been stored, and stays
-    what it is when the queue moves.
-
-    Args:
-        meta: `host:port` of a metaserver, or several: in a list, or in one text with commas.
+    Every offset here is a logic offset: it counts the messages of a queue over all its partitions, so a message keeps
+    its offset when the queue moves.
     """
 
     def __init__(
@@ -110,13 +111,27 @@ class QueueReader(Resident):
         *,
         subject: str,
         call_timeout_ms: int = 5_000,
-        network: Network | None = None,
+        _environment: Environment | None = None,
     ) -> None:
+        """
+        Make a reader; `async with` opens it.
+
+        Args:
+            meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
+            subject: an existing static subject.
+            call_timeout_ms: of each call to a metaserver or broker.
+
+        Raises:
+            ConfigError, InvalidNameError: an argument that cannot work.
+        """
         check_name("subject", subject)
         self._addresses = addresses_of(meta)
         self._subject = subject
         self._timeout_ms = call_timeout_ms
-        self._connections = Connections(network, timeout_ms=call_timeout_ms, what="reader")
+        self._environment = _environment or Environment()
+        self._connections = Connections(
+            self._environment.network, timeout_ms=call_timeout_ms, what="reader"
+        )
         self._views: dict[int, QueueView] = {}
 
     async def __aenter__(self) -> Self:
@@ -149,34 +164,40 @@ class QueueReader(Resident):
         network = self._connections.network
         assert network is not None
         meta = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
-        found = (await meta.queues(self._subject)).queues
-        self._views = {one.queue: one for one in found}
-        return found
+        views = (await meta.queues(self._subject)).queues
+        self._views = {view.queue: view for view in views}
+        return views
 
     async def read(self, queue: int, offset: int, *, bytes_max: int = READ_BYTES) -> QueueSlice:
         """
-        Messages from a logic offset on, of one partition; none if the queue ends there now.
+        Messages of one partition from a logic offset on.
 
-        Where they are lost with a disk, those behind the loss, with `lost` set; perhaps none yet.
+        Args:
+            queue: number of the queue, from 0.
+            offset: logic offset of the first message.
+            bytes_max: size of the batches to read; one larger batch is read whole.
+
+        Returns:
+            No messages if the queue ends at `offset` now.  Where messages are lost with a disk: the messages behind the
+            loss, perhaps none yet, with `lost` set.
 
         Raises:
             OffsetInvalidError, QueueUnknownError
-            OffsetOutOfRangeError: below the queue's min or above its max, which its details name.
-            UnreachableError: the broker that has them does not answer.
+            OffsetOutOfRangeError: below the queue's first offset or above its end; `error.first_offset` and `error.next_offset` have both.
+            UnreachableError: the broker of the partition does not answer.
         """
         check_offset(offset)
         known = queue in self._views
-        found = await self._read_in(await self._view(queue), offset, bytes_max, sure=not known)
-        if found is None:
-            found = await self._read_in(
-                await self._view(queue, again=True), offset, bytes_max, sure=True
-            )
-        assert found is not None
-        return found
+        part = await self._read_in(await self._view(queue), offset, bytes_max, fresh=not known)
+        if part is None:
+            view = await self._view(queue, refresh=True)
+            part = await self._read_in(view, offset, bytes_max, fresh=True)
+        assert part is not None
+        return part
 
     async def bounds(self, queue: int) -> tuple[int, int]:
-        """Logic offsets of the first message and one past the last; equal when there is none."""
-        chain = [one.segment for one in await self._chain(queue)]
+        """Logic offsets of the first message and one past the last; equal if there is no message."""
+        chain = [link.segment for link in await self._chain(queue)]
         return queue_min(chain), queue_max(chain)
 
     async def offset_at(
@@ -193,17 +214,17 @@ class QueueReader(Resident):
             None if there is no such message.
         """
         chain = await self._chain(queue)
-        found = await asyncio.gather(
+        answers = await asyncio.gather(
             *(
-                self._broker(one.partition).offset_at(one.segment.partition_id, at_ms, bound)
-                for one in chain
+                self._broker(link.partition).offset_at(link.segment.partition_id, at_ms, bound)
+                for link in chain
             )
         )
-        offsets = [one.offset for one in found]
-        return logic_offset_at([one.segment for one in chain], offsets, bound)
+        offsets = [answer.offset for answer in answers]
+        return logic_offset_at([link.segment for link in chain], offsets, bound)
 
     async def progress(self, queue: int, group: str) -> QueueProgress:
-        """How far a consumer group is; one that has not begun is at the first message."""
+        """The progress of a consumer group; a group that has acked nothing is at the first message."""
         check_name("consumer group", group)
         chain = await self._chain(queue)
         segments = [link.segment for link in chain]
@@ -211,9 +232,9 @@ class QueueReader(Resident):
         lag = 0
         for link in chain:
             left = link.segment.next_offset - link.segment.first_offset
-            for one in link.status.groups:
-                if one.group == group:
-                    cursors[link.segment.partition_id], left = one.cursor, one.lag
+            for status in link.status.groups:
+                if status.group == group:
+                    cursors[link.segment.partition_id], left = status.cursor, status.lag
             lag += left
         return QueueProgress(
             queue=queue,
@@ -223,35 +244,35 @@ class QueueReader(Resident):
             lag=lag,
         )
 
-    # ── looking ──────────────────────────────────────────────────────────────────────────────────────
-    async def _view(self, queue: int, *, again: bool = False) -> QueueView:
+    # ── views and states ──────────────────────────────────────────────────────────────────────────────────────
+    async def _view(self, queue: int, *, refresh: bool = False) -> QueueView:
         self._connections.home.check()
-        if again or queue not in self._views:
+        if refresh or queue not in self._views:
             await self.queues()
-        found = self._views.get(queue)
-        if found is None:
+        view = self._views.get(queue)
+        if view is None:
             raise QueueUnknownError(
                 f"subject {self._subject!r} has queues 0 to {len(self._views) - 1}, not {queue}",
                 queue=queue,
             )
-        return found
+        return view
 
     async def _chain(self, queue: int) -> list[_Link]:
-        """The segments of a queue as their brokers have them now."""
-        view = await self._view(queue, again=True)
-        found = await asyncio.gather(*(self._status(one) for one in view.segments))
+        """The segments of a queue, as their brokers report them now."""
+        view = await self._view(queue, refresh=True)
+        states = await asyncio.gather(*(self._status(segment) for segment in view.segments))
         last = view.segments[-1]
-        if found[-1].state is PartitionState.SEALED and last.logic_end is None:
-            # It is moving: perhaps the next one is open by now.
-            view = await self._view(queue, again=True)
-            found = await asyncio.gather(*(self._status(one) for one in view.segments))
+        if states[-1].state is PartitionState.SEALED and last.logic_end is None:
+            # The queue is moving: perhaps the next partition is open by now.
+            view = await self._view(queue, refresh=True)
+            states = await asyncio.gather(*(self._status(segment) for segment in view.segments))
         return [
-            _Link(one.partition, segment_of(one, status), status)
-            for one, status in zip(view.segments, found, strict=True)
+            _Link(segment.partition, segment_of(segment, status), status)
+            for segment, status in zip(view.segments, states, strict=True)
         ]
 
-    async def _status(self, one: SegmentView) -> PartitionStatus:
-        return await self._broker(one.partition).partition(one.partition.partition_id)
+    async def _status(self, segment: SegmentView) -> PartitionStatus:
+        return await self._broker(segment.partition).partition(segment.partition.partition_id)
 
     def _broker(self, partition: Partition) -> BrokerClient:
         address = partition.address
@@ -261,59 +282,61 @@ class QueueReader(Resident):
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────
     async def _read_in(
-        self, view: QueueView, offset: int, bytes_max: int, *, sure: bool, lost: bool = False
+        self, view: QueueView, offset: int, bytes_max: int, *, fresh: bool, lost: bool = False
     ) -> QueueSlice | None:
-        """What there is at `offset`; None if the view may be out of date and is not `sure`."""
-        for one in view.segments:
-            start = one.partition.logic_start
-            if offset < start and is_behind_loss(one.partition):
+        """
+        The messages at `offset`.
+
+        Args:
+            fresh: the view was asked for just now; otherwise the result is None where it may be out of date.
+            lost: messages before `offset` are known to be lost.
+        """
+        for segment in view.segments:
+            start = segment.partition.logic_start
+            if offset < start and is_behind_loss(segment.partition):
                 offset, lost = start, True
-            if one.logic_end is not None and offset >= one.logic_end:
+            if segment.logic_end is not None and offset >= segment.logic_end:
                 continue
             try:
                 if offset < start:
-                    raise OffsetOutOfRangeError(offset=offset)  # what was before it is gone
-                answer, payload = await self._broker(one.partition).call(
-                    Read(one.partition.partition_id, offset - start, bytes_max)
+                    # Retention has removed the partitions before.
+                    raise OffsetOutOfRangeError(offset=offset)
+                answer, payload = await self._broker(segment.partition).call(
+                    Read(segment.partition.partition_id, offset - start, bytes_max)
                 )
             except OffsetOutOfRangeError:
-                if not sure:
+                if not fresh:
                     return None
                 low, high = await self.bounds(view.queue)
                 if not (lost or low <= offset <= high):
                     raise outside(offset, low, high) from None
-                # Retention has removed the head of a later partition: go on at what is left.
-                first = (await self._status(one)).first_offset
+                # Retention has removed the head of a later partition: continue at its first message.
+                first = (await self._status(segment)).first_offset
                 offset = max(offset, start + first)
                 return await self._read_in(
-                    self._views[view.queue], offset, bytes_max, sure=True, lost=lost
+                    self._views[view.queue], offset, bytes_max, fresh=True, lost=lost
                 )
             except (PartitionUnknownError, NotSentError):
-                if not sure:
+                if not fresh:
                     return None
                 raise
             assert isinstance(answer, Batches)
             if not payload:
-                if answer.sealed and not sure:
+                if answer.sealed and not fresh:
                     return None
                 return QueueSlice([], offset, lost)
-            return QueueSlice(
-                self._cut(one.partition, payload, offset - start), start + answer.upto, lost
-            )
-        return None if not sure else QueueSlice([], offset, lost)
+            messages = self._decode(segment.partition, payload, offset - start)
+            return QueueSlice(messages, start + answer.upto, lost)
+        return None if not fresh else QueueSlice([], offset, lost)
 
-    def _cut(self, partition: Partition, payload: memoryview, offset: int) -> list[Message]:
-        """The messages of a payload at and above a physical offset."""
-        place = _ReadFrom(partition.queue, partition.logic_start)
-        found: list[Message] = []
+    def _decode(self, partition: Partition, payload: memoryview, offset: int) -> list[Message]:
+        """The messages of a payload from a physical offset on."""
+        delivery = _ReadFrom(partition.queue, partition.logic_start)
+        messages: list[Message] = []
         for start, header in batch_starts(payload):
-            whole = cut_messages(
-                columns(payload, header, start),
-                header,
-                self._subject,
-                partition.partition_id,
-                0,
-                place,
+            batch = columns(payload, header, start)
+            whole = decode_messages(
+                batch, header, self._subject, partition.partition_id, 0, delivery
             )
-            found += whole[max(offset - header.base_offset, 0) :]
-        return found
+            messages += whole[max(offset - header.base_offset, 0) :]
+        return messages

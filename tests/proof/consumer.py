@@ -23,6 +23,7 @@ from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import Fate, KeylaneError
+from keylane.rpc.environment import Environment
 from keylane.rpc.http_network import HttpNetwork
 from proof.recording import Answered, Calling, Recorder, boot_ns
 from support.observation import Telling, dropped, ended, started
@@ -118,8 +119,7 @@ async def main() -> None:
         group=group,
         handler=handle,
         settings=settings,
-        network=network,
-        clock=_Looks(),
+        _environment=Environment(network=network, clock=_Looks()),
     )
     while True:
         try:

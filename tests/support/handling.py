@@ -1,4 +1,4 @@
-"""Workers over a partition that is only counted, in real time or in the virtual time of the simulation."""
+"""Workers with a pull client that only counts, in real time or in the virtual time of the simulation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from keylane.consumer.handling.workers import Handler, Workers
-from keylane.consumer.pulling.room import Room
+from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import Clock, SystemClock
 from keylane.protocol.message import Message
@@ -21,26 +21,26 @@ T = TypeVar("T")
 class Client:
     """What workers need of a pull client."""
 
-    def __init__(self, partition_id: int = 1, *, aside_max: int = 0) -> None:
+    def __init__(self, partition_id: int = 1, *, retrying_max: int = 0) -> None:
         self.partition_id = partition_id
         self.deadline_ns = 2**62
         self.left_ms = 60_000
-        self.holder = self
+        self.client = self
         self.handled: list[int] = []
-        self.room = Room(aside_max=aside_max)
+        self.in_flight = MessagesInFlight(retrying_max=retrying_max)
 
     def done(self, offset: int) -> None:
         self.handled.append(offset)
-        self.room.leave(1)
+        self.in_flight.remove(1)
 
     def forget(self, count: int) -> None:
-        self.room.leave(count)
+        self.in_flight.remove(count)
 
-    def set_aside(self, count: int) -> None:
-        self.room.set_aside(count)
+    def add_retrying(self, count: int) -> None:
+        self.in_flight.add_retrying(count)
 
     async def settled(self) -> None:
-        await self.room.empty()
+        await self.in_flight.wait_until_empty()
 
     def lose(self) -> None:
         """The lease ends."""
@@ -56,7 +56,7 @@ class Client:
     def give(self, workers: Workers, *keys: bytes, start: int = 0) -> list[Message]:
         """Hand out a message of each key."""
         messages = self.messages(*keys, start=start)
-        self.room.count += len(messages)
+        self.in_flight.count += len(messages)
         workers.put(messages)
         return messages
 

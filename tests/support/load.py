@@ -118,7 +118,7 @@ class Load:
         """What every consumer has, is handing over, and waits for."""
         return "\n".join(
             f"{group} {one._membership.session[:8]}: {one.assignment}, "
-            f"hands over {[client.partition_id for client in one._composite.ending]}"
+            f"hands over {[client.partition_id for client in one._assignments.ending]}"
             for group, consumers in self.consumers.items()
             for one in consumers
             if one._membership is not None

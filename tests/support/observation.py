@@ -29,7 +29,7 @@ def started(
         message.value,
         message.fencing_token,
         clock_ns,
-        client._lease_until_ms * 1_000_000,
+        client.life.lease_until_ms * 1_000_000,
         ours,
         left_ms(client.session),
     )
@@ -48,9 +48,9 @@ def dropped(message: Message) -> Dropped:
 
 def _client(message: Message) -> PullClient:
     delivery: Any = message.delivery
-    holder = delivery.holder  # of a shared group's message: whose hand-out it is of
-    assert isinstance(holder, PullClient)
-    return holder
+    client = delivery.client
+    assert isinstance(client, PullClient)
+    return client
 
 
 def served(request: Request, answer: Answer, began: int) -> Served | None:

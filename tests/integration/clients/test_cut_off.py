@@ -9,6 +9,7 @@ from typing import Any
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.errors import NotSentError
+from keylane.rpc.environment import Environment
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
 
@@ -66,7 +67,7 @@ async def test_a_consumer_loses_its_partitions_when_it_is_cut_off_from_the_metas
             **more,
         )
 
-    async with consumer("cut", network=network), consumer("next"):
+    async with consumer("cut", _environment=Environment(network=network)), consumer("next"):
         await eventually(lambda: len(handled["cut"]) > 20)
         network.cut = True
         cut = time.monotonic()
@@ -102,7 +103,7 @@ async def test_a_handler_that_outlives_its_lease_is_cancelled(shared_cluster: Cl
             shared_cluster.meta, subject="cancelled", group="g", settings=SETTINGS, **more
         )
 
-    async with consumer(handler=endless, network=network):
+    async with consumer(handler=endless, _environment=Environment(network=network)):
         await eventually(lambda: network.cut, seconds=30)
         async with consumer(handler=again.append):
             await eventually(lambda: again, seconds=30)

@@ -209,7 +209,7 @@ def test_a_consumer_made_before_a_fork_has_a_session_in_each_process(
         group="g",
         handler=handle,
         settings=QUICK,
-        rng=random.Random(7),
+        _environment=Environment(rng=random.Random(7)),
     )
 
     async def consume() -> int:

@@ -1,4 +1,4 @@
-"""A close whose caller is cancelled goes on to its end, and a second one waits for that."""
+"""A close whose caller is cancelled continues to its end, and a second close waits for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOW = ConsumerSettings(handover_ms=60_000, ttl_ms=TTL_MS)
 
 
 async def cancelled_after(work: Awaitable[Any], turns: int) -> None:
-    """Wait for something, and be cancelled after so many turns of the event loop."""
+    """Wait for `work`, and be cancelled after `turns` turns of the event loop."""
     task = asyncio.ensure_future(work)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -26,16 +26,16 @@ async def cancelled_after(work: Awaitable[Any], turns: int) -> None:
     await asyncio.wait([task])
 
 
-async def test_a_consumer_whose_close_was_cancelled_holds_its_partition_while_a_handler_runs(
+async def test_cancelled_close_keeps_the_partition_while_a_handler_runs(
     shared_cluster: Cluster,
 ):
-    """The second close ends with the handler, and only then has somebody else the partition."""
+    """The second close ends with the handler, and only then another consumer gets the partition."""
     await shared_cluster.create("cancelled-closes", partitions=1)
     begun, gate, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def handle(_message: Message) -> None:
         begun.set()
-        while not gate.is_set():  # it cannot stop in the middle
+        while not gate.is_set():  # it ignores cancellations
             with contextlib.suppress(asyncio.CancelledError):
                 await gate.wait()
         ended.set()
@@ -43,13 +43,13 @@ async def test_a_consumer_whose_close_was_cancelled_holds_its_partition_while_a_
     async def handle_next(_message: Message) -> None:
         assert ended.is_set(), "handled while another consumer is at it"
 
-    who = {"subject": "cancelled-closes", "group": "g", "settings": SLOW}
-    first = Consumer(shared_cluster.meta, handler=handle, **who)
-    second = Consumer(shared_cluster.meta, handler=handle_next, **who)
+    shared = {"subject": "cancelled-closes", "group": "g", "settings": SLOW}
+    first = Consumer(shared_cluster.meta, handler=handle, **shared)
+    second = Consumer(shared_cluster.meta, handler=handle_next, **shared)
     async with asyncio.timeout(60), first, second:
         await eventually(lambda: first.assignment or second.assignment)
         holder = first if first.assignment else second
-        if holder is second:  # let the first have it
+        if holder is second:  # let the first own it
             await second.suspend()
             await eventually(lambda: first.assignment)
             await second.resume()
@@ -67,10 +67,10 @@ async def test_a_consumer_whose_close_was_cancelled_holds_its_partition_while_a_
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5])
-async def test_a_producer_whose_close_was_cancelled_tells_every_message_and_opens_again(
+async def test_cancelled_producer_close_answers_every_message_and_opens_again(
     shared_cluster: Cluster, turns: int
 ):
-    """Wherever the cancellation comes, each future is answered, and the same object works again."""
+    """Wherever the cancellation comes, every future is done, and the same producer opens again."""
     subject = f"cancelled-closes-{turns}"
     await shared_cluster.create(subject, partitions=2)
     producer = Producer(shared_cluster.meta)

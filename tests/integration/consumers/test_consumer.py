@@ -43,14 +43,14 @@ async def fill(cluster: Cluster, subject: str, count: int, *, keys: int = 50, pa
 
 
 def by_key(messages: list[Message]) -> dict[bytes, list[bytes]]:
-    found: dict[bytes, list[bytes]] = {}
+    values: dict[bytes, list[bytes]] = {}
     for message in messages:
-        found.setdefault(message.key, []).append(message.value)
-    return found
+        values.setdefault(message.key, []).append(message.value)
+    return values
 
 
-async def test_every_message_is_handled_in_the_order_of_its_key(shared_cluster: Cluster):
-    """Sixteen handlers at once, some slow: per key the order is that of sending, and nothing comes twice."""
+async def test_messages_are_handled_in_the_order_of_their_key(shared_cluster: Cluster):
+    """Sixteen handlers at once, some slow: each key keeps the order of sending, and no message is handled twice."""
     sent = await fill(shared_cluster, "handled", 4_000)
     handled: list[Message] = []
     at_once = most = 0
@@ -67,10 +67,10 @@ async def test_every_message_is_handled_in_the_order_of_its_key(shared_cluster: 
         await eventually(lambda: len(handled) >= 4_000)
     assert by_key(handled) == sent
     assert most > 1
-    assert len({(one.partition_id, one.fencing_token) for one in handled}) == 4
+    assert len({(message.partition_id, message.fencing_token) for message in handled}) == 4
 
 
-async def test_what_was_acked_is_not_delivered_again(shared_cluster: Cluster):
+async def test_acked_messages_are_not_delivered_again(shared_cluster: Cluster):
     """A second consumer of the group begins where the first one ended."""
     await fill(shared_cluster, "twice", 1_000)
     first: list[Message] = []
@@ -82,25 +82,25 @@ async def test_what_was_acked_is_not_delivered_again(shared_cluster: Cluster):
     async with Consumer(shared_cluster.meta, subject="twice", group="g", handler=second.append):
         await eventually(lambda: second)
         await asyncio.sleep(0.1)
-    assert [one.value for one in second] == [b"later"]
+    assert [message.value for message in second] == [b"later"]
     assert second[0].fencing_token > 1
 
 
 async def test_two_groups_each_get_everything(shared_cluster: Cluster):
     """Progress belongs to the group."""
     await fill(shared_cluster, "shared", 500)
-    one: list[Message] = []
-    two: list[Message] = []
+    first: list[Message] = []
+    second: list[Message] = []
     async with (
-        Consumer(shared_cluster.meta, subject="shared", group="one", handler=one.append),
-        Consumer(shared_cluster.meta, subject="shared", group="two", handler=two.append),
+        Consumer(shared_cluster.meta, subject="shared", group="one", handler=first.append),
+        Consumer(shared_cluster.meta, subject="shared", group="two", handler=second.append),
     ):
-        await eventually(lambda: len(one) >= 500 and len(two) >= 500)
-    assert by_key(one) == by_key(two)
+        await eventually(lambda: len(first) >= 500 and len(second) >= 500)
+    assert by_key(first) == by_key(second)
 
 
-async def test_iteration_acks_by_hand(shared_cluster: Cluster):
-    """What the user of `async for` did not ack comes again; what was acked does not."""
+async def test_iteration_redelivers_only_unacked_messages(shared_cluster: Cluster):
+    """Messages without an ack are redelivered to the next consumer; acked ones are not."""
     await fill(shared_cluster, "iterated", 100, partitions=1)
     async with Consumer(
         shared_cluster.meta,
@@ -124,12 +124,12 @@ async def test_iteration_acks_by_hand(shared_cluster: Cluster):
             await message.ack()
             if len(again) == 3:
                 break
-    assert [one.offset for one in seen] == list(range(100))
+    assert [message.offset for message in seen] == list(range(100))
     assert again == [40, 41, 99]
 
 
-async def test_a_failing_message_is_tried_again_in_place(shared_cluster: Cluster):
-    """Later messages of its key wait; other keys go on meanwhile."""
+async def test_failing_message_is_tried_again_in_place(shared_cluster: Cluster):
+    """Later messages of its key wait; other keys are handled meanwhile."""
     sent = await fill(shared_cluster, "failing", 400, keys=10)
     handled: list[Message] = []
     tries: list[tuple[int, int]] = []
@@ -150,8 +150,8 @@ async def test_a_failing_message_is_tried_again_in_place(shared_cluster: Cluster
     assert tries[3][1] >= 360, "the other nine keys did not wait"
 
 
-async def test_partitions_are_shared_out_and_handed_over(shared_cluster: Cluster):
-    """A second consumer takes over half, between two messages of a key; when it leaves, all come back at once."""
+async def test_partitions_are_divided_and_handed_over(shared_cluster: Cluster):
+    """A second consumer takes over half, between two messages of a key; when it leaves, all return at once."""
     sent = await fill(shared_cluster, "joined", 20, keys=20)
     log: list[tuple[str, Message]] = []
 
@@ -192,7 +192,7 @@ async def test_partitions_are_shared_out_and_handed_over(shared_cluster: Cluster
 
 @pytest.mark.parametrize("name", ["../x", "a\0b", "x" * 300, ""])
 def test_illegal_names_are_refused_at_once(name: str):
-    """Names are looked at before anything is opened."""
+    """Names are checked before anything is opened."""
     with pytest.raises(InvalidNameError):
         Consumer("127.0.0.1:1", subject=name, group="g")
     with pytest.raises(InvalidNameError):
@@ -200,31 +200,33 @@ def test_illegal_names_are_refused_at_once(name: str):
 
 
 def test_impossible_settings_are_all_listed():
-    """Everything wrong is said at once."""
+    """The error lists every problem."""
     with pytest.raises(ConfigError, match=r"ttl_ms.*concurrency"):
         Consumer("127.0.0.1:1", subject="s", group="g", ttl_ms=10, concurrency=0)
 
 
-async def test_an_unknown_subject_is_told_at_open(shared_cluster: Cluster):
-    """There is nothing to wait for."""
+async def test_unknown_subject_is_refused_at_open(shared_cluster: Cluster):
+    """Opening does not wait for a subject that does not exist."""
     with pytest.raises(SubjectUnknownError, match="keylane subject create"):
         async with Consumer(shared_cluster.meta, subject="nobody-made-this", group="g"):
             pass
 
 
-async def test_an_unreachable_metaserver_is_told_at_open():
-    """Opening a consumer where nobody listens says what to do."""
+async def test_unreachable_metaserver_is_reported_at_open():
+    """The error of a refused connection says what to do."""
     with pytest.raises(NotSentError, match="keylane dev"):
         async with Consumer("127.0.0.1:1", subject="s", group="g"):
             pass
 
 
-async def test_a_consumer_with_a_handler_is_not_iterated(shared_cluster: Cluster):
-    """Messages go to one place."""
+async def test_consumer_with_a_handler_cannot_be_iterated(shared_cluster: Cluster):
+    """Its messages go to the handler."""
     await shared_cluster.create("one-place")
-    async with Consumer(shared_cluster.meta, subject="one-place", group="g", handler=print) as one:
+    async with Consumer(
+        shared_cluster.meta, subject="one-place", group="g", handler=print
+    ) as consumer:
         with pytest.raises(ClosedError):
-            await anext(one)
+            await anext(consumer)
 
 
 # ── real processes ────────────────────────────────────────────────────────────────────────────────────
@@ -253,7 +255,7 @@ def events(path: Path) -> list[dict]:
 
 
 @pytest.mark.crash
-async def test_a_killed_consumer_is_replaced_within_its_ttl(cluster: Cluster, tmp_path: Path):
+async def test_killed_consumer_is_replaced_within_its_ttl(cluster: Cluster, tmp_path: Path):
     """After SIGKILL the other consumer handles the rest, in order, within ttl + 1 s."""
     sent = await fill(cluster, "killed", 200, keys=10)
     survivor: list[Message] = []
@@ -268,7 +270,9 @@ async def test_a_killed_consumer_is_replaced_within_its_ttl(cluster: Cluster, tm
             await eventually(lambda: len(consumer.assignment) == 4)
             took = time.monotonic() - killed
             finished = {
-                (one["partition"], one["offset"]) for one in events(path) if one["event"] == "end"
+                (event["partition"], event["offset"])
+                for event in events(path)
+                if event["event"] == "end"
             }
             await eventually(
                 lambda: len(finished | {(m.partition_id, m.offset) for m in survivor}) >= 200
@@ -280,10 +284,10 @@ async def test_a_killed_consumer_is_replaced_within_its_ttl(cluster: Cluster, tm
 
 @pytest.mark.crash
 @pytest.mark.parametrize("ttls", [1.5, 4])
-async def test_a_stopped_consumer_moves_nothing_when_it_wakes(
+async def test_stopped_consumer_moves_no_cursor_when_it_wakes(
     cluster: Cluster, tmp_path: Path, ttls: float
 ):
-    """SIGSTOP inside handlers: a new owner goes on; awake again, the old one starts no handler and acks nothing."""
+    """SIGSTOP inside handlers: a new owner continues; awake again, the old one starts no handler and acks nothing."""
     sent = await fill(cluster, "stopped", 200, keys=10)
     survivor: list[Message] = []
     path = tmp_path / "events"
@@ -301,21 +305,21 @@ async def test_a_stopped_consumer_moves_nothing_when_it_wakes(
             await eventually(lambda: by_key(survivor)[b"k0"][-1] == sent[b"k0"][-1])
             await asyncio.sleep(0.5)
     late = [
-        one
-        for one in events(path)
-        if one["event"] == "start" and one["boot_ms"] >= one["deadline_ms"]
+        event
+        for event in events(path)
+        if event["event"] == "start" and event["boot_ms"] >= event["deadline_ms"]
     ]
     assert late == [], "no handler starts after its deadline"
-    old = {(one["partition"], one["token"]) for one in events(path)[:before]}
-    new = {one.partition_id: one.fencing_token for one in survivor}
+    old = {(event["partition"], event["token"]) for event in events(path)[:before]}
+    new = {message.partition_id: message.fencing_token for message in survivor}
     assert all(new[partition] > token for partition, token in old if partition in new)
     for key, values in by_key(survivor).items():
         assert values == sent[key][-len(values) :], "what the survivor did has no gap and no repeat"
 
 
 @pytest.mark.crash
-async def test_a_killed_broker_is_ridden_out(cluster: Cluster):
-    """Consumption goes on after the broker is back, with the same token, in order, and loses nothing."""
+async def test_consumer_continues_after_a_broker_was_killed(cluster: Cluster):
+    """After the broker is back, consuming continues with the same token, in order, without a loss."""
     sent = await fill(cluster, "bumpy", 2_000, keys=20)
     handled: list[Message] = []
 
@@ -334,8 +338,8 @@ async def test_a_killed_broker_is_ridden_out(cluster: Cluster):
 
 
 @pytest.mark.crash
-async def test_without_a_metaserver_handlers_stop_in_time(cluster: Cluster):
-    """When no heartbeat is answered, no handler starts after the deadline; when it is back, work goes on."""
+async def test_handlers_stop_in_time_without_a_metaserver(cluster: Cluster):
+    """While no heartbeat is answered, no handler starts after the deadline; consuming continues once one is."""
     await fill(cluster, "cut", 3_000, keys=20)
     starts: list[float] = []
 
@@ -354,4 +358,4 @@ async def test_without_a_metaserver_handlers_stop_in_time(cluster: Cluster):
         count = len(starts)
         cluster.meta_program.restart()
         await eventually(lambda: len(starts) > count + 50)
-        assert all(one.fencing_token > 1 for one in consumer.assignment)
+        assert all(assigned.fencing_token > 1 for assigned in consumer.assignment)

@@ -1,4 +1,4 @@
-"""`Consumer.run`: at SIGTERM or SIGINT a consumer hands everything over, and the next owner goes on at once."""
+"""`Consumer.run`: at SIGTERM or SIGINT a consumer hands everything over, and the next owner continues at once."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from keylane.protocol.errors import GroupStrategyError
 from support.cluster import Cluster, eventually
 
 TTL_MS = 30_000
-"""The default: what a consumer that does not hand over costs."""
+"""The default: the delay after a consumer that does not hand over."""
 NEXT_OWNER_MS_MAX = 3_000
-"""About a second here, with room for a machine that is busy."""
+"""About a second here, with a margin for a busy machine."""
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def runner(
 
 
 def records(path: Path) -> list[tuple[tuple[int, int], int]]:
-    """((partition, offset), boot time in ms) of what was handled."""
+    """((partition, offset), boot time in ms) of each handled message."""
     if not path.exists():
         return []
     rows = [tuple(map(int, line.split())) for line in path.read_text().splitlines()]
@@ -60,7 +60,7 @@ def records(path: Path) -> list[tuple[tuple[int, int], int]]:
         ("iterating", signal.SIGTERM),
     ],
 )
-async def test_a_signal_hands_over_under_load(
+async def test_signal_hands_over_under_load(
     shared_cluster: Cluster, tmp_path: Path, how: str, number: signal.Signals
 ) -> None:
     """The next owner starts long before the ttl is over, and no message is handled twice or left out."""
@@ -98,10 +98,10 @@ async def test_a_signal_hands_over_under_load(
     assert pause_ms < NEXT_OWNER_MS_MAX
 
 
-async def test_a_second_signal_does_not_wait_for_handlers(
+async def test_second_signal_does_not_wait_for_handlers(
     shared_cluster: Cluster, tmp_path: Path
 ) -> None:
-    """A handler that takes long is waited for after the first signal, not after the second."""
+    """A slow handler is waited for after the first signal, not after the second."""
     await shared_cluster.create("run-twice", partitions=1)
     async with Producer(shared_cluster.meta) as producer:
         await producer.send("run-twice", b"v", key=b"k")
@@ -117,12 +117,12 @@ async def test_a_second_signal_does_not_wait_for_handlers(
 
 
 async def test_run_in_a_thread_ends_with_its_cancellation(shared_cluster: Cluster) -> None:
-    """No signal handler is touched there; a cancelled `run` hands over, and the next owner goes on."""
+    """No signal handler is installed there; a cancelled `run` hands over, and the next owner continues."""
     await shared_cluster.create("run-thread", partitions=1)
     handled: list[Message] = []
     ready = threading.Event()
     cancel: list[object] = []
-    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
 
     def thread() -> None:
         async def main() -> None:
@@ -143,7 +143,7 @@ async def test_run_in_a_thread_ends_with_its_cancellation(shared_cluster: Cluste
     async with Producer(shared_cluster.meta) as producer:
         await producer.send("run-thread", b"0", key=b"k")
         await eventually(lambda: len(handled) == 1)
-        assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
         loop, running = cancel
         loop.call_soon_threadsafe(running.cancel)
         await asyncio.to_thread(worker.join, 20)
@@ -155,10 +155,10 @@ async def test_run_in_a_thread_ends_with_its_cancellation(shared_cluster: Cluste
             await eventually(lambda: len(handled) == 2, seconds=10)
 
 
-async def test_run_ends_with_close_and_raises_what_ended_the_consumer(
+async def test_run_ends_with_close_and_raises_the_error_that_ended_the_consumer(
     shared_cluster: Cluster,
 ) -> None:
-    """`close` from elsewhere ends it; what the metaserver refuses is raised, and signal handlers stand as before."""
+    """`close` from elsewhere ends `run`; an error of the metaserver is raised, and signal handlers are restored."""
     await shared_cluster.create("run-close", partitions=1)
     before = signal.getsignal(signal.SIGTERM)
     consumer = Consumer(shared_cluster.meta, subject="run-close", group="g", handler=print)
@@ -176,8 +176,8 @@ async def test_run_ends_with_close_and_raises_what_ended_the_consumer(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-async def test_a_users_handler_may_close_it_too(shared_cluster: Cluster) -> None:
-    """A signal that ends `run` and also has the user close the consumer hands over once, and ends both."""
+async def test_signal_handler_of_the_user_may_close_the_consumer(shared_cluster: Cluster) -> None:
+    """A signal that ends `run` and also makes the user close the consumer hands over once, and ends both."""
     await shared_cluster.create("run-close-twice", partitions=1)
     handled: list[bytes] = []
 
@@ -195,7 +195,7 @@ async def test_a_users_handler_may_close_it_too(shared_cluster: Cluster) -> None
         async with Producer(shared_cluster.meta) as producer, consumer:
             await producer.send("run-close-twice", b"v", key=b"k")
             running = asyncio.create_task(consumer.run())
-            await eventually(lambda: any(one.outstanding for one in consumer.assignment))
+            await eventually(lambda: any(assigned.outstanding for assigned in consumer.assignment))
             signal.raise_signal(signal.SIGTERM)
             await asyncio.wait_for(running, 10)
             await asyncio.wait_for(closing[0], 10)

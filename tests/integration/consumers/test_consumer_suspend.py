@@ -1,4 +1,4 @@
-"""Consumers that hand over while they go on living: suspended, resumed, closing slowly."""
+"""Consumers that hand over and stay open: suspended, resumed, closing slowly."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ async def meta(shared_cluster: Cluster) -> AsyncIterator[MetaClient]:
     await network.close()
 
 
-async def test_suspended_and_resumed(shared_cluster: Cluster):
-    """A suspended consumer hands everything over and handles nothing, until it takes part again."""
+async def test_suspended_consumer_gets_nothing_until_it_resumes(shared_cluster: Cluster):
+    """A suspended consumer hands everything over and handles nothing until it resumes."""
     await shared_cluster.create("suspended", partitions=4)
     handled: dict[str, list[Message]] = {"one": [], "two": []}
 
@@ -35,29 +35,29 @@ async def test_suspended_and_resumed(shared_cluster: Cluster):
         )
 
     async with Producer(shared_cluster.meta) as producer:
-        async with consumer("one") as one, consumer("two") as two:
-            await eventually(lambda: len(one.assignment) == len(two.assignment) == 2)
-            await one.suspend()
-            assert one.assignment == []
-            await eventually(lambda: len(two.assignment) == 4)
+        async with consumer("one") as first, consumer("two") as second:
+            await eventually(lambda: len(first.assignment) == len(second.assignment) == 2)
+            await first.suspend()
+            assert first.assignment == []
+            await eventually(lambda: len(second.assignment) == 4)
             for number in range(100):
                 await producer.send("suspended", b"%d" % number, key=b"k%d" % number)
             await eventually(lambda: len(handled["two"]) == 100)
             assert not handled["one"]
-            await two.suspend()
-            await one.resume()
-            await eventually(lambda: len(one.assignment) == 4)
+            await second.suspend()
+            await first.resume()
+            await eventually(lambda: len(first.assignment) == 4)
             await producer.send("suspended", b"more", key=b"k")
             await eventually(lambda: handled["one"])
         assert [message.value for message in handled["one"]] == [b"more"]
     with pytest.raises(ClosedError):
-        await one.suspend()
+        await first.suspend()
     with pytest.raises(ClosedError):
-        await one.resume()
+        await first.resume()
 
 
-async def test_who_leaves_slowly_keeps_only_what_is_slow(shared_cluster: Cluster):
-    """A consumer that closes gives each partition on as soon as its own handlers are through."""
+async def test_slow_handler_delays_the_hand_over_of_its_partition_only(shared_cluster: Cluster):
+    """A closing consumer hands each partition over as soon as the handlers of that partition have ended."""
     route = await shared_cluster.create("leaving", partitions=4)
     stuck = asyncio.Event()
     handled: list[Message] = []
@@ -71,19 +71,21 @@ async def test_who_leaves_slowly_keeps_only_what_is_slow(shared_cluster: Cluster
     async with Producer(shared_cluster.meta) as producer:
         await first.__aenter__()
         slow = await producer.send("leaving", b"slow", key=b"k")
-        await eventually(lambda: sum(one.outstanding for one in first.assignment) == 1)
+        await eventually(lambda: sum(held.outstanding for held in first.assignment) == 1)
         async with second:
             closing = asyncio.create_task(first.close())
-            others = {int(one.partition_id) for one in route.partitions} - {slow.partition_id}
-            await eventually(lambda: {one.partition_id for one in second.assignment} == others)
+            others = {int(partition.partition_id) for partition in route.partitions} - {
+                slow.partition_id
+            }
+            await eventually(lambda: {held.partition_id for held in second.assignment} == others)
             assert not closing.done()
             stuck.set()
             await closing
             await eventually(lambda: len(second.assignment) == 4)
 
 
-async def test_an_ack_again_changes_nothing(shared_cluster: Cluster):
-    """A message acked twice counts once, by hand as in a handler: the close waits for nothing and for nobody less."""
+async def test_second_ack_changes_nothing(shared_cluster: Cluster):
+    """A message acked twice counts once, by hand and in a handler: the close waits for every other message."""
     await shared_cluster.create("acked", partitions=1)
     async with Producer(shared_cluster.meta) as producer:
         for number in range(10):
@@ -110,8 +112,8 @@ async def test_an_ack_again_changes_nothing(shared_cluster: Cluster):
 PATIENT = ConsumerSettings(handover_ms=600_000, ttl_ms=60_000)
 
 
-async def test_who_leaves_an_iteration_gives_up_what_was_not_acked(shared_cluster: Cluster):
-    """Closing waits for no ack: what was taken and not acked comes again, what was acked does not."""
+async def test_closing_an_iteration_gives_up_unacked_messages(shared_cluster: Cluster):
+    """Closing waits for no ack: messages taken and not acked are redelivered, acked ones are not."""
     await shared_cluster.create("given-up", partitions=1)
     meta = shared_cluster.meta
     async with Producer(meta) as producer:
@@ -128,41 +130,41 @@ async def test_who_leaves_an_iteration_gives_up_what_was_not_acked(shared_cluste
     assert again == [b"1", b"2", b"3"]
 
 
-async def test_a_partition_goes_over_after_the_acks_while_an_iteration_goes_on(
+async def test_partition_is_handed_over_after_the_acks_while_the_iteration_continues(
     shared_cluster: Cluster,
 ):
-    """While its consumer lives, a partition is not handed over before what was taken is acked; closing ends the wait."""
+    """A partition is not handed over before its taken messages are acked; closing the consumer ends the wait."""
     await shared_cluster.create("held", partitions=2)
-    one, two = (
+    first, second = (
         Consumer(shared_cluster.meta, subject="held", group="g", settings=PATIENT) for _ in range(2)
     )
     async with Producer(shared_cluster.meta) as producer, asyncio.timeout(90):
-        await one.__aenter__()
-        await eventually(lambda: len(one.assignment) == 2)
+        await first.__aenter__()
+        await eventually(lambda: len(first.assignment) == 2)
         held = []
         for number in itertools.count():
             receipt = await producer.send("held", b"%d" % number, key=b"%d" % number)
             if receipt.partition_id not in {message.partition_id for message in held}:
-                held.append(await anext(one))
+                held.append(await anext(first))
             else:
-                await (await anext(one)).ack()
+                await (await anext(first)).ack()
             if len(held) == 2:
                 break
-        async with two:
-            await eventually(lambda: len(one.assignment) == 1)
+        async with second:
+            await eventually(lambda: len(first.assignment) == 1)
             await asyncio.sleep(0.5)
-            assert two.assignment == []
-            await one.close()
-            await eventually(lambda: len(two.assignment) == 2)
+            assert second.assignment == []
+            await first.close()
+            await eventually(lambda: len(second.assignment) == 2)
             again = {(message.partition_id, message.value) for message in held}
             assert again == {
                 (message.partition_id, message.value)
-                for message in [await anext(two), await anext(two)]
+                for message in [await anext(second), await anext(second)]
             }
 
 
-async def test_a_session_may_begin_suspended(shared_cluster: Cluster, meta: MetaClient):
-    """A session that replaces a suspended one is granted nothing either, until it says so."""
+async def test_session_may_begin_suspended(shared_cluster: Cluster, meta: MetaClient):
+    """A session that replaces a suspended one is granted nothing until it resumes."""
     await shared_cluster.create("quietly", partitions=2)
     session = "5" * 16
     await meta.join(Join(subject="quietly", group="g", session=session, suspended=True))
@@ -173,8 +175,10 @@ async def test_a_session_may_begin_suspended(shared_cluster: Cluster, meta: Meta
         await meta.suspend(Suspend(session="6" * 16))
 
 
-async def test_a_call_to_suspend_that_comes_late(shared_cluster: Cluster, meta: MetaClient):
-    """What a consumer asked for before the last thing it asked for does not stay, should that call come late or twice."""
+async def test_late_call_to_suspend_is_undone_by_the_next_heartbeat(
+    shared_cluster: Cluster, meta: MetaClient
+):
+    """A call that arrives late or twice does not outlast what the consumer asked for last."""
     await shared_cluster.create("late", partitions=2)
     settings = ConsumerSettings(ttl_ms=6_000)
     async with Consumer(
@@ -197,10 +201,10 @@ async def test_a_call_to_suspend_that_comes_late(shared_cluster: Cluster, meta: 
         await eventually(lambda: len(consumer.assignment) == 2)
 
 
-async def test_a_heartbeat_that_comes_late_suspends_nobody(
+async def test_heartbeat_with_an_old_version_changes_no_suspension(
     shared_cluster: Cluster, meta: MetaClient
 ):
-    """Only who knows of the newest grants says whether it takes part: an older heartbeat changes nothing."""
+    """Only a heartbeat that knows the newest version decides whether the session takes part."""
     await shared_cluster.create("stale", partitions=2)
     session = "7" * 16
     await meta.join(Join(subject="stale", group="g", session=session, suspended=True))

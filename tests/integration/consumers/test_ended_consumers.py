@@ -1,4 +1,4 @@
-"""What ends a consumer for good holds no partition: others go on at once."""
+"""A consumer that an error has ended keeps no partition: others continue at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.cluster import Cluster, eventually
 
 
 async def accept(meta: str, broker_group: str) -> None:
-    """Go on with a folder that is behind, as soon as the metaserver takes its broker group for silent."""
+    """Accept a folder that is behind, as soon as the metaserver takes its broker group for silent."""
     network = HttpNetwork()
     try:
         async with asyncio.timeout(30):
@@ -33,11 +33,11 @@ async def accept(meta: str, broker_group: str) -> None:
 
 
 class Crash(BaseException):
-    """No failure of a handler: nothing is to go on."""
+    """Not an Exception: the program is to end."""
 
 
-async def test_a_crashed_consumer_gives_its_partitions_back(shared_cluster: Cluster):
-    """Its program goes on and looks away; another consumer has its partitions long before the lease would end."""
+async def test_crashed_consumer_releases_its_partitions(shared_cluster: Cluster):
+    """Its program ignores the error; another consumer has its partitions long before the lease would end."""
     await shared_cluster.create("crashed", partitions=2)
     async with Producer(shared_cluster.meta) as producer:
         for number in range(20):
@@ -63,11 +63,11 @@ async def test_a_crashed_consumer_gives_its_partitions_back(shared_cluster: Clus
 
 
 @pytest.mark.parametrize("count", [1, 200], ids=["fewer", "more"])
-async def test_a_broker_that_has_less_than_was_read_is_read_anew(
+async def test_partition_is_pulled_anew_when_its_broker_lost_messages(
     cluster: Cluster, tmp_path: Path, count: int
 ):
-    """An operator accepts an older copy of its folder: the next token begins at the broker's cursor, also where it
-    has grown beyond what was read before."""
+    """An operator accepts an older copy of the broker's folder: the next token begins at the broker's cursor, also if
+    the partition has grown beyond the offsets that were pulled before."""
     route = await cluster.create("older", partitions=1)
     program = cluster.brokers[int(route.partitions[0].broker_group[1:]) - 1]
     folder = tmp_path / f"broker-{route.partitions[0].broker_group[1:]}"
@@ -96,5 +96,5 @@ async def test_a_broker_that_has_less_than_was_read_is_read_anew(
         await send(new)
         await eventually(lambda: seen[-1].value == new[-1], seconds=60)
     assert seen[-1].fencing_token > seen[0].fencing_token
-    assert [one.value for one in seen[21:]] == new
-    assert [one.offset for one in seen[21:]] == list(range(1, 1 + len(new)))
+    assert [message.value for message in seen[21:]] == new
+    assert [message.offset for message in seen[21:]] == list(range(1, 1 + len(new)))

@@ -20,7 +20,7 @@ CONCURRENCY = 4
 
 
 async def fill(cluster: Cluster, subject: str, *, failing: int, others: int) -> None:
-    """Failing keys, one message each, before and between so many others; two partitions."""
+    """Send `failing` keys of one message each, before and between others, to two partitions."""
     await cluster.create(subject, partitions=2)
     async with Producer(cluster.meta) as producer:
         for number in range(failing):
@@ -33,8 +33,10 @@ async def fill(cluster: Cluster, subject: str, *, failing: int, others: int) -> 
 
 @pytest.mark.parametrize("strategy", ["exclusive", "shared"])
 @pytest.mark.parametrize("failing", [CONCURRENCY, 1_000])
-async def test_failing_keys_stop_no_other(shared_cluster: Cluster, strategy: str, failing: int):
-    """As many failing keys as workers, and far more than a shared group has in flight: all others are handled."""
+async def test_failing_keys_do_not_stop_other_keys(
+    shared_cluster: Cluster, strategy: str, failing: int
+):
+    """As many failing keys as workers, and far more than a shared group has in flight: all other keys are handled."""
     subject = f"failing-{strategy}-{failing}"
     await fill(shared_cluster, subject, failing=failing, others=2_000)
     mended = False
@@ -55,20 +57,22 @@ async def test_failing_keys_stop_no_other(shared_cluster: Cluster, strategy: str
     async with Consumer(
         shared_cluster.meta, subject=subject, group="g", handler=handle, settings=settings
     ):
-        await eventually(lambda: sum(one.value.isdigit() for one in handled) >= 2_000)
+        await eventually(lambda: sum(message.value.isdigit() for message in handled) >= 2_000)
         if strategy == "exclusive":
-            assert all(one.value != b"later" for one in handled), "they wait behind what fails"
+            assert all(message.value != b"later" for message in handled), (
+                "they wait behind what fails"
+            )
         mended = True
         await eventually(lambda: len(handled) >= 2_000 + 2 * failing)
     if strategy == "exclusive":
         assert len(handled) == 2_000 + 2 * failing
         for number in range(failing):
-            values = [one.value for one in handled if one.key == b"bad%d" % number]
+            values = [message.value for message in handled if message.key == b"bad%d" % number]
             assert values == [b"bad", b"later"]
 
 
-async def test_a_coroutine_that_a_lambda_returns_is_awaited(shared_cluster: Cluster):
-    """What the lambda's coroutine has not handled comes to the next consumer."""
+async def test_coroutine_returned_by_a_lambda_is_awaited(shared_cluster: Cluster):
+    """Messages that the coroutine has not handled are redelivered to the next consumer."""
     await fill(shared_cluster, "lambda", failing=0, others=200)
     handled: list[bytes] = []
     gate = asyncio.Event()
@@ -86,17 +90,17 @@ async def test_a_coroutine_that_a_lambda_returns_is_awaited(shared_cluster: Clus
             handler=lambda message: handle(message, handled),
             settings=settings,
         ) as consumer:
-            await eventually(lambda: sum(one.outstanding for one in consumer.assignment))
+            await eventually(lambda: sum(assigned.outstanding for assigned in consumer.assignment))
             assert handled == []
             if let_go:
                 gate.set()
                 await eventually(lambda: len(handled) == 200)
 
 
-async def test_a_handler_that_blocks_the_loop_is_told_as_the_reason_of_a_lost_lease(
+async def test_handler_that_blocks_the_loop_is_logged_as_the_reason_of_a_lost_lease(
     shared_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ):
-    """For how long the loop stood still, and of which partition the lease was lost."""
+    """The line says how long the event loop was blocked, and the lease of which partition was lost."""
     await fill(shared_cluster, "blocked", failing=0, others=20)
     blocked = False
 
@@ -117,7 +121,7 @@ async def test_a_handler_that_blocks_the_loop_is_told_as_the_reason_of_a_lost_le
             await eventually(lambda: any("lost the lease" in text for text in caplog.messages))
     (text, *_) = [text for text in caplog.messages if "lost the lease" in text]
     assert "consumer of blocked in group g lost the lease of partition" in text
-    assert "the event loop stood still for 2." in text
+    assert "the event loop did not run for 2." in text
 
 
 PROGRAM = """
@@ -137,10 +141,10 @@ asyncio.run(main())
 
 
 @pytest.mark.crash
-async def test_a_handler_that_exits_ends_its_program_with_everything_handed_over(
+async def test_handler_that_exits_ends_its_program_after_the_hand_over(
     shared_cluster: Cluster, tmp_path: Path
 ):
-    """The exit status is the handler's, and the next consumer need not wait for a ttl."""
+    """The exit status is the handler's, and the next consumer does not wait for the ttl."""
     await fill(shared_cluster, "exits", failing=0, others=100)
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)

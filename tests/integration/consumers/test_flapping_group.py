@@ -1,4 +1,4 @@
-"""Groups whose consumers join and leave by the hundred take no session from the others."""
+"""Groups whose consumers join and leave by the hundred cost other groups no session."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ async def test_other_groups_and_brokers_keep_their_sessions(
     house: tuple[MetaClient, HostingBroker],
 ) -> None:
     """Renewals of a session, which reports drained partitions, and of a broker do not wait behind the joins of others,
-    and joins go on meanwhile.
+    and joins are answered meanwhile.
     """
     meta, broker = house
     await meta.create_subject(CreateSubject(subject="s", partitions=64))
-    parents = [one.partition_id for one in (await meta.route("s")).open_partitions()]
+    parents = [partition.partition_id for partition in (await meta.route("s")).open_partitions()]
     resize = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=128)
     (view,) = (await meta.reshape(resize)).operations
     sealing = asyncio.create_task(done_operation(meta, view))
@@ -92,11 +92,11 @@ async def test_other_groups_and_brokers_keep_their_sessions(
         await timed(broker.report(meta), renewals_s)
         await asyncio.sleep(BEAT_SECONDS)
     granted = {
-        one.partition.partition_id
-        for one in (await meta.heartbeat(Heartbeat(session=QUIET))).grants
+        grant.partition.partition_id
+        for grant in (await meta.heartbeat(Heartbeat(session=QUIET))).grants
     }
     assert granted.isdisjoint(drained), "its report counted"
     ends = await asyncio.gather(*flapping, return_exceptions=True)
-    assert [one for one in ends if one is not None and not isinstance(one, KeylaneError)] == []
+    assert [end for end in ends if end is not None and not isinstance(end, KeylaneError)] == []
     assert joins_s
     assert max(renewals_s) < statistics.median(joins_s) / 2

@@ -1,4 +1,4 @@
-"""Partitions that go to another consumer while the body of an iteration runs."""
+"""Partitions that are wanted by another consumer while the body of an iteration runs."""
 
 from __future__ import annotations
 
@@ -26,75 +26,77 @@ async def send(meta: str, subject: str) -> None:
 
 
 async def first_of_each(consumer: Consumer) -> dict[int, Message]:
-    """Takes messages one by one, and acks all but the first of each of two partitions."""
-    found: dict[int, Message] = {}
-    while len(found) < 2:
+    """Take messages one by one, and ack all but the first of each of two partitions."""
+    taken: dict[int, Message] = {}
+    while len(taken) < 2:
         message = await anext(consumer)
-        if found.setdefault(message.partition_id, message) is not message:
+        if taken.setdefault(message.partition_id, message) is not message:
             await message.ack()
-    return found
+    return taken
 
 
 @asynccontextmanager
 async def two_of(cluster: Cluster, subject: str) -> AsyncIterator[tuple[Consumer, Consumer]]:
-    """A consumer that has both partitions, with messages in them, and one that is still to come."""
+    """A consumer that owns both partitions, with messages in them, and a second one that has not joined."""
     await cluster.create(subject, partitions=2)
-    one, two = (
+    first, second = (
         Consumer(cluster.meta, subject=subject, group="g", settings=HASTY) for _ in range(2)
     )
-    async with asyncio.timeout(90), one:
-        await eventually(lambda: len(one.assignment) == 2)
+    async with asyncio.timeout(90), first:
+        await eventually(lambda: len(first.assignment) == 2)
         await send(cluster.meta, subject)
-        yield one, two
+        yield first, second
 
 
-async def test_a_body_may_take_longer_than_handover_and_lease(shared_cluster: Cluster):
-    """Another consumer gets nothing of a partition before the body has acked what it is in; then what comes next."""
-    async with two_of(shared_cluster, "in-the-body") as (one, two):
-        held = await first_of_each(one)
-        async with two:
-            await eventually(lambda: len(one.assignment) == 1)
-            (gone,) = held.keys() - {kept.partition_id for kept in one.assignment}
+async def test_loop_body_may_take_longer_than_handover_and_lease(shared_cluster: Cluster):
+    """Another consumer gets no message of a partition before the body has acked its own; then it gets the next ones."""
+    async with two_of(shared_cluster, "in-the-body") as (first, second):
+        held = await first_of_each(first)
+        async with second:
+            await eventually(lambda: len(first.assignment) == 1)
+            (gone,) = held.keys() - {kept.partition_id for kept in first.assignment}
             await send(shared_cluster.meta, "in-the-body")
             await asyncio.sleep(2 * TTL_MS / 1000)
-            assert two.assignment == []
+            assert second.assignment == []
             await held[gone].ack()
-            await eventually(lambda: two.assignment)
-            following = await anext(two)
+            await eventually(lambda: second.assignment)
+            following = await anext(second)
     assert following.partition_id == gone
     assert following.offset > held[gone].offset
 
 
-async def test_what_was_passed_over_comes_again_elsewhere(shared_cluster: Cluster):
-    """Who goes on without an ack holds nobody up for longer than `handover_ms`."""
-    async with two_of(shared_cluster, "passed-over") as (one, two):
-        held = await first_of_each(one)
+async def test_messages_passed_over_are_redelivered_to_the_next_owner(shared_cluster: Cluster):
+    """A loop that continues without an ack delays a hand-over by `handover_ms` at most."""
+    async with two_of(shared_cluster, "passed-over") as (first, second):
+        held = await first_of_each(first)
 
         async def drain() -> None:
-            async for message in one:
+            async for message in first:
                 await message.ack()
 
         draining = asyncio.create_task(drain())
-        async with two:
-            await eventually(lambda: two.assignment)
-            again = await anext(two)
+        async with second:
+            await eventually(lambda: second.assignment)
+            again = await anext(second)
         assert again.value == held[again.partition_id].value
         with pytest.raises(LeaseLostError):
             await held[again.partition_id].ack()
         draining.cancel()
 
 
-async def test_a_body_may_suspend_its_consumer(shared_cluster: Cluster):
-    """It gets an answer, and may ack what it is in afterwards, which does not come again."""
+async def test_loop_body_may_suspend_its_consumer(shared_cluster: Cluster):
+    """The call returns, and the body may ack its message afterwards; it is not redelivered."""
     meta = shared_cluster.meta
     await shared_cluster.create("suspending", partitions=1)
     async with Producer(meta) as producer:
         for number in range(2):
             await producer.send("suspending", b"%d" % number, key=b"k")
-    one, two = (Consumer(meta, subject="suspending", group="g", settings=HASTY) for _ in range(2))
-    async with asyncio.timeout(90), one:
-        message = await anext(one)
-        await one.suspend()
+    first, second = (
+        Consumer(meta, subject="suspending", group="g", settings=HASTY) for _ in range(2)
+    )
+    async with asyncio.timeout(90), first:
+        message = await anext(first)
+        await first.suspend()
         await message.ack()
-        async with two:
-            assert (await anext(two)).value == b"1"
+        async with second:
+            assert (await anext(second)).value == b"1"

@@ -1,4 +1,4 @@
-"""Shared groups with real brokers, metaservers and consumer processes; switched groups fence whoever is late."""
+"""Shared groups with real brokers, metaservers and consumer processes; a switched group fences late consumers."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def places(path: Path, event: str) -> list[Place]:
     if not path.exists():
         return []
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [(one["partition"], one["offset"]) for one in lines if one["event"] == event]
+    return [(line["partition"], line["offset"]) for line in lines if line["event"] == event]
 
 
 def place(message: Message) -> Place:
     return message.partition_id, message.offset
 
 
-async def test_all_sessions_work_on_one_partition(shared_cluster: Cluster):
+async def test_sessions_of_a_shared_group_work_on_one_partition(shared_cluster: Cluster):
     """Three consumers take messages of the same partition at once, and each message goes to one of them."""
     values = await fill(shared_cluster, "one-for-all", 600, partitions=1)
     handled: dict[str, list[Message]] = {"a": [], "b": [], "c": []}
@@ -127,11 +127,13 @@ async def test_all_sessions_work_on_one_partition(shared_cluster: Cluster):
     every = [message.value for each in handled.values() for message in each]
     assert sorted(every) == sorted(values), "each once, as nobody failed"
     assert all(handled.values())
-    assert len({one.fencing_token for each in handled.values() for one in each}) == 1
+    assert (
+        len({message.fencing_token for messages in handled.values() for message in messages}) == 1
+    )
 
 
-async def test_who_closes_gives_back_what_it_has(shared_cluster: Cluster):
-    """What a leaving consumer did not handle goes on at once, not at the deadline, and nothing is handled twice."""
+async def test_closing_consumer_releases_its_messages(shared_cluster: Cluster):
+    """Messages that a leaving consumer did not handle are handed out at once, not at the deadline; none is handled twice."""
     values = await fill(shared_cluster, "given-back", 100, partitions=1)
     settings = ConsumerSettings(
         ttl_ms=TTL_MS, strategy="shared", in_flight_ms=600_000, handover_ms=100
@@ -154,11 +156,11 @@ async def test_who_closes_gives_back_what_it_has(shared_cluster: Cluster):
         settings=settings,
     ):
         await eventually(lambda: len(second) >= 90)
-    assert sorted(one.value for one in (*first, *second)) == sorted(values)
+    assert sorted(message.value for message in (*first, *second)) == sorted(values)
 
 
-async def test_a_failing_message_delays_no_other(shared_cluster: Cluster):
-    """Without order, later messages of its key go on; it comes again until it succeeds."""
+async def test_failing_message_delays_no_other(shared_cluster: Cluster):
+    """Without order, later messages of its key are handled; the message is tried until it succeeds."""
     values = await fill(shared_cluster, "no-order", 200, partitions=1)
     handled: list[bytes] = []
     tries: Counter[bytes] = Counter()
@@ -177,8 +179,8 @@ async def test_a_failing_message_delays_no_other(shared_cluster: Cluster):
     assert sum(count > 1 for count in tries.values()) == 1
 
 
-async def test_a_mismatch_is_refused_at_open_and_says_how_to_switch(shared_cluster: Cluster):
-    """The group's first consumer has decided."""
+async def test_strategy_mismatch_is_refused_at_open_with_the_way_to_switch(shared_cluster: Cluster):
+    """The group's first consumer has decided the strategy."""
     await shared_cluster.create("decided")
     async with Consumer(shared_cluster.meta, subject="decided", group="g", strategy="shared"):
         with pytest.raises(GroupStrategyError, match="keylane group switch"):
@@ -187,7 +189,7 @@ async def test_a_mismatch_is_refused_at_open_and_says_how_to_switch(shared_clust
 
 
 async def test_shared_groups_follow_a_resize(shared_cluster: Cluster):
-    """Parents are drained by all together before children are begun, and everything is handled."""
+    """All consumers drain the parents before any child is begun, and everything is handled."""
     values = await fill(shared_cluster, "resized-shared", 400)
     handled: list[Message] = []
 
@@ -214,22 +216,28 @@ async def test_shared_groups_follow_a_resize(shared_cluster: Cluster):
                 values.add(b"%d" % number)
                 producer.send("resized-shared", b"%d" % number, key=b"k%d" % (number % 50))
         await eventually(lambda: len(handled) >= 600)
-    assert {one.value for one in handled} == values
-    old = max(place for place, one in enumerate(handled) if one.partition_id in _oldest(handled))
-    new = min(
-        place for place, one in enumerate(handled) if one.partition_id not in _oldest(handled)
+    assert {message.value for message in handled} == values
+    old = max(
+        index for index, message in enumerate(handled) if message.partition_id in _oldest(handled)
     )
-    assert {one.value for one in handled[:new]} <= {one.value for one in handled[: old + 1]}
+    new = min(
+        index
+        for index, message in enumerate(handled)
+        if message.partition_id not in _oldest(handled)
+    )
+    assert {message.value for message in handled[:new]} <= {
+        message.value for message in handled[: old + 1]
+    }
 
 
 def _oldest(handled: list[Message]) -> set[int]:
-    return set(sorted({one.partition_id for one in handled})[:2])
+    return set(sorted({message.partition_id for message in handled})[:2])
 
 
 # ── real processes ────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.crash
-async def test_a_killed_session_costs_only_what_it_had_in_flight(cluster: Cluster, tmp_path: Path):
-    """Three consumers, one killed with SIGKILL: all is handled, and twice only what was with the dead one."""
+async def test_killed_session_repeats_only_its_messages_in_flight(cluster: Cluster, tmp_path: Path):
+    """Three consumers, one killed with SIGKILL: every message is handled, and only those of the dead one twice."""
     await fill(cluster, "killed-shared", 600)
     paths = [tmp_path / f"events-{number}" for number in range(3)]
 
@@ -241,12 +249,13 @@ async def test_a_killed_session_costs_only_what_it_had_in_flight(cluster: Cluste
         await eventually(lambda: all(len(places(path, "end")) > 10 for path in paths))
         victim.kill()
         await eventually(
-            lambda: len({one for path in paths for one in places(path, "end")}) >= 600, seconds=40
+            lambda: len({where for path in paths for where in places(path, "end")}) >= 600,
+            seconds=40,
         )
-    started = Counter(one for path in paths for one in places(path, "start"))
-    again = {one for one, count in started.items() if count > 1}
+    started = Counter(where for path in paths for where in places(path, "start"))
+    again = {where for where, count in started.items() if count > 1}
     assert again <= set(places(paths[0], "start")), "what the others had came to nobody else"
-    # 2 partitions with 20 in flight each, and what was handled but not acked yet.
+    # 2 partitions with 20 messages in flight each, and messages handled but not acked yet.
     assert len(again) <= 2 * 20 + 20
 
 
@@ -254,7 +263,7 @@ async def test_a_killed_session_costs_only_what_it_had_in_flight(cluster: Cluste
 async def test_messages_of_a_killed_session_are_free_after_its_ttl(
     cluster: Cluster, tmp_path: Path
 ):
-    """However long a handler may take: ten minutes here.  Nobody else's message is handled twice."""
+    """However long `in_flight_ms` is: ten minutes here.  Messages of the other consumer are not handled twice."""
     await fill(cluster, "dead-shared", 300)
     paths = [tmp_path / f"events-{number}" for number in range(2)]
 
@@ -266,16 +275,18 @@ async def test_messages_of_a_killed_session_are_free_after_its_ttl(
     with consumer(0) as victim, consumer(1):
         await eventually(lambda: all(len(places(path, "end")) > 10 for path in paths))
         victim.kill()
-        await eventually(lambda: len({one for path in paths for one in places(path, "end")}) >= 300)
-    started = Counter(one for path in paths for one in places(path, "start"))
-    again = {one for one, count in started.items() if count > 1}
+        await eventually(
+            lambda: len({where for path in paths for where in places(path, "end")}) >= 300
+        )
+    started = Counter(where for path in paths for where in places(path, "start"))
+    again = {where for where, count in started.items() if count > 1}
     assert again <= set(places(paths[0], "start"))
 
 
 async def test_handlers_that_take_longer_than_the_ttl_keep_their_messages(
     shared_cluster: Cluster,
 ):
-    """The client renews its session at the broker meanwhile, so nothing goes to another consumer too."""
+    """Empty acks renew the session at the broker, so no message is handed out to another consumer too."""
     values = await fill(shared_cluster, "slow-shared", 8, partitions=2)
     settings = ConsumerSettings(
         ttl_ms=TTL_MS, strategy="shared", in_flight_ms=600_000, in_flight_messages=2
@@ -298,8 +309,8 @@ async def test_handlers_that_take_longer_than_the_ttl_keep_their_messages(
 
 
 @pytest.mark.crash
-async def test_a_broker_restart_hands_out_again_what_is_not_acked(cluster: Cluster):
-    """Acks survive the broker, what was in flight comes again or goes on; nothing is left over."""
+async def test_broker_restart_hands_out_unacked_messages_again(cluster: Cluster):
+    """Acks survive the restart; messages in flight are handled, once or again; none is left over."""
     values = await fill(cluster, "restarted-shared", 600)
     handled: Counter[bytes] = Counter()
 
@@ -330,10 +341,8 @@ async def test_a_broker_restart_hands_out_again_what_is_not_acked(cluster: Clust
 @pytest.mark.parametrize(
     "shared", [False, True], ids=["exclusive-to-shared", "shared-to-exclusive"]
 )
-async def test_a_zombie_is_fenced_across_a_switch(
-    cluster: Cluster, tmp_path: Path, *, shared: bool
-):
-    """A consumer frozen before a switch moves nothing after it, in either direction, and ends by itself."""
+async def test_zombie_is_fenced_across_a_switch(cluster: Cluster, tmp_path: Path, *, shared: bool):
+    """A consumer frozen before a switch moves no cursor after it, in either direction, and ends by itself."""
     await fill(cluster, "switched", 300)
     path = tmp_path / "events"
     handled: list[Message] = []
@@ -354,13 +363,17 @@ async def test_a_zombie_is_fenced_across_a_switch(
         ) as consumer:
             await eventually(lambda: len(consumer.assignment) == 2)
             await eventually(
-                lambda: len({place(one) for one in handled} | set(places(path, "end"))) >= 300
+                lambda: (
+                    len({place(message) for message in handled} | set(places(path, "end"))) >= 300
+                )
             )
             resume(zombie.pid)
             assert await asyncio.to_thread(zombie.wait, 30) != 0, "it is refused and ends"
     events = [json.loads(line) for line in path.read_text().splitlines()]
     late = [
-        one for one in events if one["event"] == "start" and one["boot_ms"] >= one["deadline_ms"]
+        event
+        for event in events
+        if event["event"] == "start" and event["boot_ms"] >= event["deadline_ms"]
     ]
     assert late == [], "no handler starts after its deadline"
     assert min(one.fencing_token for one in handled) > max(one["token"] for one in events)

@@ -1,4 +1,4 @@
-"""A grant that its session never heard of, or whose release was lost, holds nobody up."""
+"""A grant that its session never learned of, or whose release was lost, blocks no other session."""
 
 import asyncio
 
@@ -14,11 +14,11 @@ A, B = "a" * 16, "b" * 16
 
 def held(grants: Grants) -> tuple[tuple[int, int], ...]:
     """(partition id, token) of each grant."""
-    return tuple((one.partition.partition_id, one.token) for one in grants.grants)
+    return tuple((grant.partition.partition_id, grant.token) for grant in grants.grants)
 
 
-async def test_what_a_session_does_not_hold_is_released(tmp_path):
-    """What was taken back goes on as soon as its session, up to date, does not list it; not before."""
+async def test_grant_that_its_session_does_not_hold_is_released(tmp_path):
+    """A revoked partition is granted to another session once its session, at the newest version, does not list it."""
     network = HttpNetwork()
     try:
         async with running_metaserver(MetaserverSettings(data=tmp_path, port=0)) as running:
@@ -34,7 +34,7 @@ async def test_what_a_session_does_not_hold_is_released(tmp_path):
                 async def taken() -> tuple[tuple[int, int], ...]:
                     return held(await meta.heartbeat(Heartbeat(session=B)))
 
-                # Still handing over; not saying; not up to date: each leaves the lease where it is.
+                # Still handing over, saying nothing of it, or not up to date: none of these releases the lease.
                 for known, holding in [
                     (kept.version, held(first)),
                     (kept.version, None),

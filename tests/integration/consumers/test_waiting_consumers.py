@@ -1,4 +1,4 @@
-"""Consumers without a partition wait quietly, and are served in the order in which they came."""
+"""Consumers without a partition ask rarely, and are served in the order in which they joined."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from keylane import Consumer
 from keylane.consumer import ConsumerSettings
+from keylane.rpc.environment import Environment
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
 
@@ -34,10 +35,10 @@ class CountingNetwork:
         await self._real.close()
 
 
-async def test_who_waits_for_a_partition_asks_seldom_and_is_served_in_turn(
+async def test_waiting_consumers_ask_seldom_and_are_served_in_turn(
     shared_cluster: Cluster,
 ):
-    """While another holds the only partition: a heartbeat for each third of the ttl, nothing to the broker."""
+    """While another consumer owns the only partition: a heartbeat for each third of the ttl, no call to the broker."""
     await shared_cluster.create("queue-up", partitions=1)
     networks = [CountingNetwork() for _ in range(3)]
     consumers = [
@@ -47,28 +48,28 @@ async def test_who_waits_for_a_partition_asks_seldom_and_is_served_in_turn(
             group="g",
             handler=lambda _message: None,
             settings=ConsumerSettings(ttl_ms=TTL_MS),
-            network=network,
+            _environment=Environment(network=network),
         )
         for network in networks
     ]
     try:
-        for one in consumers:
-            await one.__aenter__()
+        for consumer in consumers:
+            await consumer.__aenter__()
         holder, *waiting = consumers
         await eventually(lambda: len(holder.assignment) == 1)
-        before = [one.calls for one in networks]
+        before = [network.calls for network in networks]
         await asyncio.sleep(WAITED_S)
-        asked = [one.calls - count for one, count in zip(networks, before, strict=True)]
+        asked = [network.calls - count for network, count in zip(networks, before, strict=True)]
         # Three times the beats that fit, so that a slow machine cannot fail it; a loop would ask thousands of times.
         assert max(asked) <= 3 * (WAITED_S * 1000 / (TTL_MS / 3) + 1)
-        assert [one.channels for one in networks[1:]] == [0, 0]
+        assert [network.channels for network in networks[1:]] == [0, 0]
         await holder.close()
         await eventually(lambda: len(waiting[0].assignment) == 1)
         assert waiting[1].assignment == []
         await waiting[0].close()
         await eventually(lambda: len(waiting[1].assignment) == 1)
     finally:
-        for one in consumers:
-            await one.close()
+        for consumer in consumers:
+            await consumer.close()
         for network in networks:
             await network.close()

@@ -1,4 +1,4 @@
-"""A consumer process for tests: writes what it handles to a file, slowly, and what its acks met.
+"""A consumer process for tests that notes in a file when each handler starts and ends.
 
 Run as `python zombie.py META SUBJECT GROUP TTL_MS FILE SLEEP_S [shared IN_FLIGHT_MS]`.  One JSON line per event:
 {"event": "start" | "end" | "cancelled", "partition", "offset", "token", "key", "boot_ms", "deadline_ms"}
@@ -34,7 +34,7 @@ async def main() -> None:
                 "token": message.fencing_token,
                 "key": message.key.decode(),
                 "boot_ms": boot_ms(),
-                "deadline_ms": message.delivery.holder._lease_until_ms,
+                "deadline_ms": message.delivery.client.life.lease_until_ms,
             }
             out.write(json.dumps(line) + "\n")
 

@@ -1,4 +1,4 @@
-"""Acks of owners after one another, whatever the order in which handlers end, with a broker that keeps few ranges."""
+"""Acks of successive owners, in whatever order handlers end, with a broker that keeps few ranges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from keylane.broker.partition import acks as partition_acks
 from keylane.broker.partition.acks import apply_ack, decide_ack
 from keylane.consumer.pulling.acks import AckQueue
-from keylane.consumer.pulling.reading import Reading
+from keylane.consumer.pulling.fetch_offsets import FetchOffsets
 from keylane.protocol.errors import OverloadedError
 from keylane.protocol.offsets import AckedOffsets
 
@@ -41,36 +41,36 @@ class Broker:
 
 
 class Owner:
-    """What a pull client does of a partition, without its I/O."""
+    """What a pull client does with a partition, without its I/O."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.reading = Reading()
-        self.reading.begin(broker.acked.cursor, tuple(broker.acked.ranges))
+        self.offsets = FetchOffsets()
+        self.offsets.begin(broker.acked.cursor, tuple(broker.acked.ranges))
         self.acks = AckQueue()
         self.waiting: list[int] = []
         self.handled: set[int] = set()
 
     def pull(self, count: int) -> bool:
-        """Some more messages, if there is room; True if anything was read."""
-        start = self.reading.next_offset
-        if self.acks.crowded or len(self.waiting) >= BUFFER or start >= self.broker.end:
+        """Pull more messages if there is capacity; returns True if any were pulled."""
+        start = self.offsets.next_offset
+        if self.acks.at_range_limit or len(self.waiting) >= BUFFER or start >= self.broker.end:
             return False
         end = min(self.broker.end, start + 1 + count % (2 * BUFFER))
         known = self.broker.acked
         self.waiting += [offset for offset in range(start, end) if offset not in known]
-        self.reading.next_offset = end
+        self.offsets.next_offset = end
         return True
 
     def end_handler(self, number: int) -> None:
-        """One of the handlers ends, whichever."""
+        """The handler at index `number`, modulo the running ones, ends."""
         if self.waiting:
             offset = self.waiting.pop(number % len(self.waiting))
             self.handled.add(offset)
             self.acks.done(offset)
 
     def send_acks(self, *, heard: bool = True, answered: bool = True) -> bool:
-        """One request; False if the broker takes nothing now."""
+        """Send one request; returns False if the broker takes no ranges now."""
         ranges = self.acks.take()
         try:
             if heard:
@@ -85,7 +85,7 @@ class Owner:
         return True
 
     def flush(self) -> None:
-        """What a hand-over sends."""
+        """Send all acks, as a hand-over does."""
         for _ in range(2 * self.broker.end + 20):
             if not self.acks or not self.send_acks():
                 return
@@ -93,8 +93,8 @@ class Owner:
 
 
 @given(end=st.integers(1, 120), steps=steps, order=st.randoms(use_true_random=False))
-def test_whatever_ends_first_everything_is_acked(end, steps, order):
-    """Handlers end in any order, acks and answers get lost, owners change: the last one still acks everything."""
+def test_every_message_is_acked_in_whatever_order_handlers_end(end, steps, order):
+    """Handlers end in any order, acks and answers get lost, owners change: the last owner acks everything."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(partition_acks, "ACK_RANGES_MAX", KEPT)
         broker = Broker(end)
@@ -115,33 +115,33 @@ def test_whatever_ends_first_everything_is_acked(end, steps, order):
                     owner.flush()
                     owner = Owner(broker)
         while broker.acked.cursor < end:
-            before = (owner.reading.next_offset, len(owner.waiting), broker.acked.cursor)
+            before = (owner.offsets.next_offset, len(owner.waiting), broker.acked.cursor)
             owner.pull(order.randrange(1_000))
             while owner.waiting:
                 owner.end_handler(order.randrange(1_000))
                 if order.random() < 0.5:
                     owner.send_acks()
             owner.flush()
-            after = (owner.reading.next_offset, len(owner.waiting), broker.acked.cursor)
+            after = (owner.offsets.next_offset, len(owner.waiting), broker.acked.cursor)
             assert after != before, "nothing moves any more"
-        assert not owner.acks.crowded or owner.acks
+        assert not owner.acks.at_range_limit or owner.acks
 
 
 @given(end=st.integers(1, 60), before=st.sets(st.integers(0, 119), max_size=KEPT))
-def test_the_cursor_follows_a_slow_key_between_others(end, before):
-    """Every second message ends last, one by one: the cursor rises with each, whatever a former owner has acked."""
+def test_cursor_follows_a_slow_key_at_the_range_limit(end, before):
+    """Every second message ends last, one by one: the cursor rises with each, whatever former owners acked."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(partition_acks, "ACK_RANGES_MAX", KEPT)
         broker = Broker(2 * end)
         broker.ack(tuple((offset, offset + 1) for offset in sorted(before) if offset < 2 * end))
         owner = Owner(broker)
-        while owner.reading.next_offset < broker.end:
+        while owner.offsets.next_offset < broker.end:
             owner.pull(7)
             quick = [index for index, offset in enumerate(owner.waiting) if offset % 2]
             for index in reversed(quick):
                 owner.end_handler(index)
                 owner.send_acks()
-            while owner.waiting and (owner.acks.crowded or len(owner.waiting) >= BUFFER):
+            while owner.waiting and (owner.acks.at_range_limit or len(owner.waiting) >= BUFFER):
                 oldest = owner.waiting[0]
                 owner.end_handler(0)
                 owner.flush()

@@ -16,6 +16,7 @@ from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import KeylaneError, Retry
 from keylane.protocol.message import Message
+from keylane.rpc.environment import Environment
 from sim.actors.clients import SUBJECT, Record
 from sim.actors.elsewhere import Calls, Visitor, calls_of_consumer
 from sim.actors.handlers import WRAPPED, failure, plain
@@ -192,10 +193,9 @@ class ConsumerHost(Host):
             handler=handler,
             name=self.name,
             settings=self._settings,
-            network=network,
-            clock=clock,
-            rng=rng,
-            _identity=identities,
+            _environment=Environment(
+                network=network, clock=clock, rng=rng, draw_identity=identities
+            ),
         )
 
     async def _live(self, consumer: Consumer) -> None:

@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
+from keylane.consumer.assignments import Assignments
 from keylane.consumer.client import Consumer
 from keylane.consumer.handling import workers as workers_module
 from keylane.consumer.handling.lanes import Lanes
@@ -15,7 +16,8 @@ from keylane.consumer.handling.workers import Workers
 from keylane.consumer.membership import Membership
 from keylane.consumer.pulling import acks as acks_module
 from keylane.consumer.pulling.acks import AckQueue
-from keylane.consumer.pulling.composite import CompositePullClient
+from keylane.consumer.pulling.fetch_offsets import FetchOffsets
+from keylane.consumer.pulling.lifetime import Lifetime
 from keylane.consumer.pulling.pull_client import PullClient
 from sim.mutants.mutant import Breaks, Patches
 
@@ -31,27 +33,19 @@ def deadline_not_checked(patches: Patches) -> None:
 def deadline_from_the_answer(patches: Patches) -> None:
     """The ttl counts from the arrival of the answer, not from the sending of the heartbeat."""
 
-    def init(self: Any, **kwargs: Any) -> None:
-        told, clock, settings = kwargs["on_grants"], kwargs["clock"], kwargs["settings"]
-        kwargs["on_grants"] = lambda grants, _deadline_ms: told(
-            grants, clock.boot_ms() + grants.ttl_ms - settings.margin_ms
-        )
-        real(self, **kwargs)
+    def granted(self: Any, grants: Any, _deadline_ms: int) -> None:
+        real(self, grants, self._clock.boot_ms() + grants.ttl_ms - self._settings.margin_ms)
 
-    real = patches.set(Membership, "__init__", init)
+    real = patches.set(Assignments, "granted", granted)
 
 
 def margin_on_the_wrong_side(patches: Patches) -> None:
-    """The margin is added to the lease's end, not taken off it."""
+    """The margin is added to the lease's end, not subtracted from it."""
 
-    def init(self: Any, **kwargs: Any) -> None:
-        told, settings = kwargs["on_grants"], kwargs["settings"]
-        kwargs["on_grants"] = lambda grants, deadline_ms: told(
-            grants, deadline_ms + 2 * settings.margin_ms
-        )
-        real(self, **kwargs)
+    def granted(self: Any, grants: Any, deadline_ms: int) -> None:
+        real(self, grants, deadline_ms + 2 * self._settings.margin_ms)
 
-    real = patches.set(Membership, "__init__", init)
+    real = patches.set(Assignments, "granted", granted)
 
 
 class _Calendar:
@@ -64,7 +58,8 @@ class _Calendar:
 
 def deadline_by_the_calendar(patches: Patches) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs["clock"] = _Calendar(kwargs["clock"])
+        given = kwargs["_environment"]
+        kwargs["_environment"] = replace(given, clock=_Calendar(given.clock))
         real(self, *args, **kwargs)
 
     real = patches.set(Consumer, "__init__", init)
@@ -73,9 +68,9 @@ def deadline_by_the_calendar(patches: Patches) -> None:
 def released_before_handlers_end(patches: Patches) -> None:
     async def hand_over(self: Any, client: Any) -> None:
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
-        await self._membership.released(client.session, client.partition_id, client.token)
+        await self._membership.report_released(client.session, client.partition_id, client.token)
 
-    patches.set(Consumer, "_hand_over", hand_over)
+    patches.set(Assignments, "_hand_over", hand_over)
 
 
 def body_not_waited_for(patches: Patches) -> None:
@@ -91,7 +86,7 @@ def body_not_waited_for(patches: Patches) -> None:
 
 def drained_said_early(patches: Patches) -> None:
     """A sealed partition is called drained before its messages are acked."""
-    patches.set(PullClient, "drained", property(lambda self: self._sealed_end is not None))
+    patches.set(FetchOffsets, "drained", property(lambda self: self.end_offset is not None))
 
 
 def state_kept_over_grants(patches: Patches) -> None:
@@ -99,9 +94,9 @@ def state_kept_over_grants(patches: Patches) -> None:
 
     def end(self: Any, client: Any) -> None:
         real(self, client)
-        self._let_go.clear()
+        self._ended_tokens.clear()
 
-    real = patches.set(CompositePullClient, "end", end)
+    real = patches.set(Assignments, "end", end)
 
 
 def moved_broker_not_followed(patches: Patches) -> None:
@@ -144,19 +139,14 @@ def acks_join_over_a_gap(patches: Patches) -> None:
 
 
 def acked_when_handed_out(patches: Patches) -> None:
-    def init(self: Any, **kwargs: Any) -> None:
-        give = kwargs["hand_out"]
+    def hand_out(self: Any, messages: Any) -> None:
+        real(self, messages)
+        for message in messages:
+            client = message.delivery.client
+            client._acks.done(message.offset)
+            client._ack_due.set()
 
-        def hand_out(messages: Any) -> None:
-            give(messages)
-            for one in messages:
-                self._acks.done(one.offset)
-            self._ack_due.set()
-
-        kwargs["hand_out"] = hand_out
-        real(self, **kwargs)
-
-    real = patches.set(PullClient, "__init__", init)
+    real = patches.set(Assignments, "hand_out", hand_out)
 
 
 def failed_messages_acked(patches: Patches) -> None:
@@ -175,12 +165,10 @@ def failed_messages_acked(patches: Patches) -> None:
 
 
 def first_of_a_batch_dropped(patches: Patches) -> None:
-    def init(self: Any, **kwargs: Any) -> None:
-        give = kwargs["hand_out"]
-        kwargs["hand_out"] = lambda messages: give(messages[1:] if len(messages) > 2 else messages)
-        real(self, **kwargs)
+    def hand_out(self: Any, messages: Any) -> None:
+        real(self, messages[1:] if len(messages) > 2 else messages)
 
-    real = patches.set(PullClient, "__init__", init)
+    real = patches.set(Assignments, "hand_out", hand_out)
 
 
 def cursor_read_once_for_all_tokens(patches: Patches) -> None:
@@ -188,31 +176,26 @@ def cursor_read_once_for_all_tokens(patches: Patches) -> None:
 
     async def acquire(self: Any) -> None:
         await real(self)
-        reading = self._reading
-        if reading._acked.cursor == reading.next_offset > 0:
-            reading.next_offset += 1
+        offsets = self._offsets
+        if offsets._acked.cursor == offsets.next_offset > 0:
+            offsets.next_offset += 1
 
     real = patches.set(PullClient, "_acquire", acquire)
 
 
 def lost_session_goes_on(patches: Patches) -> None:
     """A session the metaserver does not know any more ends nothing here."""
-
-    def init(self: Any, **kwargs: Any) -> None:
-        kwargs["on_lost"] = lambda: None
-        real(self, **kwargs)
-
-    real = patches.set(Membership, "__init__", init)
-    patches.set(PullClient, "lapsed", property(lambda self: self.fenced))
+    patches.set(Assignments, "session_lost", lambda self: None)
+    patches.set(Lifetime, "lapsed", lambda self, _now_ms: self.fenced)
     deadline_not_checked(patches)
 
 
 def heartbeats_do_not_wait(patches: Patches) -> None:
     """The metaserver is never told what is known already, so that it answers at once, and is asked again."""
 
-    async def beat_once(self: Any) -> None:
+    async def beat_once(self: Any, holder: Any) -> None:
         self._version = -1
-        await real(self)
+        await real(self, holder)
 
     real = patches.set(Membership, "_beat_once", beat_once)
 

@@ -68,13 +68,17 @@ def sessions_of_the_users_generator(patches: Patches) -> None:
 
 
 def reopened_with_what_was_closed(patches: Patches) -> None:
-    """A consumer that was closed begins with what it had then."""
+    """A consumer that was closed and is opened again begins with the assignments that it closed."""
 
     def clear(self: Any) -> None:
-        if "_register" not in vars(self):
-            real(self)
+        if "_assignments" not in vars(self):
+            real_clear(self)
 
-    real = patches.set(Consumer, "_clear", clear)
+    def new_assignments(self: Any, *args: Any) -> Any:
+        return self._assignments or real_new(self, *args)
+
+    real_clear = patches.set(Consumer, "_clear", clear)
+    real_new = patches.set(Consumer, "_new_assignments", new_assignments)
 
 
 def cancelled_close_is_broken_off(patches: Patches) -> None:
@@ -82,7 +86,6 @@ def cancelled_close_is_broken_off(patches: Patches) -> None:
 
     async def close(self: Any) -> None:
         if self._home.here:
-            self._leaving = True
             await self._close()
 
     patches.set(Consumer, "close", close)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from keylane.consumer.heartbeat_timeouts import HeartbeatTimeouts
 from keylane.consumer.membership import Membership
-from keylane.consumer.patience import Patience
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.control import Grants, Heartbeat, Joined
 from keylane.protocol.errors import NotSentError, OutcomeUnknownError
@@ -22,7 +22,7 @@ HEARTBEAT_MS_MAX = 5_000
 
 
 class LoopClock:
-    """The time of the event loop, which is a simulated one."""
+    """The virtual time of a simulated event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -35,7 +35,7 @@ class LoopClock:
 
 
 class Metaservers:
-    """Several of them, as a network: each answers after `answer_ms`, or hangs from `hang_at_ms` on, or is off."""
+    """Several metaservers as a network: each answers after `answer_ms`, hangs from `hang_at_ms` on, or is off."""
 
     def __init__(self, clock: LoopClock, *, ttl_ms: int, answer_ms: int) -> None:
         self.clock = clock
@@ -91,16 +91,23 @@ class Session:
             clock=network.clock,
             rng=random.Random(1),
             identity=random.Random(2).getrandbits,
-            on_grants=self._granted,
-            on_lost=lambda: None,
-            drained=tuple,
-            holding=lambda _session: (),
-            on_fatal=lambda error: None,
         )
 
-    def _granted(self, _grants: Grants, deadline_ms: int) -> None:
+    def granted(self, _grants: Grants, deadline_ms: int) -> None:
         self.check()
         self._deadline_ms = deadline_ms
+
+    def session_lost(self) -> None:
+        raise AssertionError("the session is never lost here")
+
+    def drained(self) -> tuple[int, ...]:
+        return ()
+
+    def holding(self, _session: str) -> tuple[tuple[int, int], ...]:
+        return ()
+
+    def fail(self, error: BaseException) -> None:
+        raise error
 
     def check(self) -> None:
         now_ms = self.network.clock.boot_ms()
@@ -117,7 +124,7 @@ def simulate(
     nudges_ms: list[int],
     prepare: Callable[[Metaservers, list[str]], None] = lambda network, names: None,
 ) -> Session:
-    """A session of which all metaservers but one hang from `hang_ms` on, with nudges at these times."""
+    """Run a session whose metaservers hang from `hang_ms` on, all but one, with nudges at `nudges_ms`."""
     loop = SimLoop(random.Random(1))
 
     async def main() -> Session:
@@ -127,7 +134,7 @@ def simulate(
         network.hang_at_ms = hang_ms
         prepare(network, names)
         session = Session(network, names)
-        await session.membership.start()
+        await session.membership.start(session)
         for at_ms in nudges_ms:
             loop.call_at(at_ms / 1_000, session.membership.nudge)
         await asyncio.sleep(hang_ms / 1_000 + 4 * ttl_ms / 1_000)
@@ -144,7 +151,7 @@ def simulate(
 @pytest.mark.parametrize("ttl_ms", TTLS_MS)
 @pytest.mark.parametrize("addresses", [2, 3])
 def test_leases_hold_while_all_metaservers_but_one_hang(ttl_ms, addresses):
-    """At whatever moment they begin to, and whatever there is to report just then, within the documented bound."""
+    """Whenever they begin to hang, with or without a report at that moment, within the documented bound."""
     wait_ms = min(HEARTBEAT_MS_MAX, ttl_ms // 4)
     margin_ms = ttl_ms // 10
     answer_ms = min((ttl_ms - margin_ms - 2 * wait_ms) // (addresses + 1), 1_000) - 10
@@ -165,8 +172,8 @@ def test_leases_hold_while_all_metaservers_but_one_hang(ttl_ms, addresses):
             assert session.network.asked[-1][1] == f"meta-{addresses - 1}"
 
 
-def test_metaservers_that_are_off_and_one_that_hangs_cost_no_lease():
-    """Of four, two refuse connections, one hangs, and the last is found."""
+def test_lease_holds_while_two_metaservers_are_off_and_one_hangs():
+    """Of four metaservers the last one is found in time."""
 
     def prepare(network: Metaservers, names: list[str]) -> None:
         network.hanging = {names[1]}
@@ -181,8 +188,8 @@ def test_metaservers_that_are_off_and_one_that_hangs_cost_no_lease():
     assert session.network.asked[-1][1] == "meta-3"
 
 
-def test_a_nudge_does_not_break_off_what_is_answered_at_once():
-    """However often there is something to report, each answer is waited for."""
+def test_nudge_does_not_break_off_a_heartbeat_that_is_answered_at_once():
+    """Each answer is awaited, however often there is something to report."""
     session = simulate(
         ttl_ms=2_000,
         addresses=1,
@@ -196,15 +203,15 @@ def test_a_nudge_does_not_break_off_what_is_answered_at_once():
     assert min(gaps) >= 99
 
 
-def test_without_hurry_a_metaserver_is_asked_four_times_per_ttl():
-    """A consumer of one metaserver that answers asks it with a long poll each time."""
+def test_metaserver_is_asked_four_times_per_ttl_without_a_hurry():
+    """Every heartbeat to a metaserver that answers is a long poll."""
     session = simulate(ttl_ms=2_000, addresses=1, answer_ms=2, hang_ms=20_000, nudges_ms=[])
     assert len(session.network.asked) <= 4 * 14 + 2
     assert sum(version < 0 for _, _, version in session.network.asked) == 1
 
 
-def test_where_all_hang_each_is_asked_again_and_again_with_pauses():
-    """After the lease has ended there is no hurry: no address is asked in a tight loop."""
+def test_hanging_metaservers_are_asked_with_pauses_after_the_lease_ended():
+    """No address is asked in a tight loop."""
 
     def prepare(network: Metaservers, names: list[str]) -> None:
         network.hanging = set(names)
@@ -217,18 +224,18 @@ def test_where_all_hang_each_is_asked_again_and_again_with_pauses():
     assert len(asked) < 30
 
 
-def test_the_time_that_is_left_is_shared_out():
-    """A long poll has its wait and a share; then each address that has not failed has an equal share."""
-    patience = Patience(addresses=3, ttl_ms=2_000, margin_ms=200, timeout_max_ms=5_000)
-    patience.begin(0, 5_000)
-    assert patience.wait_ms == 500
-    assert patience.timeout_ms(500, wait_ms=500) == 500 + 266
-    assert not patience.failed()
-    assert patience.timeout_ms(1_266, wait_ms=0) == 267
-    assert not patience.failed()
-    assert patience.timeout_ms(1_533, wait_ms=0) == 267
-    assert patience.failed()
-    assert patience.timeout_ms(1_790, wait_ms=0) == 50
-    assert patience.timeout_ms(1_800, wait_ms=0) == 600
-    patience.granted(10_000)
-    assert patience.timeout_ms(8_200, wait_ms=0) == 600
+def test_rest_of_the_lease_is_divided_among_the_addresses():
+    """A long poll has its wait and a share; each address that has not failed has an equal share."""
+    timeouts = HeartbeatTimeouts(addresses=3, ttl_ms=2_000, margin_ms=200, timeout_max_ms=5_000)
+    timeouts.begin(0, 5_000)
+    assert timeouts.wait_ms == 500
+    assert timeouts.timeout_ms(500, wait_ms=500) == 500 + 266
+    assert not timeouts.failed()
+    assert timeouts.timeout_ms(1_266, wait_ms=0) == 267
+    assert not timeouts.failed()
+    assert timeouts.timeout_ms(1_533, wait_ms=0) == 267
+    assert timeouts.failed()
+    assert timeouts.timeout_ms(1_790, wait_ms=0) == 50
+    assert timeouts.timeout_ms(1_800, wait_ms=0) == 600
+    timeouts.granted(10_000)
+    assert timeouts.timeout_ms(8_200, wait_ms=0) == 600

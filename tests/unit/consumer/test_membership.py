@@ -38,9 +38,31 @@ class Meta:
         return Done()
 
 
+class Holder:
+    """The consumer's side of a session: notes (version, deadline) of the grants it is told."""
+
+    def __init__(self) -> None:
+        self.grants: list[tuple[int, int]] = []
+
+    def granted(self, grants: Grants, deadline_ms: int) -> None:
+        self.grants.append((grants.version, deadline_ms))
+
+    def session_lost(self) -> None:
+        raise AssertionError("the session is never lost here")
+
+    def drained(self) -> tuple[int, ...]:
+        return ()
+
+    def holding(self, _session: str) -> tuple[tuple[int, int], ...]:
+        return ()
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+
 async def granted(meta: Meta, clock: ManualClock) -> list[tuple[int, int]]:
-    """(version, deadline) of all that a session with this metaserver takes for good."""
-    found: list[tuple[int, int]] = []
+    """(version, deadline) of each answer that counts in a session with this metaserver."""
+    holder = Holder()
     membership = Membership(
         subject="s",
         group="g",
@@ -50,38 +72,33 @@ async def granted(meta: Meta, clock: ManualClock) -> list[tuple[int, int]]:
         clock=clock,
         rng=random.Random(1),
         identity=random.Random(2).getrandbits,
-        on_grants=lambda grants, deadline_ms: found.append((grants.version, deadline_ms)),
-        on_lost=lambda: None,
-        drained=tuple,
-        holding=lambda _session: (),
-        on_fatal=lambda error: None,
     )
-    await membership.start()
+    await membership.start(holder)
     await eventually(lambda: not meta.versions)
     await asyncio.sleep(0.01)
     await membership.stop()
-    return found
+    return holder.grants
 
 
-async def test_an_older_answer_never_takes_grants_back():
-    """A lower version than one seen is passed over when it is told once, from whichever metaserver it comes."""
+async def test_older_answer_does_not_replace_grants():
+    """A version lower than the last one is ignored when it is told once, by whichever metaserver."""
     clock = ManualClock()
-    found = await granted(Meta(clock, 3, 5, 4, 5, 6), clock)
-    assert [version for version, _ in found] == [3, 5, 5, 6]
+    counted = await granted(Meta(clock, 3, 5, 4, 5, 6), clock)
+    assert [version for version, _ in counted] == [3, 5, 5, 6]
 
 
-async def test_a_database_that_went_back_is_believed_when_it_says_so_again():
-    """What it tells without regard to what was known before counts, and so does what follows."""
+async def test_lower_version_counts_when_it_is_told_again():
+    """After the drop the next heartbeat says that nothing is known; its answer counts, and so do later ones."""
     clock = ManualClock()
     meta = Meta(clock, 12, 10, 10, 11)
-    found = await granted(meta, clock)
-    assert [version for version, _ in found] == [12, 10, 11]
+    counted = await granted(meta, clock)
+    assert [version for version, _ in counted] == [12, 10, 11]
     assert meta.known == [-1, 12, -1, 10, 11]
 
 
-async def test_the_deadline_counts_from_the_sending():
-    """An answer that took long has less of the ttl left, and a tenth of it is kept back."""
+async def test_deadline_counts_from_the_sending_of_the_heartbeat():
+    """A late answer leaves less of the ttl, and a tenth of the ttl is the margin."""
     clock = ManualClock()
     began_ms = clock.now_ms
-    found = await granted(Meta(clock, 1, 2, took_ms=400), clock)
-    assert [deadline_ms - began_ms for _, deadline_ms in found] == [900, 1_300]
+    counted = await granted(Meta(clock, 1, 2, took_ms=400), clock)
+    assert [deadline_ms - began_ms for _, deadline_ms in counted] == [900, 1_300]

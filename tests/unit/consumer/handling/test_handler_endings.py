@@ -1,4 +1,4 @@
-"""Handlers that end otherwise than they should: cancelled by themselves, deaf to a cancellation, crashing."""
+"""Handlers that cancel themselves, ignore a cancellation, crash, or end with GeneratorExit."""
 
 from __future__ import annotations
 
@@ -8,33 +8,39 @@ import logging
 import pytest
 
 from keylane.consumer.handling import workers as workers_module
+from keylane.consumer.handling.handlers import Handler
 from keylane.protocol.errors import WorkerCancelledError
 from keylane.protocol.message import Message
 from support.cluster import eventually
 from support.handling import Client, workers_of
 
 
-async def test_a_handler_that_was_cancelled_by_its_own_work_is_tried_again():
-    """A cancellation that nobody asked for is a failure as any other: the message is not lost, nor the worker."""
+async def check_tried_again(handler: Handler) -> None:
+    """Three messages of two keys are handled by the only worker, however often their handlers fail first."""
     crashed: list[BaseException] = []
     client = Client()
+    workers = workers_of(handler, crashed=crashed)
+    client.give(workers, b"k", b"k", b"other")
+    await eventually(lambda: sorted(client.handled) == [0, 1, 2])
+    await workers.close()
+    assert not crashed
+
+
+async def test_handler_cancelled_by_its_own_work_is_tried_again():
+    """A CancelledError without a request is a failure like any other: neither message nor worker is lost."""
 
     async def handle(message: Message) -> None:
         if message.attempt < 3:
             raise asyncio.CancelledError
 
-    workers = workers_of(handle, crashed=crashed)
-    client.give(workers, b"k", b"k")
-    await eventually(lambda: client.handled == [0, 1])
-    await workers.close()
-    assert not crashed
+    await check_tried_again(handle)
 
 
-async def test_a_handler_that_goes_on_after_its_cancellation_holds_its_partition(
+async def test_handler_that_ignores_its_cancellation_delays_the_hand_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """The hand-over says so once, and ends only when the handler has; the worker is as good as before."""
-    monkeypatch.setattr(workers_module, "PATIENCE_MS", 10)
+    """The hand-over logs it once, and ends only when the handler has; then the worker runs other handlers."""
+    monkeypatch.setattr(workers_module, "CANCEL_WARN_MS", 10)
     crashed: list[BaseException] = []
     client, other = Client(1), Client(2)
     gate = asyncio.Event()
@@ -71,11 +77,11 @@ async def test_a_handler_that_goes_on_after_its_cancellation_holds_its_partition
     assert not crashed
 
 
-async def test_a_handler_that_crashes_holds_nothing_up():
-    """What ends the consumer leaves no message that a hand-over would wait for."""
+async def test_crashed_handler_delays_no_hand_over():
+    """The message of a worker that has ended is forgotten."""
 
     class Crash(BaseException):
-        """No handler's failure: the program is to end."""
+        """Not an Exception: the program is to end."""
 
     crashed: list[BaseException] = []
     client = Client()
@@ -92,10 +98,8 @@ async def test_a_handler_that_crashes_holds_nothing_up():
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_a_handler_that_lets_generator_exit_out_fails_and_keeps_its_worker(waits: bool):
-    """It is a failure as any other: the message is tried again, and the only worker goes on."""
-    crashed: list[BaseException] = []
-    client = Client()
+async def test_handler_that_raises_generator_exit_is_tried_again(waits: bool):
+    """A GeneratorExit is a failure like any other, whether the handler has awaited something or not."""
 
     async def handle(message: Message) -> None:
         if waits:
@@ -103,58 +107,38 @@ async def test_a_handler_that_lets_generator_exit_out_fails_and_keeps_its_worker
         if message.attempt < 3:
             raise GeneratorExit
 
-    workers = workers_of(handle, crashed=crashed)
-    client.give(workers, b"k", b"k", b"other")
-    await eventually(lambda: sorted(client.handled) == [0, 1, 2])
-    await workers.close()
-    assert not crashed
+    await check_tried_again(handle)
 
 
-async def test_a_task_that_ends_with_generator_exit_fails_and_keeps_its_worker():
-    """A handler may return a task: awaited as such, it would close whoever awaits it."""
-    crashed: list[BaseException] = []
-    client = Client()
+async def end_with_generator_exit(message: Message) -> None:
+    """The body of a task that ends so in the first three attempts."""
+    await asyncio.sleep(0)
+    if message.attempt < 4:
+        raise GeneratorExit
 
-    async def work(message: Message) -> None:
-        await asyncio.sleep(0)
-        if message.attempt < 3:
-            raise GeneratorExit
 
-    workers = workers_of(lambda message: asyncio.create_task(work(message)), crashed=crashed)
-    client.give(workers, b"k", b"k", b"other")
-    await eventually(lambda: sorted(client.handled) == [0, 1, 2])
-    await workers.close()
-    assert not crashed
+async def test_returned_task_that_ends_with_generator_exit_is_tried_again():
+    """Awaited plainly, such a task would close the worker."""
+    await check_tried_again(lambda message: asyncio.create_task(end_with_generator_exit(message)))
 
 
 @pytest.mark.parametrize("ignores", [False, True])
-async def test_a_handler_that_awaits_a_task_ended_by_generator_exit_keeps_its_worker(ignores: bool):
-    """The event loop closes whoever awaits such a task, handler and worker; the worker goes on, in first and later tries."""
-    crashed: list[BaseException] = []
-    client = Client()
-
-    async def work(message: Message) -> None:
-        await asyncio.sleep(0)
-        if message.attempt < 4:
-            raise GeneratorExit
+async def test_handler_awaiting_a_task_ended_by_generator_exit_is_tried_again(ignores: bool):
+    """The event loop closes the awaiting handler and worker; the worker continues, in first and later tries."""
 
     async def handle(message: Message) -> None:
         try:
-            await asyncio.create_task(work(message))
+            await asyncio.create_task(end_with_generator_exit(message))
         except GeneratorExit:
             if ignores:
                 await asyncio.sleep(0)
             raise
 
-    workers = workers_of(handle, crashed=crashed)
-    client.give(workers, b"k", b"k", b"other")
-    await eventually(lambda: sorted(client.handled) == [0, 1, 2])
-    await workers.close()
-    assert not crashed
+    await check_tried_again(handle)
 
 
-async def test_a_lease_that_ended_meanwhile_gives_up_what_generator_exit_ended():
-    """The message is forgotten, and the next one of its key too; the worker is there for other partitions."""
+async def test_message_ended_by_generator_exit_is_given_up_after_its_lease():
+    """The message is forgotten, and the next one of its key too; the worker runs handlers of other partitions."""
     crashed: list[BaseException] = []
     client, other = Client(1), Client(2)
 
@@ -169,7 +153,7 @@ async def test_a_lease_that_ended_meanwhile_gives_up_what_generator_exit_ended()
 
     workers = workers_of(handle, crashed=crashed)
     client.give(workers, b"k", b"k")
-    await eventually(lambda: client.room.count == 0)
+    await eventually(lambda: client.in_flight.count == 0)
     other.give(workers, b"k")
     await eventually(lambda: other.handled == [0])
     await workers.close()
@@ -177,8 +161,8 @@ async def test_a_lease_that_ended_meanwhile_gives_up_what_generator_exit_ended()
     assert client.handled == []
 
 
-async def test_a_task_that_a_handler_returned_is_cancelled_with_its_worker():
-    """A hand-over that cancels the handler cancels the task that it returned, and waits for its end."""
+async def test_returned_task_is_cancelled_with_its_handler():
+    """A hand-over cancels the task that the handler returned, and waits for its end."""
     client = Client()
     ends: list[str] = []
 
@@ -199,8 +183,8 @@ async def test_a_task_that_a_handler_returned_is_cancelled_with_its_worker():
     await workers.close()
 
 
-async def test_a_worker_that_is_closed_from_outside_ends():
-    """A GeneratorExit that comes because the worker's own coroutine is closed is no failure of the handler."""
+async def test_worker_closed_from_outside_ends():
+    """A GeneratorExit from closing the worker's own coroutine is no failure of the handler."""
     client = Client()
     gate = asyncio.Event()
     ends: list[str] = []
@@ -224,8 +208,8 @@ async def test_a_worker_that_is_closed_from_outside_ends():
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-async def test_a_handler_that_ends_the_program_ends_the_consumer_first(kind: type[BaseException]):
-    """The consumer hears of it and hands over; the event loop is not torn down below it."""
+async def test_handler_that_ends_the_program_ends_the_consumer_first(kind: type[BaseException]):
+    """The consumer is told and hands over, while the event loop still runs."""
     crashed: list[BaseException] = []
     client = Client()
 
@@ -241,10 +225,10 @@ async def test_a_handler_that_ends_the_program_ends_the_consumer_first(kind: typ
     await workers.close()
 
 
-async def test_a_worker_that_its_handler_cancels_is_not_lost_silently(
+async def test_handler_that_cancels_its_worker_ends_the_consumer(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """A handler that cancels its own task ends the consumer, loudly, and what it had is not waited for."""
+    """The consumer fails with a WorkerCancelledError, and no hand-over waits for the message."""
     monkeypatch.setattr(workers_module, "CANCELLED_WAIT_S", 0.01)
     crashed: list[BaseException] = []
     client = Client()

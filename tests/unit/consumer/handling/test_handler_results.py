@@ -1,4 +1,4 @@
-"""What a handler returns is awaited before its message is acked, whatever it was made of."""
+"""Results of handlers: awaitables are awaited before the ack, generators are errors, other values are ignored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.handling import Client, workers_of
 
 
 class Work:
-    """The body of a handler: it begins, waits until it is let go on, and ends."""
+    """The body of a handler: it begins, waits for `gate`, and ends."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -67,7 +67,7 @@ def of_future(work: Work) -> Any:
     return lambda message: asyncio.gather(work.handle(message))
 
 
-def of_awaitable_object(work: Work) -> Any:
+def of_class_of_awaitables(work: Work) -> Any:
     class Awaitable:
         def __init__(self, message: Message) -> None:
             self.message = message
@@ -125,7 +125,7 @@ def of_task_in_a_coroutine(work: Work) -> Any:
         of_plain_decorator,
         of_task,
         of_future,
-        of_awaitable_object,
+        of_class_of_awaitables,
         of_object_with_async_call,
         of_object_that_returns_coroutines,
         of_generator_based_coroutine,
@@ -133,10 +133,10 @@ def of_task_in_a_coroutine(work: Work) -> Any:
         of_task_in_a_coroutine,
     ],
 )
-async def test_an_awaitable_is_awaited_before_its_message_is_acked(
+async def test_awaitable_result_is_awaited_before_the_ack(
     handler_of: Callable[[Work], Any],
 ):
-    """The body runs to its end, one message of a key at a time, and only then is the message acked."""
+    """The body runs to its end, for one message of a key at a time, and only then is the message acked."""
     work, client = Work(), Client()
     workers = workers_of(handler_of(work))
     client.give(workers, b"k", b"k")
@@ -149,8 +149,8 @@ async def test_an_awaitable_is_awaited_before_its_message_is_acked(
     await workers.close()
 
 
-async def test_the_future_of_a_thread_pool_is_waited_for():
-    """A handler that gives its work to threads is acked when the thread is done, and not if the work failed."""
+async def test_future_of_a_thread_pool_is_awaited_before_the_ack():
+    """The message is acked when the thread is done, and not if its work failed."""
     client, tries = Client(), []
 
     def work(message: Message) -> None:
@@ -169,8 +169,8 @@ async def test_the_future_of_a_thread_pool_is_waited_for():
     assert tries == [1, 2]
 
 
-async def test_an_awaitable_that_fails_is_tried_again():
-    """An error of what was returned is an error of the handler."""
+async def test_message_is_tried_again_when_its_awaitable_fails():
+    """An error of the awaitable is an error of the handler."""
     client = Client()
 
     async def work(message: Message) -> None:
@@ -185,8 +185,8 @@ async def test_an_awaitable_that_fails_is_tried_again():
     await workers.close()
 
 
-async def test_a_returned_generator_is_not_acked():
-    """Nobody would iterate it, so its body never runs: the message fails, loudly, until the handler is mended."""
+async def test_message_is_not_acked_when_its_handler_returns_a_generator():
+    """The generator's body never runs, so the message fails until the handler is corrected."""
     client, mended = Client(), False
 
     async def agen(message: Message) -> AsyncIterator[int]:
@@ -209,8 +209,8 @@ async def test_a_returned_generator_is_not_acked():
     await workers.close()
 
 
-async def test_a_coroutine_that_cannot_be_awaited_is_not_acked():
-    """One that was awaited before gives an error, and errors are tried again."""
+async def test_message_is_not_acked_when_its_coroutine_was_awaited_before():
+    """Awaiting it raises an error, and the message is tried again."""
     client = Client()
 
     async def work() -> None:
@@ -225,11 +225,11 @@ async def test_a_coroutine_that_cannot_be_awaited_is_not_acked():
     await workers.close()
 
 
-async def test_another_value_is_ignored_and_its_message_acked():
+async def test_message_is_acked_when_its_handler_returns_another_value():
     """A number, a text, an object: the handler returned, so the message is handled."""
 
     class Pool:
-        """As pools of database drivers are: awaiting it gives itself, any number of times."""
+        """Like the pools of database drivers: awaiting it returns itself, any number of times."""
 
         def __await__(self) -> Any:
             yield from asyncio.sleep(0).__await__()
@@ -264,8 +264,16 @@ class GenObject:
         yield 1
 
 
+class ClassHandler:
+    """Calling the class makes an object; its method would never run."""
+
+    def __init__(self, message: Message) -> None: ...
+
+    async def __call__(self, message: Message) -> None: ...
+
+
 class PartialMethods:
-    """Handlers that `functools.partialmethod` makes."""
+    """A handler made by `functools.partialmethod`."""
 
     async def method(self, number: int, message: Message) -> AsyncIterator[int]:
         yield number
@@ -288,11 +296,13 @@ class PartialMethods:
         functools.partial(GenObject()),
         functools.partial(AgenObject().method),
         PartialMethods().bound,
+        ClassHandler,
+        functools.partial(ClassHandler),
         "handle",
     ],
 )
-def test_a_handler_whose_body_would_not_run_is_refused_at_construction(handler: Any):
-    """A TypeError, before anything is opened; it is a configuration error of keylane's as well."""
+def test_handler_whose_body_would_not_run_is_refused_at_construction(handler: Any):
+    """It is a TypeError and a ConfigError, raised before anything is opened."""
     with pytest.raises(TypeError) as caught:
         Consumer("127.0.0.1:1", subject="s", group="g", handler=handler)
     assert isinstance(caught.value, HandlerTypeError)
@@ -300,7 +310,7 @@ def test_a_handler_whose_body_would_not_run_is_refused_at_construction(handler: 
     assert caught.value.code == 1010
 
 
-def test_a_generator_based_coroutine_is_no_generator():
+def test_generator_based_coroutine_is_accepted_as_a_handler():
     """`types.coroutine` makes its result awaitable, also through a partial."""
 
     @types.coroutine
@@ -311,7 +321,7 @@ def test_a_generator_based_coroutine_is_no_generator():
     Consumer("127.0.0.1:1", subject="s", group="g", handler=functools.partial(handle))
 
 
-def test_a_partial_of_a_callable_object_is_a_handler_when_its_body_runs():
+def test_partial_of_a_callable_object_is_accepted_when_its_body_runs():
     """Also where its `__call__` is a coroutine function, or a generator that `types.coroutine` makes awaitable."""
 
     class Plain:

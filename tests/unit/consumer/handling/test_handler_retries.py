@@ -1,4 +1,4 @@
-"""A message that waits for its next try holds no worker: the others go on as if it were not there."""
+"""A message that waits for its next try occupies no worker, and does not slow the others."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def time_of(
     count: int = MESSAGES,
 ) -> tuple[float, int]:
     """
-    Virtual seconds that messages of other keys take beside so many failing ones, of the same partition and of another;
-    and how many tries of failing messages there were meanwhile.
+    Run `count` messages of other keys beside `failing` keys, in the same partition and in another.
+
+    Returns:
+        The virtual seconds that the other messages take, and the tries of failing messages meanwhile.
     """
     monkeypatch.setattr(loop_module, "STEPS_MAX", 10_000_000)
     loop, machine = virtual_loop()
@@ -67,7 +69,7 @@ def time_of(
         for client in clients:
             client.lose()
             await workers.quiesce(client)
-            assert client.room.count == 0
+            assert client.in_flight.count == 0
         await workers.close()
         return took, tries - tries_before
 
@@ -77,10 +79,10 @@ def time_of(
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("concurrency", [1, 16])
 @pytest.mark.parametrize("failing", [1, 16, 1_000])
-def test_failing_keys_take_nothing_from_the_others(
+def test_failing_keys_do_not_slow_other_keys(
     monkeypatch: pytest.MonkeyPatch, concurrency: int, failing: int, ordered: bool
 ):
-    """With as many failing keys as workers, and with far more, others keep 95 % of their rate; all are tried on."""
+    """With as many failing keys as workers, and with far more, others keep 95 % of their rate; all retries run."""
     alone_s, _ = time_of(monkeypatch, concurrency=concurrency, failing=0, ordered=ordered)
     beside_s, tries = time_of(
         monkeypatch, concurrency=concurrency, failing=failing, ordered=ordered
@@ -90,10 +92,10 @@ def test_failing_keys_take_nothing_from_the_others(
 
 
 @pytest.mark.parametrize("concurrency", [1, 16])
-def test_keys_that_fail_slowly_take_nothing_from_the_others(
+def test_slowly_failing_keys_do_not_slow_other_keys(
     monkeypatch: pytest.MonkeyPatch, concurrency: int
 ):
-    """A hundred keys whose tries each end in a timeout, a hundred times as long as the work of the others."""
+    """Each try of a hundred keys ends in a time-out, a hundred times as long as the work of the others."""
     count = 2_000 * concurrency
     alone_s, _ = time_of(monkeypatch, concurrency=concurrency, failing=0, count=count)
     beside_s, tries = time_of(
@@ -104,7 +106,7 @@ def test_keys_that_fail_slowly_take_nothing_from_the_others(
 
 
 def test_failing_messages_are_tried_by_time_and_keep_the_order_of_their_keys():
-    """With one worker: tries at the times of the back-off, and nothing newer of a key before what failed."""
+    """With one worker: tries at the times of the backoff, and no newer message of a key before the failed one."""
     loop, machine = virtual_loop()
     client = Client()
     log: list[tuple[bytes, int, int]] = []
@@ -139,8 +141,8 @@ def test_failing_messages_are_tried_by_time_and_keep_the_order_of_their_keys():
         assert offsets == sorted(offsets), "a key's messages run one after the other"
 
 
-def test_a_lost_partition_forgets_its_tries_at_once():
-    """A hand-over does not wait for the next try; under a new token the attempts begin anew."""
+def test_lost_partition_forgets_its_tries_at_once():
+    """A hand-over does not wait for the next try; under a new token the attempts are counted from 1."""
     loop, machine = virtual_loop()
     client, again, other = Client(1), Client(1), Client(2)
     attempts: list[tuple[int, int]] = []
@@ -154,12 +156,12 @@ def test_a_lost_partition_forgets_its_tries_at_once():
         workers = workers_of(handle, clock=machine, first_ms=60_000, max_ms=60_000)
         client.give(workers, *[b"%d" % number for number in range(50)], b"0", b"1")
         await asyncio.sleep(1)
-        assert client.room.count == 52
+        assert client.in_flight.count == 52
         client.lose()
         began = loop.now
         await workers.quiesce(client)
         assert loop.now - began < 0.1
-        assert client.room.count == 0
+        assert client.in_flight.count == 0
         attempts.clear()
         again.give(workers, b"0", b"0", b"1")
         other.give(workers, b"1")
@@ -172,8 +174,8 @@ def test_a_lost_partition_forgets_its_tries_at_once():
     in_virtual_time(story(), loop)
 
 
-def test_a_message_is_not_tried_again_after_its_lease():
-    """The deadline is looked at before each try; what is not tried again holds neither its lane nor the hand-over."""
+def test_message_is_not_tried_again_after_its_lease():
+    """The deadline is checked before each try; a message given up blocks neither its lane nor the hand-over."""
     loop, machine = virtual_loop()
     client, other = Client(1), Client(2)
     tries = 0
@@ -191,15 +193,15 @@ def test_a_message_is_not_tried_again_after_its_lease():
         client.deadline_ns = machine.boot_ns() + 3_500_000_000
         await asyncio.sleep(10)
         assert tries in (4, 5, 6)
-        assert client.room.count == 0
+        assert client.in_flight.count == 0
         assert other.handled == [other_messages[0].offset]
         await workers.close()
 
     in_virtual_time(story(), loop)
 
 
-def test_a_handler_that_fails_during_its_hand_over_is_not_waited_for():
-    """Its message goes to the next owner at once, not after the pause before its next try."""
+def test_handler_that_fails_during_its_hand_over_is_not_waited_for():
+    """The hand-over does not wait for the pause before the next try."""
     loop, machine = virtual_loop()
     client = Client()
 
@@ -222,8 +224,8 @@ def test_a_handler_that_fails_during_its_hand_over_is_not_waited_for():
     in_virtual_time(story(), loop)
 
 
-def test_a_try_that_hangs_keeps_no_other_from_its_turn():
-    """Four of sixteen workers try again; the tries of four keys never end, and the fifth key is handled all the same."""
+def test_hanging_try_does_not_delay_other_tries():
+    """Four of sixteen workers may retry; the retries of four keys never end, and the fifth key is handled nevertheless."""
     loop, machine = virtual_loop()
     client = Client()
 
@@ -242,28 +244,7 @@ def test_a_try_that_hangs_keeps_no_other_from_its_turn():
         assert client.handled == [4]
         client.lose()
         await workers.quiesce(client)
-        assert client.room.count == 0
+        assert client.in_flight.count == 0
         await workers.close()
 
     in_virtual_time(story(), loop)
-
-
-async def test_room_of_a_shared_group_is_left_to_others_by_what_waits_for_a_try():
-    """Messages set aside are not counted against the limit, up to so many of them; the count itself stays true."""
-    client = Client(aside_max=3)
-    room = client.room
-    room.count = 4
-    assert not room.below(4)
-    waiting = asyncio.create_task(room.get_below(4))
-    await asyncio.sleep(0)
-    client.set_aside(2)
-    await asyncio.wait_for(waiting, 5)
-    assert room.left(4) == 2
-    room.count += 2
-    assert not room.below(4)
-    client.set_aside(4)
-    assert room.left(4) == 1, "three at most leave their room"
-    client.set_aside(-6)
-    assert room.left(4) == -2
-    room.leave(6)
-    assert room.left(4) == 4

@@ -1,4 +1,4 @@
-"""Workers tell of what fails and hangs, while it lasts and when it is over."""
+"""Log lines of workers about failing and hanging messages, while it lasts and when it is over."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from support.cluster import eventually
 from support.handling import Client, in_virtual_time, virtual_loop, workers_of
 
 
-async def test_a_handler_that_fails_on_everything_fills_no_log(caplog: pytest.LogCaptureFixture):
-    """Of a thousand messages that fail once, some are told, one with its traceback, the rest as a number."""
+async def test_handler_that_always_fails_does_not_fill_the_log(caplog: pytest.LogCaptureFixture):
+    """Of a thousand messages that fail once, some get a line, one of them with a traceback; the rest are counted."""
     crashed: list[BaseException] = []
     client = Client()
 
@@ -41,8 +41,8 @@ async def watch(workers) -> None:
         workers.look()
 
 
-def test_a_hanging_handler_is_told_while_it_runs(caplog: pytest.LogCaptureFixture):
-    """At 10, 20 and 40 s, and when it is over; a quick one beside it never."""
+def test_hanging_handler_is_logged_while_it_runs(caplog: pytest.LogCaptureFixture):
+    """At 10, 20 and 40 s, and when it ends; a quick handler beside it is never logged."""
     loop, machine = virtual_loop()
     client = Client()
 
@@ -68,8 +68,8 @@ def test_a_hanging_handler_is_told_while_it_runs(caplog: pytest.LogCaptureFixtur
     assert "is handled: after 1 attempt and" in caplog.messages[-1]
 
 
-def test_a_failing_message_is_told_until_it_is_handled(caplog: pytest.LogCaptureFixture):
-    """Its attempts and seconds are those of the tries that were made."""
+def test_failing_message_is_logged_until_it_is_handled(caplog: pytest.LogCaptureFixture):
+    """The lines have the number of attempts, and the time since the first one."""
     loop, machine = virtual_loop()
     client = Client()
     tries: list[float] = []
@@ -96,10 +96,10 @@ def test_a_failing_message_is_told_until_it_is_handled(caplog: pytest.LogCapture
     assert told[-1].endswith(f"is handled: after 20 attempts and {int(took_s)} s")
 
 
-def test_a_message_that_waits_for_a_try_is_told_as_given_up_when_its_partition_goes(
+def test_message_waiting_for_its_next_try_is_logged_as_given_up_at_the_hand_over(
     caplog: pytest.LogCaptureFixture,
 ):
-    """The last line says that the next owner tries it again."""
+    """The last line says that the next owner tries the message again."""
     loop, machine = virtual_loop()
     client = Client()
 

@@ -22,7 +22,7 @@ def test_keys_do_not_wait_for_each_other():
     assert lanes.finish(b"a") is None
 
 
-def test_without_a_key_nothing_waits():
+def test_messages_without_a_key_never_wait():
     """Messages without a key have no order."""
     lanes = Lanes()
     lanes.put([message(b"", 0), message(b"", 1)])
@@ -30,19 +30,19 @@ def test_without_a_key_nothing_waits():
     assert lanes.finish(b"") is None
 
 
-def test_a_dropped_partition_leaves_the_others():
-    """What waits of a partition that is handed over is forgotten, in the queue and in the lanes."""
+def test_drop_leaves_other_partitions():
+    """Waiting messages of a partition that is handed over are forgotten, in the queue and in the lanes."""
     lanes = Lanes()
     lanes.put([message(b"a", 0), message(b"a", 1), message(b"a", 2), message(b"b", 3, 2)])
     lanes.take()
     assert lanes.take().offset == 3
-    assert [one.offset for one in lanes.drop(1)] == [1, 2]
+    assert [message.offset for message in lanes.drop(1)] == [1, 2]
     assert lanes.finish(b"a") is None
     assert len(lanes) == 0
 
 
-def test_a_failed_message_holds_its_lane_until_it_is_finished():
-    """Later messages of its key wait behind it, whichever way they come; its next try goes before what has arrived."""
+def test_failed_message_blocks_its_lane_until_it_is_finished():
+    """Later messages of its key wait behind it, in the queue or the lane; its next try runs before arrived messages."""
     lanes = Lanes()
     failed, later, other = message(b"a", 0), message(b"a", 1), message(b"b", 2)
     lanes.put([failed, later])
@@ -57,8 +57,8 @@ def test_a_failed_message_holds_its_lane_until_it_is_finished():
     assert lanes.finish(b"a") is later
 
 
-def test_a_dropped_try_frees_the_lane_for_other_partitions():
-    """What waits behind it in the lane and is of another partition goes on, in order."""
+def test_dropped_try_frees_its_lane_for_other_partitions():
+    """Messages of another partition behind it in the lane run, in order."""
     for waits_elsewhere in (False, True):
         lanes = Lanes()
         failed = message(b"a", 0)
@@ -67,11 +67,11 @@ def test_a_dropped_try_frees_the_lane_for_other_partitions():
         lanes.take()
         failed.attempt = 2
         if waits_elsewhere:
-            assert [one.offset for one in lanes.drop(1)] == [1]
+            assert [message.offset for message in lanes.drop(1)] == [1]
             lanes.release(failed)
         else:
             lanes.put_first([failed])
-            assert [one.offset for one in lanes.drop(1)] == [0, 1]
+            assert [message.offset for message in lanes.drop(1)] == [0, 1]
         assert lanes.take().offset == 7
         assert lanes.take() is None
         assert lanes.finish(b"a").offset == 8
@@ -107,7 +107,7 @@ class LanesMachine(RuleBasedStateMachine):
                 self.running[taken.key] = taken
                 return
             assert taken.key not in self.failed
-            assert all(one.key != taken.key for one in self.due)
+            assert all(message.key != taken.key for message in self.due)
             self.running[taken.key] = taken
             self.taken_keys.setdefault(taken.key, []).append(taken.offset)
 

@@ -1,4 +1,4 @@
-"""What is told of failing and hanging messages: at once, ever more seldom, and when it is over; never a flood."""
+"""Log lines about failing and hanging messages: at once, at growing intervals, and at the end; never a flood."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from keylane.consumer.handling.log_throttle import (
     HANGS_MS,
-    TOLD_PER_MINUTE,
+    LINES_PER_MINUTE,
     TRACEBACK_EVERY_MS,
+    LogLine,
     LogThrottle,
-    Telling,
 )
 from keylane.protocol.message import Message
 
@@ -23,27 +23,27 @@ def message(offset: int, key: bytes = b"k", attempt: int = 1) -> Message:
     return Message("orders", key, b"", offset, 3, 0, attempt=attempt)
 
 
-def text_of(telling: Telling | None) -> str:
-    assert telling is not None
-    return telling.text
+def text_of(line: LogLine | None) -> str:
+    assert line is not None
+    return line.text
 
 
-def test_a_failing_message_is_told_with_all_that_an_operator_needs():
-    """Subject, partition, offset, a digest of the key and not the key, attempt, seconds, error and the next try."""
+def test_line_of_a_failing_message_names_partition_offset_and_next_try():
+    """The line has subject, partition, offset, a digest of the key, attempt, seconds, error and the next try; not the key."""
     log_throttle = LogThrottle()
     failing = message(7, b"alice@example.org")
-    telling = log_throttle.failed(failing, "ValueError", NOW_MS, 150)
-    assert telling == Telling(
+    line = log_throttle.failed(failing, "ValueError", NOW_MS, 150)
+    assert line == LogLine(
         "handler failed with ValueError on orders partition 3 offset 7, key digest 7bf0f7b81adae8b4: "
         "attempt 1, 0.0 s since the first; it is tried again in 0.1 s, later messages of its key wait",
         traceback=True,
     )
-    assert "alice" not in text_of(telling)
+    assert "alice" not in text_of(line)
     assert "no key" in text_of(log_throttle.failed(message(8, b""), "ValueError", NOW_MS, 150))
 
 
-def test_a_failing_message_is_told_again_ever_more_seldom_and_when_it_is_over():
-    """In an hour of a try a second it is told ten times, each wait twice the one before."""
+def test_failing_message_is_logged_at_growing_intervals_and_at_its_end():
+    """An hour with a try each second gives ten lines, each interval twice the one before."""
     log_throttle = LogThrottle()
     failing = message(7)
     told_s = []
@@ -57,11 +57,11 @@ def test_a_failing_message_is_told_again_ever_more_seldom_and_when_it_is_over():
     text = text_of(log_throttle.handled(failing, NOW_MS + 3_600_000))
     assert text.endswith("is handled: after 3601 attempts and 3600 s")
     assert log_throttle.handled(failing, NOW_MS + 3_600_000) is None
-    assert log_throttle.sum(NOW_MS + 3_700_000, last=True) is None
+    assert log_throttle.summary(NOW_MS + 3_700_000, last=True) is None
 
 
-def test_a_failing_message_that_is_given_up_is_told_so():
-    """Its next owner begins anew."""
+def test_given_up_message_is_logged():
+    """The line has its attempts and the time since the first one."""
     log_throttle = LogThrottle()
     failing = message(7, attempt=2)
     log_throttle.failed(failing, "ValueError", NOW_MS, 100)
@@ -71,8 +71,8 @@ def test_a_failing_message_that_is_given_up_is_told_so():
     assert log_throttle.given_up(message(8), NOW_MS) is None, "it neither failed nor hung"
 
 
-def test_a_hanging_handler_is_told_while_it_runs_and_when_it_is_over():
-    """From ten seconds on, at twice the time before, and once at its end."""
+def test_hanging_handler_is_logged_while_it_runs_and_at_its_end():
+    """From ten seconds on, at doubling intervals, and once at its end."""
     log_throttle = LogThrottle()
     hanging = message(7)
     told_s = [
@@ -85,8 +85,8 @@ def test_a_hanging_handler_is_told_while_it_runs_and_when_it_is_over():
     assert text.endswith("is handled: after 1 attempt and 200 s")
 
 
-def test_a_hanging_handler_that_fails_in_the_end_stays_one_story():
-    """The failure goes on where the hanging was told, and the end is told once."""
+def test_hanging_handler_that_fails_is_logged_as_one_trouble():
+    """The failure continues the intervals of the hanging, and the end is logged once."""
     log_throttle = LogThrottle()
     hanging = message(7)
     text = text_of(log_throttle.running(hanging, NOW_MS, NOW_MS + 12_000))
@@ -97,21 +97,21 @@ def test_a_hanging_handler_that_fails_in_the_end_stays_one_story():
     assert "2 attempts and 15 s" in text_of(log_throttle.handled(hanging, NOW_MS + 15_000))
 
 
-def test_a_thousand_failing_messages_flood_no_log():
-    """Some are told apart, the others in a sum with their errors and the oldest of them; all of them are over once."""
+def test_thousand_failing_messages_do_not_flood_the_log():
+    """Some get lines of their own; the others are in summaries with their errors and the oldest message."""
     log_throttle = LogThrottle()
     failing = [message(offset, b"%d" % offset) for offset in range(1_000)]
-    tellings: list[Telling] = []
+    lines: list[LogLine] = []
     for second in range(60):
         now_ms = NOW_MS + 1_000 * second
-        for one in failing:
-            one.attempt = second + 1
-            kind = "TimeoutError" if one.offset % 3 else "ValueError"
-            tellings.append(log_throttle.failed(one, kind, now_ms, 1_000))
-        tellings.append(log_throttle.sum(now_ms))
-    told = [one.text for one in tellings if one is not None]
-    assert len(told) <= 2 * TOLD_PER_MINUTE + 2 + 3
-    assert sum(one.traceback for one in tellings if one is not None) == 2
+        for failed in failing:
+            failed.attempt = second + 1
+            kind = "TimeoutError" if failed.offset % 3 else "ValueError"
+            lines.append(log_throttle.failed(failed, kind, now_ms, 1_000))
+        lines.append(log_throttle.summary(now_ms))
+    told = [line.text for line in lines if line is not None]
+    assert len(told) <= 2 * LINES_PER_MINUTE + 2 + 3
+    assert sum(line.traceback for line in lines if line is not None) == 2
     sums = [text for text in told if "more messages" in text]
     assert len(sums) == 2, "after 10 and 30 s"
     first = sums[0]
@@ -121,26 +121,26 @@ def test_a_thousand_failing_messages_flood_no_log():
     assert counted is not None
     assert int(counted[1]) + int(counted[2]) == count
     assert "the oldest is orders partition 3 offset" in first
-    ends = [log_throttle.handled(one, NOW_MS + 60_000) for one in failing]
-    assert sum(one is not None for one in ends) == 1_000 - int(sums[-1].split()[0])
-    last = text_of(log_throttle.sum(NOW_MS + 60_000, last=True))
+    ends = [log_throttle.handled(failed, NOW_MS + 60_000) for failed in failing]
+    assert sum(end is not None for end in ends) == 1_000 - int(sums[-1].split()[0])
+    last = text_of(log_throttle.summary(NOW_MS + 60_000, last=True))
     assert last.startswith("0 more messages fail or hang in handlers; ")
     assert f"{int(sums[-1].split()[0])} were handled since, 0 given up here" in last
-    assert log_throttle.sum(NOW_MS + 900_000) is None
+    assert log_throttle.summary(NOW_MS + 900_000) is None
 
 
-def test_tracebacks_come_once_a_minute_for_each_kind_of_error():
-    """Each kind has its own; ever new kinds are no way around the limit."""
+def test_traceback_is_logged_once_a_minute_for_each_kind_of_error():
+    """Each kind of error has its own traceback; a thousand kinds still keep the limit."""
     log_throttle = LogThrottle()
     first = log_throttle.failed(message(1), "A", NOW_MS, 1)
     again = log_throttle.failed(message(2), "A", NOW_MS, 1)
     other = log_throttle.failed(message(3), "B", NOW_MS, 1)
     later = log_throttle.failed(message(4), "A", NOW_MS + TRACEBACK_EVERY_MS, 1)
-    told = [one is not None and one.traceback for one in (first, again, other, later)]
+    told = [line is not None and line.traceback for line in (first, again, other, later)]
     assert told == [True, False, True, True]
     many = LogThrottle()
     kinds = [many.failed(message(n), f"E{n}", NOW_MS, 1) for n in range(1_000)]
-    assert sum(one is not None for one in kinds) == 2 * TOLD_PER_MINUTE
+    assert sum(line is not None for line in kinds) == 2 * LINES_PER_MINUTE
 
 
 @given(
@@ -153,29 +153,29 @@ def test_tracebacks_come_once_a_minute_for_each_kind_of_error():
         max_size=300,
     )
 )
-def test_every_story_that_was_begun_ends_once(steps: list[tuple[str, int, int]]):
-    """Whatever happens in whatever order: no end without a beginning, and nothing is kept of what is over."""
+def test_every_logged_trouble_ends_once(steps: list[tuple[str, int, int]]):
+    """In whatever order the calls come: no end without a beginning, and nothing is kept after the end."""
     log_throttle = LogThrottle()
     now_ms = NOW_MS
     told: set[int] = set()
     for call, offset, wait_ms in steps:
         now_ms += wait_ms
-        one = message(offset)
+        trouble = message(offset)
         if call == "failed":
-            if log_throttle.failed(one, "E", now_ms, 5):
+            if log_throttle.failed(trouble, "E", now_ms, 5):
                 told.add(offset)
         elif call == "running":
-            if log_throttle.running(one, now_ms - HANGS_MS, now_ms):
+            if log_throttle.running(trouble, now_ms - HANGS_MS, now_ms):
                 told.add(offset)
         elif call == "sum":
-            log_throttle.sum(now_ms)
+            log_throttle.summary(now_ms)
         else:
-            ended = getattr(log_throttle, call)(one, now_ms)
+            ended = getattr(log_throttle, call)(trouble, now_ms)
             if ended is not None:
                 assert offset in told
             if call != "stopped" or ended is not None:
                 told.discard(offset)
     for offset in range(31):
         log_throttle.handled(message(offset), now_ms)
-    log_throttle.sum(now_ms, last=True)
-    assert log_throttle.sum(now_ms + 10_000_000, last=True) is None
+    log_throttle.summary(now_ms, last=True)
+    assert log_throttle.summary(now_ms + 10_000_000, last=True) is None

@@ -1,4 +1,4 @@
-"""Which failed message is tried when: by time, in few places, and within its share of the workers' time."""
+"""Which failed message is tried when: by time, on few workers, within a share of the workers' time."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def message(offset: int, partition_id: int = 1) -> Message:
 
 
 def test_tries_are_taken_by_time():
-    """Whatever the order of the failures: first due, first tried, and none before its time."""
+    """In whatever order messages fail: first due, first tried, and none before its time."""
     retries = Retries(100)
     for offset, due_ns in enumerate((30, 10, 20, 40)):
         retries.wait(message(offset), due_ns)
     assert retries.next_ns(0, others_wait=False) == 10
     assert retries.take(5, others_wait=False) == []
-    assert [one.offset for one in retries.take(30, others_wait=False)] == [1, 2, 0]
+    assert [failed.offset for failed in retries.take(30, others_wait=False)] == [1, 2, 0]
     assert retries.next_ns(30, others_wait=False) == 40
     assert len(retries) == 1
 
 
-def test_a_quarter_of_the_workers_try_again_at_once():
-    """The others are free for other messages; a place is free again when a try ends."""
+def test_quarter_of_the_workers_retries_at_once():
+    """The other workers are free for other messages; another retry may begin when one ends."""
     for concurrency, places in ((1, 1), (4, 1), (16, 4), (100, 25)):
         retries = Retries(concurrency)
         for offset in range(200):
@@ -40,8 +40,8 @@ def test_a_quarter_of_the_workers_try_again_at_once():
         assert len(retries.take(2, others_wait=False)) == 1
 
 
-def test_a_try_that_hangs_keeps_no_other_from_its_turn():
-    """After ten seconds its place goes to others."""
+def test_hanging_try_does_not_delay_other_tries():
+    """After ten seconds it is not counted any more."""
     retries = Retries(4)
     for offset in range(3):
         retries.wait(message(offset), 0)
@@ -52,8 +52,8 @@ def test_a_try_that_hangs_keeps_no_other_from_its_turn():
     assert len(retries.take(5 + LONG_NS, others_wait=False)) == 1
 
 
-def test_tries_have_their_share_of_the_time_while_others_wait():
-    """Of one worker: half a second for a try, then its share for the others; none of that when nobody waits."""
+def test_retries_get_their_share_of_the_time_while_first_tries_wait():
+    """On one worker: half a second for a retry, then the share of first tries; no pause if none wait."""
     retries = Retries(1)
     for offset in range(3):
         retries.wait(message(offset), 0)
@@ -68,8 +68,8 @@ def test_tries_have_their_share_of_the_time_while_others_wait():
     assert len(retries.take(2 * SECOND_NS, others_wait=False)) == 1
 
 
-def test_tries_that_take_long_pause_no_longer_than_the_limit():
-    """A key that times out for a minute is tried again half a minute later, not forty."""
+def test_slow_retries_pause_no_longer_than_the_limit():
+    """A try that times out after a minute is repeated half a minute later, not forty minutes."""
     retries = Retries(1)
     for offset in range(2):
         retries.wait(message(offset), 0)
@@ -81,18 +81,18 @@ def test_tries_that_take_long_pause_no_longer_than_the_limit():
     assert next_ns <= 60 * SECOND_NS + PAUSE_MAX_NS
 
 
-def test_a_dropped_partition_leaves_the_others():
-    """What waits of it is returned, to be forgotten; the order of the others is as before."""
+def test_drop_leaves_other_partitions():
+    """Its waiting messages are returned, to be forgotten; the order of the others is as before."""
     retries = Retries(100)
     for offset in range(10):
         retries.wait(message(offset, 1 + offset % 2), 10 - offset)
-    assert {one.offset for one in retries.drop(1)} == {0, 2, 4, 6, 8}
-    assert [one.offset for one in retries.take(10, others_wait=False)] == [9, 7, 5, 3, 1]
+    assert {failed.offset for failed in retries.drop(1)} == {0, 2, 4, 6, 8}
+    assert [failed.offset for failed in retries.take(10, others_wait=False)] == [9, 7, 5, 3, 1]
     assert retries.drop(1) == []
 
 
 class RetriesMachine(RuleBasedStateMachine):
-    """Nothing is lost and nothing is tried twice at once, in whatever order things happen."""
+    """No message is lost or tried twice at once, in whatever order the calls come."""
 
     def __init__(self):
         super().__init__()
@@ -104,10 +104,10 @@ class RetriesMachine(RuleBasedStateMachine):
 
     @rule(wait_ns=st.integers(0, 5 * SECOND_NS), partition_id=st.integers(1, 3))
     def wait(self, wait_ns, partition_id):
-        one = message(self.offset, partition_id)
+        failed = message(self.offset, partition_id)
         self.offset += 1
-        self.waiting[one.offset] = (self.now_ns + wait_ns, one)
-        self.retries.wait(one, self.now_ns + wait_ns)
+        self.waiting[failed.offset] = (self.now_ns + wait_ns, failed)
+        self.retries.wait(failed, self.now_ns + wait_ns)
 
     @rule(ns=st.integers(0, 30 * SECOND_NS))
     def time_passes(self, ns):
@@ -115,10 +115,10 @@ class RetriesMachine(RuleBasedStateMachine):
 
     @rule(others_wait=st.booleans())
     def take(self, others_wait):
-        for one in self.retries.take(self.now_ns, others_wait=others_wait):
-            due_ns, _ = self.waiting.pop(one.offset)
+        for failed in self.retries.take(self.now_ns, others_wait=others_wait):
+            due_ns, _ = self.waiting.pop(failed.offset)
             assert due_ns <= self.now_ns
-            self.under_way.append(one)
+            self.under_way.append(failed)
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data())
@@ -128,19 +128,19 @@ class RetriesMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way)
     @rule(data=st.data(), again=st.booleans())
     def end(self, data, again):
-        one = data.draw(st.sampled_from(self.under_way))
-        self.under_way.remove(one)
+        failed = data.draw(st.sampled_from(self.under_way))
+        self.under_way.remove(failed)
         if again:
-            self.waiting[one.offset] = (self.now_ns + 7, one)
-            self.retries.wait(one, self.now_ns + 7)
-        self.retries.end(one, self.now_ns)
+            self.waiting[failed.offset] = (self.now_ns + 7, failed)
+            self.retries.wait(failed, self.now_ns + 7)
+        self.retries.end(failed, self.now_ns)
 
     @rule(partition_id=st.integers(1, 3))
     def drop(self, partition_id):
-        for one in self.retries.drop(partition_id):
-            assert one.partition_id == partition_id
-            del self.waiting[one.offset]
-        assert all(one.partition_id != partition_id for _, one in self.waiting.values())
+        for failed in self.retries.drop(partition_id):
+            assert failed.partition_id == partition_id
+            del self.waiting[failed.offset]
+        assert all(failed.partition_id != partition_id for _, failed in self.waiting.values())
 
     @invariant()
     def counted(self):
@@ -148,7 +148,7 @@ class RetriesMachine(RuleBasedStateMachine):
 
     @invariant()
     def something_can_happen(self):
-        """If messages wait, a time is known, or a try under way ends first."""
+        """If messages wait, the time of the next try is known, or a try under way ends first."""
         if self.waiting:
             next_ns = self.retries.next_ns(self.now_ns, others_wait=True)
             assert next_ns is not None or self.under_way

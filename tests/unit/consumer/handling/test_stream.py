@@ -1,4 +1,4 @@
-"""What an iteration holds of a partition that has to go: how long its hand-over waits."""
+"""How long the hand-over of a partition waits for the messages that an iteration has taken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from keylane.consumer.handling import stream as stream_module
 from keylane.consumer.handling.stream import Stream
-from keylane.consumer.pulling.room import Room
+from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.message import Message
 from support import handling
@@ -24,44 +24,44 @@ class Client:
 
     def __init__(self, left_ms: int = 60_000) -> None:
         self.partition_id = 1
-        self.holder = self
+        self.client = self
         self.left_ms = left_ms
-        self.room = Room()
+        self.in_flight = MessagesInFlight()
 
     @property
     def outstanding(self) -> int:
-        return self.room.count
+        return self.in_flight.count
 
     def taken(self, message: Message) -> None:
         pass
 
     def forget(self, count: int) -> None:
-        self.room.leave(count)
+        self.in_flight.remove(count)
 
     async def settled(self) -> None:
-        await self.room.empty()
+        await self.in_flight.wait_until_empty()
 
 
 def stream_of(client: Client, *, handover_ms: int, count: int = 3) -> Stream:
     stream = Stream(clock=SystemClock(), handover_ms=handover_ms, check=lambda: None)
-    client.room.count += count
-    stream.put([Message("s", b"k", b"", one, 1, 0, delivery=client) for one in range(count)])
+    client.in_flight.count += count
+    stream.put([Message("s", b"k", b"", offset, 1, 0, delivery=client) for offset in range(count)])
     return stream
 
 
 async def waiting(stream: Stream, client: Client) -> asyncio.Task[None]:
-    """A hand-over that has begun, and does not end by itself."""
+    """Begin a hand-over that does not end by itself."""
     quiesced = asyncio.create_task(stream.quiesce(client))
     await asyncio.sleep(0.1)
     assert not quiesced.done()
     return quiesced
 
 
-async def test_the_bodys_message_is_waited_for(
+async def test_hand_over_waits_for_the_message_in_the_loop_body(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """However short `handover_ms` is, and whatever is left of the lease: until the ack, and it says so, once."""
-    monkeypatch.setattr(stream_module, "PATIENCE_MS", 10)
+    """Until the ack, however short `handover_ms` and the lease are; one warning is logged."""
+    monkeypatch.setattr(stream_module, "HANDOVER_WARN_MS", 10)
     client = Client(left_ms=0)
     stream = stream_of(client, handover_ms=0)
     await stream.next()
@@ -77,8 +77,8 @@ async def test_the_bodys_message_is_waited_for(
     await asyncio.wait_for(quiesced, 30)
 
 
-async def test_what_was_passed_over_is_not_waited_for_longer_than_handover_ms():
-    """Who asks for the next message without an ack is at work on nothing that he had, once the time is up."""
+async def test_hand_over_waits_handover_ms_for_messages_passed_over():
+    """A user who asks for the next message works on no earlier one, once the time is up."""
     client = Client()
     stream = stream_of(client, handover_ms=20)
     await stream.next()
@@ -89,8 +89,8 @@ async def test_what_was_passed_over_is_not_waited_for_longer_than_handover_ms():
     asked.cancel()
 
 
-async def test_acks_of_a_batch_are_waited_for_while_it_is_worked_on():
-    """Who asked for more in vain, and then works on what he has, is waited for as in any body."""
+async def test_hand_over_waits_for_a_collected_batch_while_the_body_runs():
+    """A user who asked for more in vain, and then works on the messages collected, is in the loop body."""
     client = Client()
     stream = stream_of(client, handover_ms=0)
     for _ in range(3):
@@ -105,8 +105,8 @@ async def test_acks_of_a_batch_are_waited_for_while_it_is_worked_on():
     await asyncio.wait_for(quiesced, 30)
 
 
-async def test_acks_of_what_was_passed_over_may_take_as_long_as_the_lease_is_renewed():
-    """Within `handover_ms` the end of the lease counts as it is then, not as it was when the hand-over began."""
+async def test_hand_over_waits_for_acks_as_long_as_the_lease_is_renewed():
+    """Within `handover_ms` the present end of the lease counts, not its end when the hand-over began."""
     client = Client(left_ms=20)
     stream = stream_of(client, handover_ms=600_000)
     await stream.next()
@@ -118,8 +118,8 @@ async def test_acks_of_what_was_passed_over_may_take_as_long_as_the_lease_is_ren
     asked[2].cancel()
 
 
-async def test_leaving_waits_for_no_body():
-    """Whoever closes the consumer gives up what he has, even in the middle of it."""
+async def test_hand_over_ends_at_once_when_the_consumer_closes():
+    """Closing gives up unacked messages, also in the middle of the loop body."""
     client = Client()
     stream = stream_of(client, handover_ms=600_000)
     await stream.next()
@@ -128,8 +128,8 @@ async def test_leaving_waits_for_no_body():
     await asyncio.wait_for(quiesced, 30)
 
 
-def test_a_body_that_runs_for_long_is_told(caplog: pytest.LogCaptureFixture):
-    """After ten and twenty seconds, and once when the next message is asked for; a quick one never."""
+def test_long_running_loop_body_is_logged(caplog: pytest.LogCaptureFixture):
+    """After ten and twenty seconds, and once when the next message is asked for; a quick body is never logged."""
     loop, machine = virtual_loop()
     client = handling.Client()
     client.taken = lambda message: None  # type: ignore[attr-defined]
@@ -165,17 +165,17 @@ class Boot:
             stream.look()
 
 
-async def test_a_consumer_that_nobody_iterates_says_so(caplog):
-    """A forgotten handler keeps partitions from everybody: a warning after a while, and seldom again."""
+async def test_consumer_that_is_never_iterated_is_logged(caplog):
+    """A consumer without its intended handler keeps its partitions idle: a warning after a while, and rarely again."""
     clock = Boot()
     stream = Stream(clock=clock, handover_ms=1_000, check=lambda: None)
     stream.put([Message("orders", b"k", b"v", 0, 1, 0)])
     clock.look(stream, seconds=60)
     (record,) = caplog.records
-    assert "no handler and nobody iterates" in record.message
+    assert "no handler and is not iterated" in record.message
 
 
-async def test_a_consumer_that_was_iterated_is_not_taken_for_one_that_nobody_iterates(caplog):
+async def test_consumer_that_was_iterated_once_is_not_logged(caplog):
     clock = Boot()
     stream = Stream(clock=clock, handover_ms=1_000, check=lambda: None)
     asking = asyncio.ensure_future(stream.next())

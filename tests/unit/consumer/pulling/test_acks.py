@@ -3,7 +3,7 @@
 from keylane.consumer.pulling.acks import RANGES_PER_REQUEST, AckQueue
 
 
-def test_handled_in_order_is_one_range():
+def test_offsets_handled_in_order_are_one_range():
     """A contiguous run is sent as one range."""
     queue = AckQueue()
     for offset in range(10, 20):
@@ -11,7 +11,7 @@ def test_handled_in_order_is_one_range():
     assert queue.take() == ((10, 20),)
 
 
-def test_handled_out_of_order_is_joined():
+def test_offsets_handled_out_of_order_are_joined():
     """Ranges are sorted and joined before they are sent."""
     queue = AckQueue()
     for offset in (5, 3, 4, 9, 8, 1):
@@ -19,8 +19,8 @@ def test_handled_out_of_order_is_joined():
     assert queue.take() == ((1, 2), (3, 6), (8, 10))
 
 
-def test_nothing_leaves_before_it_is_confirmed():
-    """A failed request is repeated, together with what was handled meanwhile."""
+def test_range_stays_queued_until_it_is_confirmed():
+    """A failed request is repeated, together with offsets handled meanwhile."""
     queue = AckQueue()
     queue.done(3)
     assert queue.take() == ((3, 4),)
@@ -31,8 +31,8 @@ def test_nothing_leaves_before_it_is_confirmed():
     assert queue.take() == ()
 
 
-def test_a_request_is_bounded():
-    """However scattered the handled offsets are, one request carries so many ranges and no more."""
+def test_request_has_a_limited_number_of_ranges():
+    """However scattered the handled offsets are, one request carries RANGES_PER_REQUEST at most."""
     queue = AckQueue()
     for offset in range(0, 2 * (RANGES_PER_REQUEST + 5), 2):
         queue.done(offset)
@@ -41,8 +41,8 @@ def test_a_request_is_bounded():
     assert len(queue.take()) == 5
 
 
-def test_a_refusal_halves_the_request_until_one_range_is_left():
-    """The lowest ranges go first; a single one that is refused waits for what is handled later."""
+def test_refusal_halves_the_request_until_one_range_is_left():
+    """The lowest ranges go first; a single refused range waits until more is handled."""
     queue = AckQueue()
     for offset in (3, 5, 7, 9, 11):
         queue.done(offset)
@@ -56,8 +56,8 @@ def test_a_refusal_halves_the_request_until_one_range_is_left():
     assert queue.take() == ((2, 4),)
 
 
-def test_after_a_refusal_requests_grow_again():
-    """Crowded until the broker has taken everything; each request that it takes lets the next one be larger."""
+def test_requests_grow_again_after_a_refusal():
+    """The limit counts until the broker has taken everything; each confirmed request doubles the next one."""
     queue = AckQueue()
     for offset in range(1, 17, 2):
         queue.done(offset)
@@ -65,11 +65,11 @@ def test_after_a_refusal_requests_grow_again():
     queue.refused()
     sizes = []
     while queue:
-        assert queue.crowded
+        assert queue.at_range_limit
         sizes.append(len(queue.take()))
         queue.confirmed()
     assert sizes == [4, 4]
-    assert not queue.crowded
+    assert not queue.at_range_limit
     for offset in range(101, 141, 2):
         queue.done(offset)
     assert len(queue.take()) == 16

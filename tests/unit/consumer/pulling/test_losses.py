@@ -1,12 +1,12 @@
-"""Why a lease was lost: told in words that say what to look for."""
+"""The reason of a lost lease, in a line that says what to look for."""
 
 from __future__ import annotations
 
-from keylane.consumer.pulling.losses import FENCED, TOLD_EVERY_MS, Losses, Stalls, why_lapsed
+from keylane.consumer.pulling.losses import FENCED, STALL_LINE_EVERY_MS, Losses, Stalls, why_lapsed
 
 
-def test_a_loop_that_stood_still_is_the_reason():
-    """Also while the task that measures it has not woken yet."""
+def test_blocked_event_loop_is_named_as_the_reason():
+    """Also while the measuring task has not woken yet."""
     stalls = Stalls()
     stalls.sleeps(1_000, 1_000)
     assert stalls.longest_ms(0, 60_000) == 58_000
@@ -16,28 +16,28 @@ def test_a_loop_that_stood_still_is_the_reason():
     assert stalls.longest_ms(1_500, 61_010) == 58_000
     assert stalls.longest_ms(60_000, 61_010) == 0, "it ended before"
     text = why_lapsed(silent_ms=59_000, stalled_ms=stalls.longest_ms(1_500, 61_010))
-    assert text.startswith("the event loop stood still for 58 s")
+    assert text.startswith("the event loop did not run for 58 s")
 
 
-def test_a_silent_metaserver_is_the_reason_otherwise():
-    """With what the loop was late in that time, if anything."""
+def test_silent_metaserver_is_named_as_the_reason():
+    """The line adds how long the event loop was blocked meanwhile, if it was."""
     assert why_lapsed(silent_ms=31_000, stalled_ms=0) == (
         "the metaserver answered no heartbeat for 31 s"
     )
     text = why_lapsed(silent_ms=31_000, stalled_ms=2_500)
-    assert text.endswith("for 31 s, of which the event loop stood still for 2.5 s")
+    assert text.endswith("for 31 s, of which the event loop did not run for 2.5 s")
 
 
-def test_a_stall_is_told_before_it_costs_a_lease_and_once_a_minute():
-    """A third of the ttl is worth a word; a flood of them is not."""
+def test_stall_is_logged_before_it_costs_a_lease_and_once_a_minute():
+    """A stall of a third of the ttl is logged; a series of them is not."""
     stalls = Stalls()
-    assert stalls.told(9_000, 0, ttl_ms=30_000) == ""
-    assert "stood still for 12 s" in stalls.told(12_000, 0, ttl_ms=30_000)
-    assert stalls.told(12_000, TOLD_EVERY_MS - 1, ttl_ms=30_000) == ""
-    assert stalls.told(12_000, TOLD_EVERY_MS, ttl_ms=30_000)
+    assert stalls.line(9_000, 0, ttl_ms=30_000) == ""
+    assert "did not run for 12 s" in stalls.line(12_000, 0, ttl_ms=30_000)
+    assert stalls.line(12_000, STALL_LINE_EVERY_MS - 1, ttl_ms=30_000) == ""
+    assert stalls.line(12_000, STALL_LINE_EVERY_MS, ttl_ms=30_000)
 
 
-def test_leases_lost_together_are_told_together():
+def test_leases_lost_together_share_a_line():
     """A thousand partitions are one line for each reason."""
     losses = Losses()
     for partition_id in range(1_000):

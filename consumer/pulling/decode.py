@@ -1,4 +1,4 @@
-"""Messages cut out of a batch's columns.  Pure."""
+"""The messages of a batch, decoded from its columns.  Pure."""
 
 from __future__ import annotations
 
@@ -9,26 +9,34 @@ from ...protocol.message import Delivery, Message
 from ...protocol.record import Header
 
 
-def cut_messages(
-    cut: Columns,
+def decode_messages(
+    batch: Columns,
     header: Header,
     subject: str,
     partition_id: int,
     token: int,
     delivery: Delivery,
 ) -> list[Message]:
-    """Every message of the batch, by offset, handed out by `delivery` under `token`."""
-    blob, props = cut.blob, cut.property_edges
+    """
+    Every message of a batch, by offset.
+
+    Args:
+        batch: the columns of the batch; keys, values and properties are slices of `batch.blob`.
+        header: has the offset of the first message.
+        token: the fencing token under which the messages are delivered; 0 for messages that are only read.
+        delivery: takes the acks of the messages.
+    """
+    blob, props = batch.blob, batch.property_edges
     bare = props[0] == props[-1]
     return list(
         map(
             Message,
             repeat(subject),
-            [blob[low:high] for low, high in pairwise(cut.key_edges)],
-            [blob[low:high] for low, high in pairwise(cut.value_edges)],
+            [blob[low:high] for low, high in pairwise(batch.key_edges)],
+            [blob[low:high] for low, high in pairwise(batch.value_edges)],
             range(header.base_offset, header.next_offset),
             repeat(partition_id),
-            cut.sent_at_ns,
+            batch.sent_at_ns,
             repeat(token),
             repeat(1),
             repeat(b"") if bare else [blob[low:high] for low, high in pairwise(props)],

@@ -1,4 +1,4 @@
-"""More gaps among handled messages than a cursor keeps: acks wait for older ones, and go on with them."""
+"""More gaps among handled messages than a cursor keeps: acks wait for older messages, and then continue."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
 
 PAIRS = ACK_RANGES_MAX + 600
-"""Messages of a slow key, each followed by one of another: nothing that is acked touches anything else."""
+"""Messages of a slow key, each followed by one of another key, so that no two acked offsets are neighbours."""
 
 
 class Subject:
-    """One partition, and how far the group is on it."""
+    """One partition, and the group's progress on it."""
 
     def __init__(self, broker: BrokerClient, partition_id: int) -> None:
         self._broker = broker
         self._partition_id = partition_id
 
     async def group(self) -> GroupStatus:
-        (found,) = (await self._broker.partition(self._partition_id)).groups
-        return found
+        (group,) = (await self._broker.partition(self._partition_id)).groups
+        return group
 
     async def until(self, *, cursor: int = 0, acked_above: int = 0) -> None:
-        """Wait until the group is so far."""
+        """Wait until the group's cursor is at `cursor`."""
         async with asyncio.timeout(60):
             while True:
-                found = await self.group()
-                if found.cursor >= cursor and found.acked_above >= acked_above:
+                group = await self.group()
+                if group.cursor >= cursor and group.acked_above >= acked_above:
                     return
                 await asyncio.sleep(0.05)
 
@@ -59,7 +59,7 @@ async def filled(cluster: Cluster, name: str) -> AsyncIterator[Subject]:
 
 
 class Handler:
-    """Handles at once, but of the slow key only once `open` is set."""
+    """Handle messages at once, those of the slow key only once `open` is set."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -74,8 +74,8 @@ class Handler:
             self.quick += 1
 
 
-async def test_a_slow_key_between_others_is_caught_up_with(shared_cluster: Cluster):
-    """With default settings, acks of all others wait when the cursor keeps no more, and go on once the key does."""
+async def test_slow_key_is_caught_up_with_at_the_range_limit(shared_cluster: Cluster):
+    """With default settings, acks of other keys wait at the range limit, and continue with the slow key."""
     handler = Handler()
     async with (
         filled(shared_cluster, "crowded") as subject,
@@ -90,8 +90,8 @@ async def test_a_slow_key_between_others_is_caught_up_with(shared_cluster: Clust
     assert handler.slow == list(range(0, 2 * PAIRS, 2))
 
 
-async def test_the_next_owner_catches_up_as_well(shared_cluster: Cluster):
-    """It begins with as many ranges as a cursor keeps; what could not be acked comes again, and nothing else does."""
+async def test_next_owner_catches_up_at_the_range_limit(shared_cluster: Cluster):
+    """It begins with as many ranges as a cursor keeps; only messages that could not be acked are redelivered."""
     first, second = Handler(), Handler()
     async with filled(shared_cluster, "crowded-twice") as subject:
         async with Consumer(
@@ -117,8 +117,10 @@ async def test_the_next_owner_catches_up_as_well(shared_cluster: Cluster):
 
 
 @pytest.mark.parametrize("strategy", ["exclusive", "shared"])
-async def test_acks_by_hand_of_every_second_message_first(shared_cluster: Cluster, strategy: str):
-    """What the cursor cannot keep waits; acks of what is between let it go on, to the end."""
+async def test_acks_by_hand_of_every_second_message_first_reach_the_end(
+    shared_cluster: Cluster, strategy: str
+):
+    """Acks above the range limit wait; acks of the messages between let the cursor rise to the end."""
     name = f"crowded-by-hand-{strategy}"
     settings = ConsumerSettings(
         strategy=strategy, buffer_messages=100_000, in_flight_messages=100_000

@@ -4,28 +4,28 @@
           ├─ long poll ─┼─ long poll, no answer ─┼─ share ─┼─ share ─┼─ share ─┤
           sent          answered, sent                     left       left
 
-A long poll is answered after `wait_ms` at the latest.  What is left of the lease then is shared out equally over the
-addresses that have not failed since the last answer; asked in a hurry, a metaserver answers at once.
+A long poll is answered after `wait_ms` at the latest.  The rest of the lease is then divided equally among the addresses
+that have not failed since the last answer; a heartbeat in a hurry is answered at once.
 
 Invariants
-    Of `addresses` metaservers all but one may hang at once, and the last one is asked while the lease holds: it is kept
-    if they answer within `(ttl - margin - 2 * wait_ms) / (addresses + 1)` when they do not hang.  For a ttl up to 20 s
-    that is 0.4 ttl / (addresses + 1), so 200 ms for three and a ttl of 2 s; `GRACE_MS_MAX` where that is less.
-    Breaking a heartbeat off gives a metaserver that hangs no more time: the end of the lease is what counts.
+    Of `addresses` metaservers all but one may hang at once, and the last one is asked while the lease holds.  The lease
+    is kept if a metaserver that does not hang answers within `(ttl - margin - 2 * wait_ms) / (addresses + 1)`.  For a ttl
+    up to 20 s that is 0.4 ttl / (addresses + 1), so 200 ms for three addresses and a ttl of 2 s; `GRACE_MS_MAX` if less.
+    Breaking a heartbeat off gives a hanging metaserver no more time: the end of the lease is what counts.
 """
 
 from __future__ import annotations
 
 TRIES_MIN = 2
-"""Also where there is one metaserver: an answer may get lost."""
+"""With one metaserver too: an answer may get lost."""
 WAITS_PER_TTL = 4
-"""The long poll is at most this part of the ttl: two of them, and there is time left to find another metaserver."""
+"""A long poll lasts ttl / WAITS_PER_TTL at most: after two of them there is time left to find another metaserver."""
 TIMEOUT_MS_MIN = 50
 GRACE_MS_MAX = 1_000
-"""How long the answer to a long poll may be late, or half of the long poll if that is more."""
+"""The answer to a long poll may be late by this, or by half of the long poll if that is more."""
 
 
-class Patience:
+class HeartbeatTimeouts:
     """The time-outs of one session's heartbeats."""
 
     def __init__(self, *, addresses: int, ttl_ms: int, margin_ms: int, timeout_max_ms: int) -> None:
@@ -37,30 +37,30 @@ class Patience:
         self._failed = 0
         """Tries without an answer since the last answer."""
         self._until_ms = 0
-        """End of the lease on this machine's boot clock."""
+        """End of the lease on the boot clock."""
         self.wait_ms = ttl_ms // WAITS_PER_TTL
         """How long the metaserver may wait for a change before it answers."""
 
     def begin(self, sent_at_ms: int, heartbeat_ms: int) -> None:
-        """A session was begun by a join sent at `sent_at_ms`; the metaserver wants a heartbeat every `heartbeat_ms`."""
+        """A join sent at `sent_at_ms` began a session; the metaserver wants a heartbeat every `heartbeat_ms`."""
         self.wait_ms = min(heartbeat_ms, self._ttl_ms // WAITS_PER_TTL)
         self.granted(sent_at_ms + self._lease_ms)
 
     def granted(self, until_ms: int) -> None:
-        """A metaserver answered, and the lease now ends at `until_ms`."""
+        """A metaserver answered: the lease now ends at `until_ms`."""
         self._failed = 0
         self._until_ms = until_ms
 
     def failed(self) -> bool:
-        """A try failed; True if each address has had one since the last answer."""
+        """A try failed; returns True if every address was tried since the last answer."""
         self._failed += 1
         return self._failed >= self._addresses
 
     def timeout_ms(self, now_ms: int, *, wait_ms: int) -> int:
-        """How long the next answer is waited for, in all; `wait_ms` of that the metaserver may wait itself."""
+        """Time-out of the next heartbeat in all, of which the metaserver may wait `wait_ms` for a change."""
         left_ms = self._until_ms - now_ms
         if left_ms <= 0:
-            left_ms = self._lease_ms  # it has ended: there is no hurry any more
+            left_ms = self._lease_ms  # the lease has ended: there is no hurry any more
         share_ms = (left_ms - wait_ms) // (self._tries - self._failed % self._tries)
         most_ms = max(GRACE_MS_MAX, wait_ms // 2) if wait_ms else self._timeout_max_ms
         most_ms = min(most_ms, self._timeout_max_ms)

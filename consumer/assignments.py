@@ -1,0 +1,288 @@
+"""The partitions assigned to a consumer: a pull client for each, made and ended by comparing grants.
+
+    granted ─▶ new: make a client    kept: renew it    gone, lapsed, or under another token: end it
+                                                                                              │
+               stop pulling ─▶ finish or cancel handlers ─▶ send acks ─▶ release ─▶ report ◀──╯
+
+Each partition is handed over in a task of its own, so that a slow handler of one partition delays no other.
+
+Invariants
+    A partition has at most one client, or one hand-over under way.
+    A token that is for single use, or fenced, is never taken up again: no message is handled again under it.
+    The metaserver hears that a partition is released only after its handlers have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from ..protocol.clock import Clock
+from ..protocol.control import Grant, Grants
+from ..protocol.message import Message
+from ..protocol.routing import ConsumeStrategy
+from ..rpc.connections import Connections
+from .handling.stream import Stream
+from .handling.workers import Workers
+from .membership import Membership
+from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
+from .pulling.pull_client import PullClient
+from .pulling.shared_client import SharedClient
+from .settings import ConsumerSettings
+
+log = logging.getLogger("keylane.consumer")
+
+CHECK_MS_MAX = 1_000
+"""The longest time between two checks for lapsed leases, long-running handlers and a blocked event loop."""
+
+
+class Assignments:
+    """
+    The pull clients of one opening of a consumer, by partition.
+
+    It is the `GrantHolder` of the membership, and the `PullOwner` of each pull client.
+
+    Args:
+        dispatch: gets the messages, and has their handlers end.
+        fail: called with an error that ends the consumer.
+    """
+
+    def __init__(
+        self,
+        *,
+        subject: str,
+        group: str,
+        settings: ConsumerSettings,
+        clock: Clock,
+        rng: random.Random,
+        connections: Connections,
+        membership: Membership,
+        dispatch: Workers | Stream,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._subject = subject
+        self._group = group
+        self._settings = settings
+        self._clock = clock
+        self._rng = rng
+        self._connections = connections
+        self._membership = membership
+        self._dispatch = dispatch
+        self._fail = fail
+        self._clients: dict[int, PullClient] = {}
+        self._ending: dict[int, PullClient] = {}
+        self._hand_overs: dict[int, asyncio.Task[None]] = {}
+        """A task for each client in `_ending`."""
+        self._ended_tokens: dict[int, int] = {}
+        """The highest token of each partition that is not taken up again."""
+        self._reports: set[asyncio.Task[None]] = set()
+        self._grants: tuple[Grant, ...] = ()
+        self._deadline_ms = 0
+        self._closing = False
+        self._announcing: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._stalls = Stalls()
+        self._losses = Losses()
+
+    def start(self) -> None:
+        """Begin to watch for the end of leases."""
+        self._watch = asyncio.create_task(self._watch_deadline(), name="lease deadline")
+
+    @property
+    def started(self) -> bool:
+        """True from `start` on."""
+        return self._watch is not None
+
+    @property
+    def clients(self) -> list[PullClient]:
+        """The clients that are not ending, by partition id."""
+        return [self._clients[key] for key in sorted(self._clients)]
+
+    @property
+    def ending(self) -> list[PullClient]:
+        """The clients whose partition is being handed over, by partition id."""
+        return [self._ending[key] for key in sorted(self._ending)]
+
+    # ── called by the membership: GrantHolder ────────────────────────────────────────────────────────
+    def granted(self, grants: Grants, deadline_ms: int) -> None:
+        """Every partition granted now; all leases end at `deadline_ms` on the boot clock."""
+        self._deadline_ms = deadline_ms
+        for client in self.ending:
+            if client.session == self._membership.session:
+                client.renew(deadline_ms, None)
+        self._apply(grants.grants)
+
+    def session_lost(self) -> None:
+        """The session is gone, and with it all grants, until the next one."""
+        self.hand_over_all()
+
+    def drained(self) -> tuple[int, ...]:
+        """Ids of sealed partitions that the group has acked to the end."""
+        return tuple(client.partition_id for client in self.clients if client.drained)
+
+    def holding(self, session: str) -> tuple[tuple[int, int], ...]:
+        """(partition id, token) of each partition that `session` has here or is still handing over."""
+        clients = sorted((self._clients | self._ending).items())
+        return tuple((key, client.token) for key, client in clients if client.session == session)
+
+    def fail(self, error: BaseException) -> None:
+        """End the consumer."""
+        self._fail(error)
+
+    # ── called by pull clients: PullOwner ────────────────────────────────────────────────────────────
+    def hand_out(self, messages: list[Message]) -> None:
+        """Give messages of one partition to handlers or the iteration."""
+        self._dispatch.put(messages)
+
+    def report_drained(self) -> None:
+        """Send the next heartbeat now: it lists the drained partitions."""
+        self._membership.nudge()
+
+    def end(self, client: PullClient) -> None:
+        """Hand the client's partition over, in a task of its own."""
+        partition_id = client.partition_id
+        if self._clients.get(partition_id) is not client:
+            return
+        del self._clients[partition_id]
+        client.stop()
+        if client.token_is_single_use or client.fenced:
+            self._ended_tokens[partition_id] = client.token
+        self._ending[partition_id] = client
+        self._hand_overs[partition_id] = asyncio.create_task(
+            self._end(client), name=f"hand over {partition_id}"
+        )
+
+    # ── grants compared with clients ─────────────────────────────────────────────────────────────────
+    def _apply(self, grants: tuple[Grant, ...]) -> None:
+        """Renew, make and end clients until they are those that are granted."""
+        if self._closing:
+            return
+        self._grants = grants
+        granted = {int(grant.partition.partition_id): grant for grant in grants}
+        for partition_id, client in list(self._clients.items()):
+            grant = granted.get(partition_id)
+            if grant is None or grant.token != client.token or client.lapsed:
+                self.end(client)
+            else:
+                client.renew(self._deadline_ms, grant.partition.address)
+        for partition_id, grant in granted.items():
+            if partition_id in self._clients or partition_id in self._hand_overs:
+                continue
+            if grant.token <= self._ended_tokens.get(partition_id, 0):
+                self._report_again(grant)
+            elif grant.partition.address is not None and self._clock.boot_ms() < self._deadline_ms:
+                self._clients[partition_id] = self._make(grant)
+
+    def _make(self, grant: Grant) -> PullClient:
+        shared = self._settings.strategy is ConsumeStrategy.SHARED
+        kind = SharedClient if shared else PullClient
+        return kind(
+            subject=self._subject,
+            group=self._group,
+            session=self._membership.session,
+            grant=grant,
+            connections=self._connections,
+            deadline_ms=self._deadline_ms,
+            settings=self._settings,
+            clock=self._clock,
+            rng=self._rng,
+            owner=self,
+        )
+
+    # ── hand-over ────────────────────────────────────────────────────────────────────────────────────
+    async def _end(self, client: PullClient) -> None:
+        try:
+            await self._hand_over(client)
+        finally:
+            del self._hand_overs[client.partition_id]
+            del self._ending[client.partition_id]
+        if client.partition_id in {int(grant.partition.partition_id) for grant in self._grants}:
+            self._apply(self._grants)  # granted again during the hand-over
+
+    async def _hand_over(self, client: PullClient) -> None:
+        self._note_loss(client)
+        await self._dispatch.quiesce(client)
+        await client.hand_over(flush_ms=self._settings.call_timeout_ms)
+        if self._announcing is not None:
+            await asyncio.wait([self._announcing])
+        if client.fenced:
+            # Usually a newer owner has it.  If not, grants continue above the fence, and never in a tight loop.
+            await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
+        if client.token_is_single_use or client.fenced:  # else other sessions have the token too
+            await self._membership.report_released(
+                client.session, client.partition_id, client.token, fence=client.life.fence
+            )
+
+    def _report_again(self, grant: Grant) -> None:
+        """The metaserver still grants a token that has ended here: it has not heard the report."""
+        partition_id = int(grant.partition.partition_id)
+        report = self._membership.report_released(
+            self._membership.session, partition_id, grant.token
+        )
+        task = asyncio.create_task(report, name=f"give back {partition_id}")
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
+
+    def hand_over_all(self) -> list[asyncio.Task[None]]:
+        """Begin to hand every partition over; returns a task for each hand-over under way."""
+        self._grants = ()
+        for client in self.clients:
+            self.end(client)
+        return list(self._hand_overs.values())
+
+    async def close(self) -> None:
+        """Take no more grants, and hand every partition over."""
+        assert self._watch is not None
+        self._watch.cancel()
+        self._closing = True
+        hand_overs = self.hand_over_all()
+        if hand_overs:
+            self._announcing = asyncio.create_task(
+                self._membership.announce_leave(), name="announce leave"
+            )
+        await asyncio.gather(self._watch, *hand_overs, *self._reports, return_exceptions=True)
+        self._log_losses()
+
+    # ── leases that end, and why ─────────────────────────────────────────────────────────────────────
+    async def _watch_deadline(self) -> None:
+        """End clients whose lease lapsed, so that running handlers are cancelled; log what an operator has to know."""
+        while True:
+            left_ms = self._deadline_ms - self._clock.boot_ms()
+            if left_ms <= 0:
+                for client in self.clients:
+                    if client.lapsed:
+                        self.end(client)
+                left_ms = self._settings.margin_ms
+            sleep_ms = min(left_ms, CHECK_MS_MAX)
+            self._stalls.sleeps(self._clock.boot_ms(), sleep_ms)
+            await asyncio.sleep(sleep_ms / 1000)
+            self._log_stall()
+            self._log_losses()
+            self._dispatch.look()
+
+    def _note_loss(self, client: PullClient) -> None:
+        """Note why `client` ends, unless the metaserver or the user asked for it."""
+        now_ms = self._clock.boot_ms()
+        if client.fenced:
+            why = FENCED
+        elif client.lapsed:
+            silent_ms = now_ms - client.renewed_ms
+            stalled_ms = self._stalls.longest_ms(client.renewed_ms, now_ms)
+            why = why_lapsed(silent_ms=silent_ms, stalled_ms=stalled_ms)
+        elif client.session != self._membership.session and not self._closing:
+            why = SESSION_ENDED
+        else:
+            return
+        self._losses.note(client.partition_id, client.token, why, fence=client.life.fence)
+
+    def _log_stall(self) -> None:
+        now_ms = self._clock.boot_ms()
+        text = self._stalls.line(self._stalls.woke(now_ms), now_ms, ttl_ms=self._settings.ttl_ms)
+        if text:
+            log.warning("consumer of %s in group %s: %s", self._subject, self._group, text)
+
+    def _log_losses(self) -> None:
+        for text in self._losses.take():
+            log.warning("consumer of %s in group %s %s", self._subject, self._group, text)

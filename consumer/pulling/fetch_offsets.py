@@ -1,0 +1,70 @@
+"""Which offsets of a partition its owner pulls next, which it skips, and whether the group has acked it to the end.  Pure.
+
+    begin at the cursor ─▶ unseen(batch) ─▶ … ─▶ exhausted: nothing is left to pull ─▶ drained: all of it is acked
+                                 │ retention removed messages before they were pulled
+                                 ╰─▶ skip_removed ─▶ the first message that is still stored
+
+Invariants
+    `next_offset` only rises.  No message is handed out twice, or after it was acked; messages that retention removed
+    are counted.
+    A partition is drained only if it is sealed.
+"""
+
+from __future__ import annotations
+
+from ...protocol.message import Message
+from ...protocol.offsets import AckedOffsets, Range
+from ...protocol.record import Header
+
+
+class FetchOffsets:
+    """The offsets of one partition under one grant."""
+
+    __slots__ = ("_acked", "cursor", "end_offset", "missed", "next_offset")
+
+    def __init__(self) -> None:
+        self._acked = AckedOffsets()
+        self.next_offset = -1
+        """The first offset that is not pulled yet; -1 before `begin`."""
+        self.cursor = 0
+        """The group's cursor, as the broker told it last: everything below is acked."""
+        self.end_offset: int | None = None
+        """One past the last message, once the partition is sealed."""
+        self.missed = 0
+        """Messages that retention removed before they were pulled."""
+
+    @property
+    def begun(self) -> bool:
+        """True once the broker has told the cursor."""
+        return self.next_offset >= 0
+
+    @property
+    def exhausted(self) -> bool:
+        """True when the partition is sealed, and all of it is pulled."""
+        return self.end_offset is not None and self.next_offset >= self.end_offset
+
+    @property
+    def drained(self) -> bool:
+        """True when the partition is sealed, and its group has acked it to the end."""
+        return self.end_offset is not None and self.cursor >= self.end_offset
+
+    def begin(self, cursor: int, ranges: tuple[Range, ...]) -> None:
+        """Pull from `cursor` on, and skip `ranges`: half-open, acked above it."""
+        self._acked = AckedOffsets(cursor, list(ranges))
+        self.next_offset = self.cursor = cursor
+
+    def unseen(self, messages: list[Message], header: Header) -> list[Message]:
+        """The messages of a batch that were neither pulled before nor acked; the next pull begins behind the batch."""
+        if header.base_offset < self.next_offset:
+            messages = messages[self.next_offset - header.base_offset :]
+        if self._acked.range_count or self._acked.cursor > self.next_offset:
+            messages = [message for message in messages if message.offset not in self._acked]
+        self.next_offset = header.next_offset
+        return messages
+
+    def skip_removed(self, first_offset: int) -> int:
+        """Pull from `first_offset` on, as older messages were removed; returns how many of those were not acked."""
+        missed = self._acked.unacked(self.next_offset, first_offset)
+        self.next_offset = first_offset
+        self.missed += missed
+        return missed

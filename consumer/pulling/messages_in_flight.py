@@ -1,0 +1,85 @@
+"""A bounded counter: the messages of a partition that are with handlers.
+
+One task waits at a time: pulling waits for capacity, and once pulling has ended, the hand-over waits for zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+RESUME_SHARE = 2
+"""A full counter has capacity again when it is down to 1/RESUME_SHARE of the limit."""
+NO_WAITER = -1
+
+
+class MessagesInFlight:
+    """
+    Counts messages handed out and not yet handled or forgotten.
+
+    `count` and `wake_at` are public for the hot path: a handled message takes one from `count`, and calls `wake` if
+    `count` is down to `wake_at`.
+
+    Args:
+        retrying_max: messages waiting for their next try that do not count against the limit, at most.
+    """
+
+    __slots__ = ("_blocked", "_event", "_retrying", "_retrying_max", "count", "wake_at")
+
+    def __init__(self, *, retrying_max: int = 0) -> None:
+        self.count = 0
+        self._retrying = 0
+        self._retrying_max = retrying_max
+        self.wake_at = NO_WAITER
+        """A task waits for `count` to fall to this."""
+        self._blocked = False
+        self._event = asyncio.Event()
+
+    def wake(self) -> None:
+        """Have the waiting task check again."""
+        self._event.set()
+
+    def remove(self, count: int) -> None:
+        """`count` messages were handled or forgotten."""
+        self.count -= count
+        if self.count <= self.wake_at:
+            self.wake()
+
+    def block(self) -> None:
+        """There is no capacity until `unblock`, whatever the count."""
+        self._blocked = True
+
+    def unblock(self) -> None:
+        """The count alone decides again."""
+        if self._blocked:
+            self._blocked = False
+            self.wake()
+
+    def add_retrying(self, count: int) -> None:
+        """`count` more messages wait for their next try; a negative `count`: fewer."""
+        self._retrying += count
+        if count > 0 and self.wake_at != NO_WAITER:
+            self.wake()
+
+    def capacity(self, limit: int) -> int:
+        """How many more messages fit; 0 or less if none."""
+        return limit - self.count + min(self._retrying, self._retrying_max)
+
+    def has_capacity(self, limit: int) -> bool:
+        """True if one more message fits, and nothing blocks."""
+        return self.capacity(limit) > 0 and not self._blocked
+
+    async def wait_for_capacity(self, limit: int) -> None:
+        """If full, wait until the count is down to limit/RESUME_SHARE (hysteresis)."""
+        while not self.has_capacity(limit):
+            await self._down_to(limit // RESUME_SHARE + min(self._retrying, self._retrying_max))
+
+    async def wait_until_empty(self) -> None:
+        """Wait until every message is handled or forgotten."""
+        while self.count > 0:
+            await self._down_to(0)
+
+    async def _down_to(self, count: int) -> None:
+        self.wake_at = count
+        self._event.clear()
+        await self._event.wait()
+        self.wake_at = NO_WAITER

@@ -1,0 +1,253 @@
+"""Pull clients follow grants: made, renewed, handed over, and never again under a token that has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import SimpleNamespace
+
+from keylane.consumer.assignments import Assignments
+from keylane.consumer.settings import ConsumerSettings
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.control import Grant, Grants
+from keylane.protocol.routing import Partition, PartitionState
+from sim.machines.clock import ManualClock
+
+SESSION = "a" * 16
+FAR_MS = 1 << 40
+
+
+def grant(token, partition_id=1, address="127.0.0.1:8000"):
+    partition = Partition(
+        partition_id=partition_id,
+        name=f"p{partition_id}",
+        queue=0,
+        range_start=0,
+        range_end=1024,
+        broker_group="g1",
+        state=PartitionState.OPEN,
+        address=address,
+    )
+    return Grant(partition=partition, token=token)
+
+
+class PartitionClient:
+    """What assignments need of a pull client."""
+
+    def __init__(self, granted: Grant) -> None:
+        self.partition_id = int(granted.partition.partition_id)
+        self.token = granted.token
+        self.address = granted.partition.address
+        self.session = SESSION
+        self.lapsed = False
+        self.fenced = False
+        self.drained = False
+        self.stopped = False
+        self.handed_over = False
+        self.token_is_single_use = True
+        self.renewed_ms = 0
+        self.deadline_ms = 0
+        self.life = SimpleNamespace(fence=0)
+        self.handlers_end = asyncio.Event()
+        self.handlers_end.set()
+
+    def renew(self, deadline_ms, address):
+        self.deadline_ms = deadline_ms
+        self.address = address
+
+    def stop(self):
+        self.stopped = True
+
+    async def hand_over(self, *, flush_ms):
+        assert self.stopped
+        self.handed_over = True
+
+
+class Side:
+    """Assignments between a metaserver and handlers that only note what they are told."""
+
+    def __init__(self) -> None:
+        self.session = SESSION
+        self.released: list[tuple[int, int, int]] = []
+        """(partition id, token, fence) of each report."""
+        self.nudges = 0
+        self.left = False
+        self.made: list[PartitionClient] = []
+        self.assignments = Assignments(
+            subject="s",
+            group="g",
+            settings=ConsumerSettings(backoff=Backoff(first_ms=1, max_ms=1)),
+            clock=ManualClock(),
+            rng=random.Random(1),
+            connections=None,
+            membership=self,
+            dispatch=self,
+            fail=lambda error: None,
+        )
+        self.assignments._make = self._make
+
+    def _make(self, granted):
+        self.made.append(PartitionClient(granted))
+        return self.made[-1]
+
+    def give(self, *grants, deadline_ms=FAR_MS):
+        self.assignments.granted(Grants(version=1, ttl_ms=1_000, grants=grants), deadline_ms)
+
+    # as a membership
+    async def report_released(self, _session, partition_id, token, *, fence=0):
+        self.released.append((partition_id, token, fence))
+
+    async def announce_leave(self):
+        self.left = True
+
+    def nudge(self):
+        self.nudges += 1
+
+    # as handlers
+    async def quiesce(self, client):
+        await client.handlers_end.wait()
+
+    def look(self):
+        pass
+
+
+async def test_lapsed_token_is_not_taken_up_again():
+    """After a lapse only a higher token makes a client; the old token is reported until the metaserver knows."""
+    side = Side()
+    side.give(grant(1))
+    side.made[0].lapsed = True
+    side.give(grant(1))
+    await asyncio.sleep(0.01)
+    assert side.made[0].handed_over
+    assert side.released[0] == (1, 1, 0)
+    assert len(side.made) == 1
+    side.give(grant(1))
+    await asyncio.sleep(0.01)
+    assert len(side.released) >= 2
+    assert set(side.released) == {(1, 1, 0)}
+    side.give(grant(2))
+    assert [client.token for client in side.made] == [1, 2]
+
+
+async def test_partition_is_reported_only_after_its_handlers_ended():
+    """While a hand-over runs, its partition is held, and a grant of it is left alone."""
+    side = Side()
+    side.give(grant(1))
+    side.made[0].handlers_end.clear()
+    side.assignments.end(side.made[0])
+    side.give(grant(1))
+    await asyncio.sleep(0.01)
+    assert not side.released
+    assert side.assignments.holding(SESSION) == ((1, 1),)
+    assert side.assignments.holding("b" * 16) == ()
+    side.made[0].handlers_end.set()
+    await asyncio.sleep(0.01)
+    assert side.released
+    assert side.assignments.holding(SESSION) == ()
+
+
+async def test_lease_is_renewed_while_a_hand_over_runs():
+    """The last acks need a lease; the broker's address stays what it was."""
+    side = Side()
+    side.give(grant(1))
+    side.made[0].handlers_end.clear()
+    side.assignments.end(side.made[0])
+    side.give(grant(1), deadline_ms=FAR_MS + 7)
+    assert (side.made[0].deadline_ms, side.made[0].address) == (FAR_MS + 7, None)
+    side.made[0].handlers_end.set()
+
+
+async def test_new_address_of_a_broker_reaches_the_client():
+    """A lease outlives a broker's move, with the same token and the new address."""
+    side = Side()
+    side.give(grant(1))
+    side.give(grant(1, address="127.0.0.1:8010"))
+    assert [client.address for client in side.made] == ["127.0.0.1:8010"]
+
+
+async def test_partition_without_a_broker_gets_no_client_until_it_has_one():
+    """There is nobody to pull from."""
+    side = Side()
+    side.give(grant(1, address=None))
+    assert not side.made
+    side.give(grant(1))
+    assert len(side.made) == 1
+
+
+async def test_grant_that_arrives_after_its_deadline_makes_no_client():
+    """The answer took longer than the lease."""
+    side = Side()
+    side.give(grant(1), deadline_ms=0)
+    assert not side.made
+
+
+async def test_shared_token_is_taken_up_again_unless_it_is_fenced():
+    """The token of a shared group stays: after a lapse the partition is taken up under it, after a fence it is not."""
+    side = Side()
+    side.give(grant(1))
+    side.made[0].token_is_single_use = False
+    side.made[0].lapsed = True
+    side.give(grant(1))
+    await asyncio.sleep(0.01)
+    assert [client.token for client in side.made] == [1, 1]
+    assert not side.released, "other sessions have the token too"
+    side.made[1].token_is_single_use = False
+    side.made[1].fenced = True
+    side.made[1].life.fence = 9
+    side.assignments.end(side.made[1])
+    await asyncio.sleep(0.1)
+    assert (1, 1, 9) in side.released
+    side.give(grant(1))
+    assert len(side.made) == 2
+    side.give(grant(2))
+    assert side.made[2].token == 2
+
+
+async def test_drained_partitions_are_listed_and_reported_at_once():
+    """A heartbeat is sent now, and it lists what is drained."""
+    side = Side()
+    side.give(grant(1, partition_id=1), grant(1, partition_id=2))
+    assert side.assignments.drained() == ()
+    side.made[1].drained = True
+    side.assignments.report_drained()
+    assert (side.nudges, side.assignments.drained()) == (1, (2,))
+
+
+async def test_lost_session_ends_every_client():
+    """Nothing is granted any more, until the next session."""
+    side = Side()
+    side.give(grant(1, partition_id=1), grant(1, partition_id=2))
+    side.assignments.session_lost()
+    assert all(client.stopped for client in side.made)
+    await asyncio.sleep(0.01)
+    assert all(client.handed_over for client in side.made)
+    assert not side.assignments.clients
+
+
+async def test_closing_announces_the_leave_and_takes_no_grant():
+    """Everything is handed over and reported; a grant that arrives meanwhile makes no client."""
+    side = Side()
+    side.assignments.start()
+    side.give(grant(1))
+    side.made[0].handlers_end.clear()
+    closing = asyncio.create_task(side.assignments.close())
+    await asyncio.sleep(0.01)
+    assert side.left
+    side.give(grant(1), grant(5, partition_id=2))
+    assert len(side.made) == 1
+    assert not closing.done()
+    side.made[0].handlers_end.set()
+    await asyncio.wait_for(closing, 5)
+    assert side.released == [(1, 1, 0)]
+
+
+async def test_watch_ends_a_client_whose_lease_lapsed():
+    """No heartbeat is needed for it: running handlers are cancelled when the lease ends."""
+    side = Side()
+    side.give(grant(1))
+    side.assignments._deadline_ms = 0
+    side.made[0].lapsed = True
+    side.assignments.start()
+    await asyncio.sleep(0.01)
+    assert side.made[0].handed_over
+    await side.assignments.close()
