@@ -77,7 +77,7 @@ def source_of(text: str, name: str = "broker/partition/example.py") -> Source:
 
 
 def test_pure_modules_import_pure_modules():
-    """The label is a promise: no file, socket, thread, clock or dice behind it."""
+    """The label is a promise: no file, socket, thread, clock or random source behind it."""
     pure = [source for source in FILES if is_pure(source)]
     assert len(pure) > 70
     problems = [problem for source in pure for problem in problems_of(source)]
