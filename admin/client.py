@@ -24,7 +24,7 @@ from ..protocol.control import (
     SubjectView,
     SwitchGroup,
 )
-from ..protocol.errors import InvalidRequestError, KeylaneError, NotSentError
+from ..protocol.errors import ConfigError, InvalidRequestError, KeylaneError, NotSentError
 from ..protocol.ids import MAX_I64, check_name
 from ..protocol.operations import (
     Cordon,
@@ -68,6 +68,7 @@ class Admin(Resident):
         InvalidNameError, InvalidRequestError: an argument cannot be right; nothing was done.
         NotSentError: no metaserver was reached; nothing was done.
         OutcomeUnknownError: no answer came; a call that changes something may have done so.
+        ForeignServerError: what answers at the address is no keylane server.
         ClosedError, ForkedError, OtherLoopError: the admin is not open, or not here.
     """
 
@@ -80,7 +81,7 @@ class Admin(Resident):
             call_timeout_ms: time for one call, in milliseconds; calls that work at the brokers have longer.
 
         Raises:
-            ConfigError: `meta` names no address.
+            ConfigError: `meta` names no address, or the time is not in [10, 600000].
         """
         self._addresses = addresses_of(meta)
         self._timeout_ms = call_timeout_ms
@@ -452,11 +453,13 @@ class Admin(Resident):
 
         Raises:
             ConfigError: `address` is not one address.
-            InvalidRequestError: another program answers there.
+            InvalidRequestError: a metaserver answers there.
         """
         self._connections.home.check()
-        (address,) = addresses_of(address)[:1]
-        return await self._connections.broker_at(address).health()
+        addresses = addresses_of(address)
+        if len(addresses) > 1:
+            raise ConfigError(f"the health of one broker is asked for, not of {address!r:.80}")
+        return await self._connections.broker_at(addresses[0]).health()
 
     # ── the cluster ───────────────────────────────────────────────────────────────────────────────────
     async def health(self) -> Health:
@@ -464,7 +467,7 @@ class Admin(Resident):
         Whether the metaserver is ready, and why not.
 
         Raises:
-            InvalidRequestError: another program answers there.
+            InvalidRequestError: a broker answers there.
         """
         return await self._meta.health()
 

@@ -91,11 +91,6 @@ class Assignments:
         self._watch = asyncio.create_task(self._watch_deadline(), name="lease deadline")
 
     @property
-    def started(self) -> bool:
-        """True from `start` on."""
-        return self._watch is not None
-
-    @property
     def clients(self) -> list[PullClient]:
         """The clients that are not ending, by partition id."""
         return [self._clients[key] for key in sorted(self._clients)]

@@ -139,6 +139,8 @@ class Consumer(Resident):
         self._assignments: Assignments | None = None
         self._ending: asyncio.Task[None] | None = None
         """Hands everything over, also after an error that ended the consumer."""
+        self._opened = asyncio.Event()
+        """Set when the opening has ended, well or not."""
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
@@ -157,11 +159,13 @@ class Consumer(Resident):
         self._assignments = self._new_assignments(membership, dispatch)
         try:
             await membership.start(self._assignments)
+            self._assignments.start()
         except BaseException:
             self._membership = None
             await clean_up(self._give_up_opening(dispatch))
             raise
-        self._assignments.start()
+        finally:
+            self._opened.set()
         return self
 
     async def _give_up_opening(self, dispatch: Workers | Stream) -> None:
@@ -242,8 +246,9 @@ class Consumer(Resident):
         return self._ending
 
     async def _close(self) -> None:
+        await self._opened.wait()  # it may be called while another task opens the consumer
         membership, dispatch, assignments = self._membership, self._dispatch, self._assignments
-        if membership is None or dispatch is None or assignments is None or not assignments.started:
+        if membership is None or dispatch is None or assignments is None:
             return
         if isinstance(dispatch, Stream):
             dispatch.leave()

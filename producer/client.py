@@ -18,7 +18,6 @@ from ..protocol.errors import (
     ClosedError,
     ConfigError,
     DeliveryTimeoutError,
-    GivenUpError,
     InvalidRequestError,
     KeyHaltedError,
     KeylaneError,
@@ -402,7 +401,6 @@ class Producer(Resident):
             if self._ending is not None:  # the task that began to close was cancelled
                 await asyncio.shield(self._ending)
             return
-        error: GivenUpError | None = None
         try:
             if flush:
                 async with asyncio.timeout(self._settings.close_timeout_ms / 1000):
@@ -411,16 +409,29 @@ class Producer(Resident):
                     await self._budget.wait_until_empty()
         except TimeoutError:
             pass
+        except BaseException:
+            flush = False  # that error is raised, so what is given up is logged
+            raise
         finally:
             self._open = False
             if self._ending is None:
                 self._ending = asyncio.create_task(self._end(), name="closing")
-            await asyncio.shield(self._ending)
-            error = self._budget.untold()
-            if error is not None and not flush:
-                log.warning("closed: %s", error.message)
-        if error is not None and flush:
+            try:
+                await asyncio.shield(self._ending)
+            except asyncio.CancelledError:
+                self._ending.add_done_callback(lambda _: self._log_untold())
+                raise
+            if not flush:
+                self._log_untold()
+        error = self._budget.untold()
+        if error is not None:
             raise error
+
+    def _log_untold(self) -> None:
+        """Log the messages that were given up without anybody awaiting them, where no error can tell of them."""
+        error = self._budget.untold()
+        if error is not None:
+            log.warning("closed: %s", error.message)
 
     async def _end(self) -> None:
         """Give up the messages that are left; runs as a task of its own, so that a cancelled `close` does not stop it."""

@@ -40,8 +40,10 @@ from ..protocol.endpoints import Endpoint
 from ..protocol.errors import (
     ForeignServerError,
     InvalidRequestError,
+    KeylaneError,
     NotSentError,
     OutcomeUnknownError,
+    Retry,
     StorageError,
 )
 from ..protocol.frames import Answer, Pull, PullShared, Request
@@ -94,6 +96,7 @@ class MetaClient:
     ) -> T:
         # A copy: concurrent calls each try every address, while any of them reorders the list.
         addresses = self._addresses[:1] if one_address else list(self._addresses)
+        raised: KeylaneError | None = None
         for address in addresses:
             try:
                 return await self._network.control(
@@ -109,9 +112,13 @@ class MetaClient:
                 if self._addresses[0] == address:
                     self._addresses.append(self._addresses.pop(0))
                 again = endpoint.repeatable or isinstance(error, NotSentError)
-                if address is addresses[-1] or not again:
+                if not again:
                     raise
-        raise AssertionError("unreachable")
+                # An address that will be right later counts for more than one that never will.
+                if raised is None or raised.retry is Retry.NEVER or error.retry is not Retry.NEVER:
+                    raised = error
+        assert raised is not None, "there is at least one address"
+        raise raised
 
     async def broker_heartbeat(
         self, body: BrokerHeartbeat, *, within_ms: int | None = None

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from ..protocol.errors import ConfigError
 from .client import BrokerClient
 from .home import Home
 from .http_network import HttpNetwork
@@ -23,6 +24,9 @@ class Connections:
     """
 
     def __init__(self, network: Network | None, *, timeout_ms: int, what: str = "client") -> None:
+        """Raises ConfigError: `timeout_ms` is no number of milliseconds from 10 to 600,000."""
+        if type(timeout_ms) is not int or not 10 <= timeout_ms <= 600_000:
+            raise ConfigError(f"call_timeout_ms must be in [10, 600000], not {timeout_ms!r:.40}")
         self._given = network
         self._own: HttpNetwork | None = None
         self._timeout_ms = timeout_ms

@@ -128,7 +128,7 @@ def check_complete(
     if lacking:
         raise InvalidRequestError(
             f"the copy of {broker_group!r}'s data folder is from before a change of partitions: it lacks "
-            f"{listed(lacking)}; stop it, and give the disk up: keylane subject evacuate {broker_group} --accept-loss",
+            f"{listed(lacking)}; stop it, and give the disk up: keylane broker evacuate {broker_group} --accept-loss",
             partitions=len(lacking),
         )
 

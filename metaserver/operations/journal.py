@@ -388,6 +388,8 @@ _left = (
     .where(
         operations.c.state.in_(ASKING),
         operations.c.driven_until <= now_ms(),
+        # A canceled operation is over when no step is left; such rows stay for ever and are not read again.
+        sa.or_(operations.c.state != OperationState.CANCELED, steps.c.partition_id.is_not(None)),
     )
     .order_by(operations.c.driven_until, operations.c.operation_id)
 )

@@ -25,10 +25,10 @@
     │   ├── AcceptedAsLostError                            said by our own side; its fate is UNKNOWN
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   └── LeaseLostError, QueueFullError                 said by our own side
-    ├── UnreachableError               no answer
+    ├── UnreachableError               no answer of a keylane server
     │   ├── NotSentError               nothing was done
     │   ├── OutcomeUnknownError        it may have been done
-    │   ├── ForeignServerError         another program answers at the address
+    │   ├── ForeignServerError         what answers there is no keylane server
     │   └── ResetUnfinishedError       some of it was done; again finishes it
     ├── DeliveryError                  a producer gave messages up
     │   ├── GivenUpError                                   by flush and close, of those that nobody awaited

@@ -298,6 +298,9 @@ async def test_argument_out_of_range_is_refused_with_its_name(admin):
 async def test_admin_works_only_while_it_is_open(shared_cluster):
     with pytest.raises(ConfigError):
         Admin("")
+    for timeout_ms in ("5", None, 0, -1, float("nan"), True):
+        with pytest.raises(ConfigError, match="call_timeout_ms"):
+            Admin("127.0.0.1:1", call_timeout_ms=timeout_ms)
     admin = Admin(shared_cluster.meta)
     with pytest.raises(ClosedError):
         await admin.list_subjects()

@@ -162,7 +162,7 @@ async def test_creation_fails_when_its_partition_ids_are_in_use(
         with pytest.raises(CreationFailedError, match=r"'g1': .* is not new: it is open and has 1"):
             await cluster.create("newer", partitions=1)
         failed = {one.subject: one for one in (await meta.subjects()).subjects}["newer"]
-        assert "was newer or another one" in failed.problem
+        assert "a newer database or another one" in failed.problem
         with pytest.raises(CreationFailedError, match="is not new"):
             await meta.route("newer")
         await assert_goes_on(cluster, meta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -19,10 +20,9 @@ from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join, PartitionStatus
-from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import Params
-from support.cluster import eventually
 from support.hosting_broker import HostingBroker
 
 RESIZE = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=3)
@@ -111,9 +111,10 @@ class House:
     async def resize(self) -> list[str]:
         """Resize the subject; what happened up to the new route, and the next transaction of the operation."""
         await self.driver.begin(RESIZE)
-        await eventually(lambda: ROUTE in self.events)
-        (view,) = (await self.driver.operations("s")).operations
-        assert view.state is OperationState.DONE
+        operations: tuple[OperationView, ...] = ()
+        while not operations or operations[0].state is not OperationState.DONE:
+            await asyncio.sleep(0.01)
+            operations = (await self.driver.operations("s")).operations
         return self.events[: self.events.index(ROUTE) + 1]
 
 

@@ -94,3 +94,20 @@ def test_producer_that_is_never_closed_says_how_many_messages_it_gives_up(caplog
 
     asyncio.run(leave_open())
     assert "was never closed: 5 messages were not acked" in caplog.text
+
+
+async def test_close_logs_messages_given_up_when_it_is_cancelled(caplog):
+    """No error can tell of them: the cancellation is what `close` raises."""
+    network = ScriptedNetwork()
+    network.unreachable.add("broker-1")
+    producer = producer_on(network)
+    await producer.__aenter__()
+    producer.send("s", b"v", key=b"k")
+    closing = asyncio.create_task(producer.close())
+    await asyncio.sleep(0.05)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await producer.close()
+    (line,) = [record.getMessage() for record in caplog.records if "closed:" in record.msg]
+    assert "1 message" in line

@@ -272,6 +272,16 @@ async def test_metaserver_call_raises_foreign_server_error_when_another_program_
     assert "which program listens there" in str(caught.value)
 
 
+@pytest.mark.parametrize("silent_first", [True, False])
+async def test_metaserver_call_raises_the_error_that_may_pass_when_another_address_is_foreign(
+    network, foreign_address, silent_first
+):
+    """A metaserver that restarts will answer; the order of the addresses does not decide whether a client tries again."""
+    addresses = ["127.0.0.1:1", foreign_address]
+    with pytest.raises(NotSentError):
+        await MetaClient(network, addresses if silent_first else addresses[::-1]).subjects()
+
+
 async def test_clients_raise_foreign_server_error_when_another_program_answers(foreign_address):
     """When it is opened, or with its first call: none tries again for ever."""
     with pytest.raises(ForeignServerError):

@@ -8,6 +8,7 @@ import pytest
 
 from keylane.metaserver.cluster.brokers import broker_views, cordon_broker, writable_groups
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
+from keylane.metaserver.operations import journal
 from keylane.metaserver.operations.begin import begin_operations, plan_operations
 from keylane.metaserver.operations.journal import (
     cancel_operation,
@@ -71,6 +72,8 @@ def test_cancel_restores_route_and_history(rows: Rows):
         rows.run(finish_round, operation_id, dict.fromkeys(children, 0)) is OperationState.CANCELED
     )
     assert rows.run(idle_operations) == []
+    read = rows.run(lambda connection: connection.execute(journal._left).all())
+    assert read == []  # operations that are over are many in time, and are not read again
     view = rows.run(read_sql_view)
     found = verify(Views(before=view, answers=[], after=view))
     assert [one.violations for one in found.checks if one.code == "V12"] == [[]]

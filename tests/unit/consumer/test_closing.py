@@ -1,0 +1,55 @@
+"""A consumer that is closed while another task opens it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from keylane import Consumer, ConsumerSettings, Message
+from keylane.protocol.control import Done, Grants, Joined
+from keylane.rpc.environment import Environment
+from keylane.rpc.network import Network
+
+
+class SlowMetaserver(Network):
+    """A network with a metaserver that takes a while for each call, grants nothing and counts calls by path."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def control(self, method: str, address: str, path: str, answer: Any, **_: Any) -> Any:
+        self.calls.append(path.rpartition("/")[2])
+        await asyncio.sleep(0.05)
+        if answer is Joined:
+            return Joined(heartbeat_ms=1_000, ttl_ms=30_000)
+        if answer is Grants:
+            return Grants(version=1, ttl_ms=30_000, grants=())
+        return Done()
+
+    async def close(self) -> None:
+        """Close nothing."""
+
+
+def handle(_message: Message) -> None:
+    raise AssertionError("nothing is granted")
+
+
+async def test_close_ends_a_consumer_when_another_task_is_opening_it():
+    """It leaves the group once it is open, `run` returns, and it can be opened again."""
+    network = SlowMetaserver()
+    settings = ConsumerSettings(handover_ms=1_000)
+    consumer = Consumer(
+        "127.0.0.1:7000",
+        subject="s",
+        group="g",
+        handler=handle,
+        settings=settings,
+        _environment=Environment(network=network),
+    )
+    for _ in range(2):
+        network.calls.clear()
+        running = asyncio.create_task(consumer.run())
+        await asyncio.sleep(0.02)
+        await asyncio.wait_for(consumer.close(), 10)
+        await asyncio.wait_for(running, 10)
+        assert network.calls.count("join") == network.calls.count("leave") == 1
