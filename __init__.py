@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from . import errors as errors
     from .admin import (
         Admin,
         BrokerList,
@@ -197,6 +198,8 @@ _HOMES = {
 if not TYPE_CHECKING:  # for a type checker a name that is not above is an error
 
     def __getattr__(name: str) -> object:
+        if name == "errors":
+            return import_module(".errors", __name__)
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = next((home for home, names in _HOMES.items() if name in names), ".protocol.errors")

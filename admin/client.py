@@ -24,7 +24,13 @@ from ..protocol.control import (
     SubjectView,
     SwitchGroup,
 )
-from ..protocol.errors import ConfigError, InvalidRequestError, KeylaneError, NotSentError
+from ..protocol.errors import (
+    ConfigError,
+    InvalidRequestError,
+    KeylaneError,
+    NotSentError,
+    OperationUnknownError,
+)
 from ..protocol.ids import MAX_I64, check_name
 from ..protocol.operations import (
     Cordon,
@@ -367,16 +373,24 @@ class Admin(Resident):
         Yield an operation now and after each change, until the route has changed or the operation is canceled.
 
         Raises:
+            InvalidRequestError: `operation` is not one operation as `resize`, `move` and the like return it.
+            OperationUnknownError: the metaserver does not list it: its database is another, or older.
             UnreachableError: no metaserver answers; the operation continues, and may be followed again.
         """
+        if not isinstance(operation, OperationView):
+            raise InvalidRequestError(f"one operation is followed, not {operation!r:.80}")
         view = operation
         yield view
         while view.operation_id and view.state not in ROUTE_SETTLED:
             await asyncio.sleep(POLL_MS / 1000)
-            for latest in await self.list_operations(view.subject):
-                if latest.operation_id == view.operation_id and latest != view:
-                    view = latest
-                    yield view
+            listed = {one.operation_id: one for one in await self.list_operations(view.subject)}
+            if view.operation_id not in listed:
+                raise OperationUnknownError(
+                    f"operation {view.operation_id} of subject {view.subject} is not listed"
+                )
+            if listed[view.operation_id] != view:
+                view = listed[view.operation_id]
+                yield view
 
     async def wait(self, operation: OperationView) -> OperationView:
         """

@@ -132,7 +132,7 @@ class Producer(Resident):
             AlreadyOpenError: the producer is open, or still closing.
         """
         network = self._connections.open(on_fork=self._forked)
-        meta = MetaClient(network, self._addresses)
+        meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         self._begin(meta)
         try:
             await meta.health()
@@ -327,9 +327,13 @@ class Producer(Resident):
             The number of messages, all of them stored.
 
         Raises:
-            PartlyQueuedError: `send` refused a message; neither it nor a later one is queued.
+            PartlyQueuedError: `send` refused a message, or `messages` raised or gave something else than a pair;
+                neither it nor a later one is queued, and those before it are sent.
+            InvalidRequestError: `await_every` is no positive number; nothing is queued.
             GivenUpError: as of `flush`.
         """
+        if type(await_every) is not int or await_every < 1:
+            raise InvalidRequestError(f"await_every is 1 or more, not {await_every!r:.40}")
         count = 0
         budget, full = self._budget, self._queue_bytes
         try:
@@ -340,8 +344,9 @@ class Producer(Resident):
                 count += 1
                 if not count % await_every:
                     await asyncio.sleep(0)
-        except KeylaneError as error:
-            text = f"{counted(count, 'message was', 'messages were')} queued, the next was not: {error.message}"
+        except Exception as error:
+            why = error.message if isinstance(error, KeylaneError) else repr(error)
+            text = f"{counted(count, 'message was', 'messages were')} queued, the next was not: {why:.200}"
             raise PartlyQueuedError(text, queued=count) from error
         await self.flush()
         return count

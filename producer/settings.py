@@ -35,6 +35,7 @@ class ProducerSettings:
     """Bytes queued and in flight from which on the queue is full: `await send(…)` waits, and `send` without an `await`
     raises QueueFullError."""
     call_timeout_ms: int = 5_000
+    """For one call, of a broker or a metaserver."""
     leave_after_ms: int = 5_000
     """How long messages of a BEST_TRIED subject stay with a partition that fails, from its first failure on. A broker
     that is restarted within this time reorders nothing. Then all messages that wait there go elsewhere, in order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 
+import msgspec
 import pytest
 
 import keylane
@@ -340,3 +341,15 @@ async def test_silent_broker_leaves_the_rest_described(cluster):
         with pytest.raises(NotSentError):
             await admin.lag("known", "g")
         cluster.brokers[0].restart()
+
+
+async def test_wait_raises_when_the_operation_is_not_listed(admin):
+    """The metaserver's database may have been lost since; a call that waits for ever would hide it."""
+    await admin.create_subject("admin-unlisted", partitions=1)
+    planned = await admin.resize("admin-unlisted", 2, dry_run=True)
+    unlisted = msgspec.structs.replace(planned, operation_id=987_654)
+    with pytest.raises(OperationUnknownError):
+        await asyncio.wait_for(admin.wait(unlisted), 20)
+    for wrong in (None, 3, [planned]):
+        with pytest.raises(InvalidRequestError):
+            await admin.wait(wrong)

@@ -111,3 +111,24 @@ async def test_close_logs_messages_given_up_when_it_is_cancelled(caplog):
     await producer.close()
     (line,) = [record.getMessage() for record in caplog.records if "closed:" in record.msg]
     assert "1 message" in line
+
+
+@pytest.mark.parametrize("third", [(b"k", b"v", b"more"), None, b"k"])
+async def test_send_all_tells_what_is_queued_when_an_element_is_no_pair(third):
+    """The messages before it are sent; the caller learns how many, and goes on from there."""
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        with pytest.raises(PartlyQueuedError) as told:
+            await producer.send_all("s", [(b"k", b"0"), (b"k", b"1"), third])
+        assert told.value.queued == 2
+        await producer.flush()
+        assert network.stored[1] == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("await_every", [0, -1, 1.5, None])
+async def test_send_all_queues_nothing_when_its_step_is_no_count(await_every):
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        with pytest.raises(InvalidRequestError, match="await_every"):
+            await producer.send_all("s", [(b"k", b"0")], await_every=await_every)
+        assert producer.stats.sent == 0
