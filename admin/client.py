@@ -232,8 +232,8 @@ class Admin(Resident):
 
         Raises:
             SubjectUnknownError, GroupUnknownError, QueueUnknownError, PartitionUnknownError
-            SubjectNotStaticError, StaticSubjectError: `queue` for a subject without queues, or `partition_id` for one
-                with them.
+            SubjectNotStaticError: `queue` for a subject without queues.
+            InvalidRequestError: `partition_id` for a subject with queues.
             GroupBusyError: it has live consumers, or had some until a moment ago.
             OffsetOutOfRangeError: `offset` is not stored.
             ResetUnfinishedError: some cursors are set; the same call again sets the rest.

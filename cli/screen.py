@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Coroutine, Iterable, Sequence
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..protocol.errors import KeylaneError
+from ..protocol.errors import KeylaneError, StorageError
 from ..protocol.text import json_printable, printable
 from .options import OutputFormat
 
@@ -99,6 +100,12 @@ def run(form: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
         # Python would raise again when it flushes standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        show_error(StorageError(f"the output cannot be written: {error.strerror}"), form)
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except asyncio.CancelledError:  # by SIGTERM, in a command that catches it

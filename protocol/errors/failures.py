@@ -32,7 +32,7 @@ class OutcomeUnknownError(UnreachableError):
 
     code = 1202
     summary = "the connection ended before the answer"
-    hint = "It may have been done; a producer sends it again under the same sequence."
+    hint = "A call that changes something may have changed it: look before you repeat it."
 
 
 class ResetUnfinishedError(UnreachableError):

@@ -292,7 +292,7 @@ class NotEnoughBrokersError(RefusedError):
     code = 1151
     summary = "no broker group is available"
     retry = Retry.LATER
-    hint = "Start a broker, or wait until one has reported itself."
+    hint = "Start a broker, wait until one has reported itself, or uncordon one."
     subject = Detail(str)
     broker_group = Detail(str)
 

@@ -2,6 +2,9 @@
 
 import io
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -53,3 +56,32 @@ def test_json_has_no_control_character(capsys: pytest.CaptureFixture[str]):
     assert printed.err.rstrip("\n").isprintable()
     assert json.loads(printed.out) == {"a": text}
     assert json.loads(printed.err)["message"] == text
+
+
+FULL = """
+import sys, typer
+from keylane.cli.options import OutputFormat
+from keylane.cli.screen import run
+
+async def work():
+    print("x" * 100_000, flush=True)
+
+try:
+    run(OutputFormat.TABLE, work())
+except typer.Exit as end:
+    sys.exit(end.exit_code)
+"""
+
+
+def test_run_shows_one_error_when_the_disk_of_the_output_is_full():
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-c", FULL],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 1
+    assert "the output cannot be written: No space left on device" in ran.stderr
+    assert "Traceback" not in ran.stderr

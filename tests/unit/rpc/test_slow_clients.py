@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 
 import aiohttp
 import pytest
@@ -150,3 +152,23 @@ async def test_where_others_wait_patience_is_short(session, network, monkeypatch
     transport.resume_reading()
     await channel.close()
     await server.stop()
+
+
+async def test_server_logs_no_error_when_clients_leave_in_the_handshake(caplog):
+    """A program that dies as it connects is no fault of the server."""
+    upgrade = (
+        f"GET {DATA_PATH} HTTP/1.1\r\nhost: {{}}\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+        "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    server = await serving(Shop())
+    try:
+        host, _, port = server.address.rpartition(":")
+        for _ in range(20):
+            leaver = socket.create_connection((host, int(port)))
+            leaver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            leaver.sendall(upgrade.format(server.address).encode())
+            leaver.close()
+        await asyncio.sleep(0.3)
+    finally:
+        await server.stop()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
