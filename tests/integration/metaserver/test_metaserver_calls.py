@@ -285,7 +285,7 @@ async def test_route_long_poll_returns_when_an_address_changes(house: House) -> 
         assert told.version > grants.version
         assert {one.partition.address for one in told.grants} == {moved.address}
         assert held(told) == held(grants)
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 4.0
     same = await house.meta.route("s", known_version=route.version, wait_ms=50)
     assert same == route
     start = time.monotonic()
