@@ -19,7 +19,7 @@ def commands() -> list[tuple[str, str]]:
     return [(page, line) for page in pages for line in COMMAND.findall((ROOT / page).read_text())]
 
 
-def test_they_are_found():
+def test_documented_commands_are_found():
     """A page whose commands were written another way would be missed here."""
     assert len(commands()) > 25
 

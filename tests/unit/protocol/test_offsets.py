@@ -10,7 +10,7 @@ from keylane.protocol.offsets import AckedOffsets
 
 
 @pytest.mark.parametrize("edges", [(-1, 1), (0, 0), (5, 5), (5, 4), (0, MAX_I64 + 1), (-3, -1)])
-def test_what_is_no_range_is_refused_and_changes_nothing(edges):
+def test_add_changes_nothing_when_its_edges_are_no_range(edges):
     """Empty, reversed, negative and too high ranges are refused."""
     acked = AckedOffsets(3, [(5, 7)])
     with pytest.raises(InvalidRequestError):
@@ -18,7 +18,7 @@ def test_what_is_no_range_is_refused_and_changes_nothing(edges):
     assert (acked.cursor, acked.ranges) == (3, [(5, 7)])
 
 
-def test_touching_ranges_become_one():
+def test_add_joins_ranges_when_they_touch():
     """Ranges that touch or overlap are kept as one, and the cursor swallows what it reaches."""
     acked = AckedOffsets()
     assert acked.add(5, 7)

@@ -70,7 +70,7 @@ async def test_an_answer_larger_than_all_room_is_made_alone():
     assert room.held == 1_000
 
 
-async def test_who_leaves_gives_its_room_back():
+async def test_room_is_free_again_when_its_answers_are_cancelled():
     """Answers that are cancelled, before or after they had room, leave nothing held and nobody waiting."""
     room = AnswerRoom(bytes_max=10)
     first, second = room.share(), room.share()

@@ -199,7 +199,7 @@ async def test_a_channel_closed_before_its_first_step_lets_the_connection_go(net
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:1", "127.0.0.1:99999", "no port", "", "a..b:7000", "[::1"]
 )
-async def test_nobody_there_is_not_sent(network, address):
+async def test_channel_is_not_opened_when_its_address_has_no_server(network, address):
     """No listener, and an address that is none: NotSentError that names the address."""
     with pytest.raises(NotSentError, match="cannot reach the broker at"):
         await network.open_channel(address, timeout_ms=2_000)

@@ -26,7 +26,7 @@ async def test_a_broker_has_one_client(server, serve):
     assert connections.network is None
 
 
-async def test_what_was_closed_is_opened_anew(server):
+async def test_connections_use_a_new_network_when_opened_again(server):
     """Nothing of the closed network is used again."""
     connections = Connections(None, timeout_ms=5_000)
     for _ in range(2):
@@ -36,7 +36,7 @@ async def test_what_was_closed_is_opened_anew(server):
     await connections.close()
 
 
-async def test_a_given_network_stays_open(server, network):
+async def test_given_network_stays_open_when_connections_are_closed(server, network):
     """Its owner closes it; only the channels made here are closed."""
     connections = Connections(network, timeout_ms=5_000)
     assert connections.open() is network

@@ -240,7 +240,7 @@ async def test_a_call_waits_longer_when_the_server_may(network, server, meta):
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:1", "127.0.0.1:99999", "no port", "", "a..b:7000", "[::1"]
 )
-async def test_nobody_there_is_not_sent(network, address):
+async def test_call_is_not_sent_when_its_address_has_no_server(network, address):
     """No listener, and an address that is none: NotSentError, so the caller may repeat freely."""
     with pytest.raises(NotSentError) as caught:
         await MetaClient(network, [address], timeout_ms=2_000).health()
@@ -346,7 +346,7 @@ async def test_calls_at_the_same_time_each_try_every_address(network, server):
     assert all(answer.ready for answer in answers)
 
 
-async def test_all_addresses_dead_is_not_sent(network):
+async def test_call_is_not_sent_when_no_address_answers(network):
     """When nobody answers the call was not sent, and every address stays in the list."""
     client = MetaClient(network, ["127.0.0.1:1", "127.0.0.1:2"])
     with pytest.raises(NotSentError):
@@ -374,7 +374,7 @@ async def test_an_unknown_outcome_is_not_tried_elsewhere(network, pair, meta):
     meta.wait.set()
 
 
-async def test_what_may_be_done_twice_goes_on_where_one_hangs(network, pair, meta):
+async def test_repeatable_call_is_answered_by_another_metaserver_when_one_hangs(network, pair, meta):
     """A metaserver that takes calls and answers none is asked last."""
     addresses, other = pair
     meta.wait = asyncio.Event()

@@ -33,7 +33,7 @@ def test_words(error, words):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_nobody_listens(network, host):
+async def test_reason_says_refused_when_no_server_listens(network, host):
     """Nobody listens: the error says so, and nothing of the library that tried."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can be there

@@ -70,7 +70,7 @@ async def test_on_to_the_end_and_of_a_group_that_never_came():
     assert progress(desk, "new") == (9, [], 7)
 
 
-async def test_again_with_the_same_token_changes_nothing():
+async def test_set_cursor_changes_nothing_when_repeated_under_its_token():
     """The second call finds the cursor where it shall be, and writes nothing."""
     desk = await desk_of(SimDisk())
     await set_to(desk, 2, 5)
