@@ -374,7 +374,9 @@ async def test_an_unknown_outcome_is_not_tried_elsewhere(network, pair, meta):
     meta.wait.set()
 
 
-async def test_repeatable_call_is_answered_by_another_metaserver_when_one_hangs(network, pair, meta):
+async def test_repeatable_call_is_answered_by_another_metaserver_when_one_hangs(
+    network, pair, meta
+):
     """A metaserver that takes calls and answers none is asked last."""
     addresses, other = pair
     meta.wait = asyncio.Event()
