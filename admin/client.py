@@ -383,7 +383,8 @@ class Admin(Resident):
         yield view
         while view.operation_id and view.state not in ROUTE_SETTLED:
             await asyncio.sleep(POLL_MS / 1000)
-            listed = {one.operation_id: one for one in await self.list_operations(view.subject)}
+            latest = await self.list_operations(view.subject)
+            listed = {operation.operation_id: operation for operation in latest}
             if view.operation_id not in listed:
                 raise OperationUnknownError(
                     f"operation {view.operation_id} of subject {view.subject} is not listed"

@@ -15,6 +15,20 @@ from ..protocol.limits import (
     TTL_MS_MIN,
 )
 from ..protocol.routing import ConsumeStrategy
+from ..protocol.settings import CALL_TIMEOUT_MS, range_problems
+
+_RANGES = {
+    "ttl_ms": (TTL_MS_MIN, TTL_MS_MAX),
+    "concurrency": (1, 10_000),
+    "pull_bytes": (1, PULL_BYTES_MAX),
+    "pull_wait_ms": (0, 30_000),
+    "buffer_messages": (1, 1_000_000),
+    "in_flight_messages": (1, 100_000),
+    "in_flight_ms": (100, HOLD_MS_MAX),
+    "ack_linger_ms": (0, 10_000),
+    "handover_ms": (0, 600_000),
+    "call_timeout_ms": CALL_TIMEOUT_MS,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +73,7 @@ class ConsumerSettings:
     """Pauses between tries of a failing message.  Later messages of its key wait meanwhile; no worker does."""
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name} must be in [{low}, {high}], not {getattr(self, name)!r:.40}"
-            for name, low, high in (
-                ("ttl_ms", TTL_MS_MIN, TTL_MS_MAX),
-                ("concurrency", 1, 10_000),
-                ("pull_bytes", 1, PULL_BYTES_MAX),
-                ("pull_wait_ms", 0, 30_000),
-                ("buffer_messages", 1, 1_000_000),
-                ("in_flight_messages", 1, 100_000),
-                ("in_flight_ms", 100, HOLD_MS_MAX),
-                ("ack_linger_ms", 0, 10_000),
-                ("handover_ms", 0, 600_000),
-                ("call_timeout_ms", 10, 600_000),
-            )
-            if not (isinstance(getattr(self, name), int) and low <= getattr(self, name) <= high)
-        ]
+        problems = range_problems(self, _RANGES)
         if not problems and self.concurrency > ACK_RANGES_MAX:
             problems.append(
                 f"concurrency above {ACK_RANGES_MAX} could leave more gaps than a cursor keeps"

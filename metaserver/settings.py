@@ -10,6 +10,7 @@ from typing import Any
 
 from ..protocol.errors import ConfigError, DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX
+from ..protocol.settings import range_problems
 
 DATABASE_SCHEMES = ("sqlite+aiosqlite:", "postgresql+asyncpg:")
 NO_FILE = ("", "//", "///", "///:memory:")
@@ -66,11 +67,7 @@ class MetaserverSettings:
     )
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name} must be a whole number from {low} to {high}, not {getattr(self, name)!r}"
-            for name, (low, high) in _RANGES.items()
-            if not _within(getattr(self, name), low, high)
-        ]
+        problems = range_problems(self, _RANGES)
         if not problems and self.broker_ttl_ms < 2 * self.broker_heartbeat_ms:
             problems.append("broker_ttl_ms must be at least twice broker_heartbeat_ms")
         url = self.database_url
@@ -97,10 +94,6 @@ _RANGES = {
     "subjects_max": (1, 1_000_000),
     "http_connections_max": (1, 1_000_000),
 }
-
-
-def _within(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def read_settings(given: Mapping[str, Any], config: Path | None = None) -> MetaserverSettings:

@@ -12,6 +12,21 @@ from ..protocol.limits import (
     BATCHES_IN_FLIGHT_MAX,
     MESSAGE_BYTES_MAX,
 )
+from ..protocol.settings import CALL_TIMEOUT_MS, range_problems
+
+_RANGES = {
+    "batch_bytes": (1, BATCH_BYTES_MAX // 2),
+    "batch_count": (1, BATCH_COUNT_MAX),
+    "linger_ms": (0, 10_000),
+    "in_flight_max": (1, BATCHES_IN_FLIGHT_MAX),
+    "queue_bytes": (MESSAGE_BYTES_MAX, 1 << 40),
+    "call_timeout_ms": CALL_TIMEOUT_MS,
+    "leave_after_ms": (0, 3_600_000),
+    "give_up_after_ms": (0, 86_400_000),
+    "tries_min": (1, 1_000),
+    "delivery_timeout_ms": (0, 2**53),
+    "close_timeout_ms": (0, 3_600_000),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,23 +64,7 @@ class ProducerSettings:
     backoff: Backoff = field(default_factory=Backoff)
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name} must be in [{low}, {high}], not {getattr(self, name)!r:.40}"
-            for name, low, high in (
-                ("batch_bytes", 1, BATCH_BYTES_MAX // 2),
-                ("batch_count", 1, BATCH_COUNT_MAX),
-                ("linger_ms", 0, 10_000),
-                ("in_flight_max", 1, BATCHES_IN_FLIGHT_MAX),
-                ("queue_bytes", MESSAGE_BYTES_MAX, 1 << 40),
-                ("call_timeout_ms", 10, 600_000),
-                ("leave_after_ms", 0, 3_600_000),
-                ("give_up_after_ms", 0, 86_400_000),
-                ("tries_min", 1, 1_000),
-                ("delivery_timeout_ms", 0, 2**53),
-                ("close_timeout_ms", 0, 3_600_000),
-            )
-            if not (isinstance(getattr(self, name), int) and low <= getattr(self, name) <= high)
-        ]
+        problems = range_problems(self, _RANGES)
         if problems:
             raise ConfigError("; ".join(problems))
 

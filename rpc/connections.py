@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ..protocol.errors import ConfigError
+from ..protocol.settings import CALL_TIMEOUT_MS, is_within
 from .client import BrokerClient
 from .home import Home
 from .http_network import HttpNetwork
@@ -24,9 +25,12 @@ class Connections:
     """
 
     def __init__(self, network: Network | None, *, timeout_ms: int, what: str = "client") -> None:
-        """Raises ConfigError: `timeout_ms` is no number of milliseconds from 10 to 600,000."""
-        if type(timeout_ms) is not int or not 10 <= timeout_ms <= 600_000:
-            raise ConfigError(f"call_timeout_ms must be in [10, 600000], not {timeout_ms!r:.40}")
+        """Raises ConfigError: `timeout_ms` is not in CALL_TIMEOUT_MS."""
+        low, high = CALL_TIMEOUT_MS
+        if not is_within(timeout_ms, low, high):
+            raise ConfigError(
+                f"call_timeout_ms must be a whole number from {low} to {high}, not {timeout_ms!r:.40}"
+            )
         self._given = network
         self._own: HttpNetwork | None = None
         self._timeout_ms = timeout_ms

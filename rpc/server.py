@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from aiohttp import ClientConnectionError, web
+from aiohttp import ClientConnectionResetError, web
 
 from ..protocol.control import ErrorBody, encode_json
 from ..protocol.endpoints import Endpoint
@@ -180,7 +180,7 @@ async def _typed_errors(request: web.Request, handler: Handler) -> web.StreamRes
         if error.status == 404:
             text += "; this server is another program than was meant, or of another version"
         return _error_response(InvalidRequestError(text), error.status)
-    except ClientConnectionError:  # the client has left before its answer, or in the handshake
+    except ClientConnectionResetError:  # the client has left before its answer, or in the handshake
         return _error_response(InternalError())
     except Exception:
         log.exception("%s %s failed", request.method, request.path)

@@ -331,7 +331,7 @@ def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
         alone: exclude other plans too.
     """
     rows = sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group)
-    # No key is changed: a change of a partition, which PostgreSQL may check against its broker group, does not wait.
+    # FOR NO KEY UPDATE: PostgreSQL may check that a changed partition refers to a broker group, and need not wait.
     connection.execute(rows.with_for_update(read=not alone, key_share=alone)).all()
 
 

@@ -74,7 +74,7 @@ def watch_grants() -> None:
     """Compare the leases before and after each transaction; what is new goes into it as well."""
     from keylane.metaserver.sql.group_write import GroupWriter
     from proof.recording import GRANTS, boot_ns
-    from support.grants import Leases
+    from support.sql.grants import Leases
 
     columns = "at_ns, group_id, partition_id, token, session, holder, holder_left_ms"
     insert = f"INSERT INTO {GRANTS} ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)"

@@ -37,7 +37,7 @@ from keylane.protocol.limits import TOKEN_STEP_MAX
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
-from support.told_groups import settle_group
+from support.sql.told_groups import settle_group
 
 A, B = "a" * 16, "b" * 16
 DEAD, LIVE = "d" * 16, "e" * 16

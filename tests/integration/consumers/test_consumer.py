@@ -25,6 +25,7 @@ from keylane.protocol.errors import (
     SubjectUnknownError,
 )
 from support.cluster import Cluster, eventually, pause, resume
+from support.written_lines import written_lines
 
 TTL_MS = 1_500
 QUICK = ConsumerSettings(ttl_ms=TTL_MS, handler_backoff=Backoff(first_ms=10, max_ms=50))
@@ -249,9 +250,7 @@ def consumer_process(
 
 
 def events(path: Path) -> list[dict]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in written_lines(path)]
 
 
 @pytest.mark.crash

@@ -17,6 +17,7 @@ import pytest
 from keylane import Consumer, Message, Producer
 from keylane.protocol.errors import GroupStrategyError
 from support.cluster import Cluster, eventually
+from support.written_lines import written_lines
 
 TTL_MS = 30_000
 """The default: the delay after a consumer that does not hand over."""
@@ -46,10 +47,8 @@ def runner(
 
 def records(path: Path) -> list[tuple[tuple[int, int], int]]:
     """((partition, offset), boot time in ms) of each handled message."""
-    if not path.exists():
-        return []
-    rows = [tuple(map(int, line.split())) for line in path.read_text().splitlines()]
-    return [((row[0], row[1]), row[2]) for row in rows if len(row) == 3]
+    rows = [tuple(map(int, line.split())) for line in written_lines(path)]
+    return [((row[0], row[1]), row[2]) for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from keylane.protocol.routing import ConsumeStrategy
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually, pause, resume
+from support.written_lines import written_lines
 
 TTL_MS = 1_500
 SHARED = ConsumerSettings(
@@ -83,9 +84,7 @@ def consumer_process(
 
 
 def places(path: Path, event: str) -> list[Place]:
-    if not path.exists():
-        return []
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in written_lines(path)]
     return [(line["partition"], line["offset"]) for line in lines if line["event"] == event]
 
 
@@ -369,7 +368,7 @@ async def test_zombie_is_fenced_across_a_switch(cluster: Cluster, tmp_path: Path
             )
             resume(zombie.pid)
             assert await asyncio.to_thread(zombie.wait, 30) != 0, "it is refused and ends"
-    events = [json.loads(line) for line in path.read_text().splitlines()]
+    events = [json.loads(line) for line in written_lines(path)]
     late = [
         event
         for event in events

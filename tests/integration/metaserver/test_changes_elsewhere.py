@@ -26,7 +26,7 @@ from keylane.protocol.control import (
     Leave,
 )
 from keylane.protocol.errors import SessionUnknownError
-from support.told_groups import hear
+from support.sql.told_groups import hear
 
 FIRST, SECOND = "a" * 16, "b" * 16
 LONG_MS = 30_000

@@ -29,7 +29,7 @@ from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import AcceptFolder, CreateSubject, Join
 from keylane.protocol.errors import StorageError
 from support.postgres import Postgres, machine_programs, packaged_programs, running_postgres
-from support.told_groups import settle_group
+from support.sql.told_groups import settle_group
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from keylane.metaserver.sql.schema import brokers, groups, leases
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import CreateSubject, Join, ReleaseGrant
 from keylane.protocol.errors import TokenUnknownError
-from support.told_groups import settle_group
+from support.sql.told_groups import settle_group
 
 PROCESSES = 2
 ROUNDS = 15

@@ -24,7 +24,7 @@ from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
 from support.postgres import Postgres
-from support.told_groups import hear
+from support.sql.told_groups import hear
 
 TTL_MS = 600_000
 STATEMENTS_MAX = 40

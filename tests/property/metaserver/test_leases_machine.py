@@ -46,7 +46,7 @@ from keylane.protocol.control import Join, ReleaseGrant
 from keylane.protocol.errors import SessionUnknownError, TokenUnknownError
 from keylane.protocol.ids import ConsumerGroup
 from keylane.protocol.routing import PartitionState, split_ranges
-from support.told_groups import settle_group
+from support.sql.told_groups import settle_group
 
 GROUP = ConsumerGroup("g")
 SESSIONS = [f"{index:016x}" for index in range(3)]

@@ -23,7 +23,7 @@ from keylane.metaserver.sql.migrate import migrate
 from sim.machines.machine import Machine
 from sim.machines.promises import Claims
 from sim.machines.statements import QuickConnection
-from support.grants import Leases
+from support.sql.grants import Leases
 
 STATEMENTS_MAX = 5_000
 """Prepared statements that SQLite keeps; more than the metaserver has."""

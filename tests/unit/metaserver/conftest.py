@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.migrate import migrate
 from keylane.protocol.clock import SystemClock
-from support.sql_rows import Rows
+from support.sql.rows import Rows
 
 
 @pytest.fixture

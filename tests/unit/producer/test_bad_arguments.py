@@ -51,9 +51,9 @@ def test_a_handler_is_refused_when_it_cannot_be_called():
 
 def test_settings_are_refused_when_they_are_not_numbers():
     """Settings that are not numbers are refused like those out of range."""
-    with pytest.raises(ConfigError, match="batch_bytes must be in"):
+    with pytest.raises(ConfigError, match="batch_bytes must be a whole number from"):
         ProducerSettings(batch_bytes="many")
-    with pytest.raises(ConfigError, match="concurrency must be in"):
+    with pytest.raises(ConfigError, match="concurrency must be a whole number from"):
         ConsumerSettings(concurrency=None)
 
 

@@ -19,7 +19,7 @@ from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
-from support.sql_rows import Rows
+from support.sql.rows import Rows
 
 DAY_MS = 86_400_000
 

@@ -20,7 +20,7 @@ from keylane.protocol.control import Join, Retention
 from keylane.protocol.errors import OverloadedError
 from keylane.protocol.limits import GROUPS_PER_SUBJECT_MAX
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
-from support.sql_rows import Rows
+from support.sql.rows import Rows
 
 
 class Groups(Rows):

@@ -17,7 +17,7 @@ from keylane.protocol.errors import LossAcceptedError
 from keylane.protocol.ids import PartitionId
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy, PartitionState
-from support.sql_rows import Rows
+from support.sql.rows import Rows
 
 STRICT = OrderStrategy.STRICT
 WITHOUT_G1 = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)

@@ -16,7 +16,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
-from support.sql_rows import Rows
+from support.sql.rows import Rows
 
 TTL_MS = 1_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from keylane.metaserver.cluster.brokers import renew_broker, report_broker
 from keylane.metaserver.cluster.subjects import read_route
 from keylane.protocol.control import BrokerHeartbeat
-from support.sql_rows import Rows
+from support.sql.rows import Rows
 
 TTL_MS = 1_000
 HERE = BrokerHeartbeat(broker_group="g1", broker_id="g1", address="g1:1")

@@ -23,8 +23,8 @@ from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.queues import is_behind_loss, start_behind_loss
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState
-from support.kept_by_brokers import OPEN, source, status
-from support.sql_rows import Rows
+from support.sql.kept_by_brokers import OPEN, source, status
+from support.sql.rows import Rows
 
 SPAN = PARTITION_MESSAGES_MAX
 

@@ -17,8 +17,8 @@ from keylane.metaserver.groups.sessions import (
 )
 from keylane.metaserver.sql.schema import leases
 from keylane.protocol.control import Join, ReleaseGrant, Suspend
-from support.sql_rows import Rows
-from support.told_groups import settle_group
+from support.sql.rows import Rows
+from support.sql.told_groups import settle_group
 
 TTL_MS = 30_000
 

@@ -24,8 +24,8 @@ from keylane.protocol.errors import (
     TokenUnknownError,
 )
 from keylane.protocol.routing import ConsumeStrategy
-from support.sql_rows import Rows
-from support.told_groups import settle_group
+from support.sql.rows import Rows
+from support.sql.told_groups import settle_group
 
 EXCLUSIVE, SHARED = ConsumeStrategy.EXCLUSIVE, ConsumeStrategy.SHARED
 A, B, C = "a" * 16, "b" * 16, "c" * 16

@@ -17,8 +17,8 @@ from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.protocol.control import Join
 from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
 from keylane.protocol.routing import OrderStrategy
-from support.sql_rows import Rows
-from support.told_groups import settle_group
+from support.sql.rows import Rows
+from support.sql.told_groups import settle_group
 
 BEST_TRIED = OrderStrategy.BEST_TRIED
 WITHOUT_G1 = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)

@@ -31,7 +31,7 @@ from keylane.protocol.errors import (
     OperationUnknownError,
 )
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
-from support.sql_rows import Rows
+from support.sql.rows import Rows
 
 FOUR = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=4)
 

@@ -10,8 +10,8 @@ from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.sql.clock_restart import adopt_boot
 from keylane.metaserver.verify.reader import read_sql_view
 from keylane.protocol.operations import OperationKind, Reshape
-from support.kept_by_brokers import HALVES, source, status
-from support.sql_rows import Rows
+from support.sql.kept_by_brokers import HALVES, source, status
+from support.sql.rows import Rows
 
 
 def idle_ms(rows: Rows) -> int:

@@ -28,7 +28,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy, PartitionState, route_table
-from support.sql_rows import Rows
+from support.sql.rows import Rows
 
 TTL_MS = 1_000
 LEASE_MS = 500

@@ -19,8 +19,8 @@ from keylane.metaserver.verify.views import BrokerAnswer, Views
 from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
 from keylane.protocol.errors import InvalidNameError, InvalidRequestError
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX
-from support.kept_by_brokers import EXPIRED, OPEN, SEALED, heard, source, states, status
-from support.told_groups import settle_group
+from support.sql.kept_by_brokers import EXPIRED, OPEN, SEALED, heard, source, states, status
+from support.sql.told_groups import settle_group
 
 GONE = RebuildOptions(gone=("g1",))
 LOSE = RebuildOptions(gone=("g1",), lose_unread=True)

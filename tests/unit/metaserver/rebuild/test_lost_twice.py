@@ -11,7 +11,7 @@ from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.protocol.control import BrokerHeartbeat, PartitionStatus
 from keylane.protocol.operations import OperationState, StepAction
-from support.kept_by_brokers import (
+from support.sql.kept_by_brokers import (
     EXPIRED,
     HALVES,
     OPEN,

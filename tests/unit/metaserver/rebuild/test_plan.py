@@ -22,7 +22,7 @@ from keylane.protocol.control import (
 from keylane.protocol.errors import ConfigError, InvalidRequestError
 from keylane.protocol.operations import OperationState, StepAction
 from keylane.protocol.routing import ConsumeStrategy, OrderStrategy
-from support.kept_by_brokers import (
+from support.sql.kept_by_brokers import (
     EXPIRED,
     HALVES,
     OPEN,
@@ -33,7 +33,7 @@ from support.kept_by_brokers import (
     states,
     status,
 )
-from support.told_groups import settle_group
+from support.sql.told_groups import settle_group
 
 VERSION = 1_000_000
 

@@ -11,8 +11,8 @@ from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.writer import store_rebuilt
 from keylane.metaserver.sql.duties import leave_duty, rebuilt_duty
 from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
-from support.kept_by_brokers import heard, rebuilt, source, status
-from support.told_groups import settle_group
+from support.sql.kept_by_brokers import heard, rebuilt, source, status
+from support.sql.told_groups import settle_group
 
 SESSION = "a" * 16
 

@@ -14,7 +14,16 @@ from keylane.metaserver.sql.schema import operations
 from keylane.protocol.control import BrokerHeartbeat, PartitionStatus
 from keylane.protocol.operations import OperationState
 from keylane.protocol.routing import OrderStrategy
-from support.kept_by_brokers import EXPIRED, OPEN, PLANNED, SEALED, rebuilt, source, states, status
+from support.sql.kept_by_brokers import (
+    EXPIRED,
+    OPEN,
+    PLANNED,
+    SEALED,
+    rebuilt,
+    source,
+    states,
+    status,
+)
 
 BEST = OrderStrategy.BEST_TRIED
 

@@ -14,7 +14,7 @@ from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX
 from keylane.protocol.operations import OperationState
 from keylane.protocol.routing import OrderStrategy, PartitionState
-from support.kept_by_brokers import OPEN, SEALED, source, status
+from support.sql.kept_by_brokers import OPEN, SEALED, source, status
 
 
 def segment(

@@ -15,8 +15,8 @@ from keylane.protocol.ids import MAX_I64
 from keylane.protocol.limits import TOKEN_STEP_MAX
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import ConsumeStrategy
-from support.sql_rows import Rows
-from support.told_groups import settle_group
+from support.sql.rows import Rows
+from support.sql.told_groups import settle_group
 
 SESSION = "a" * 16
 

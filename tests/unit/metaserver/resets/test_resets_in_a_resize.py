@@ -17,8 +17,8 @@ from keylane.protocol.control import GroupStatus, Join, PartitionStatus
 from keylane.protocol.errors import GroupBusyError
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import PartitionState
-from support.sql_rows import Rows
-from support.told_groups import settle_group
+from support.sql.rows import Rows
+from support.sql.told_groups import settle_group
 
 SESSION = "a" * 16
 

@@ -22,8 +22,8 @@ from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.errors import GroupBusyError
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import ConsumeStrategy, PartitionState
-from support.sql_rows import Rows
-from support.told_groups import settle_group
+from support.sql.rows import Rows
+from support.sql.told_groups import settle_group
 
 A, B = "a" * 16, "b" * 16
 TTL_MS = 5_000

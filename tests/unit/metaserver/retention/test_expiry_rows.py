@@ -15,8 +15,8 @@ from keylane.metaserver.sql.schema import partitions
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
-from support.sql_rows import Rows
-from support.told_groups import settle_group
+from support.sql.rows import Rows
+from support.sql.told_groups import settle_group
 
 A = "a" * 16
 TTL_MS = 5_000
