@@ -35,7 +35,7 @@ from ..rpc.environment import Environment
 from ..rpc.home import NO_THREAD, Resident
 from .identity import Identity
 from .send_budget import SendBudget
-from .send_future import OverLimitFuture, SendFuture
+from .send_future import BatchFuture, OverLimitFuture, SendFuture
 from .sender import SubjectSender
 from .settings import ProducerSettings
 
@@ -122,6 +122,9 @@ class Producer(Resident):
         self._ending: asyncio.Task[None] | None = None
         self._meta: MetaClient | None = None
         self._budget = SendBudget(self._settings.queue_bytes)
+
+    def __repr__(self) -> str:
+        return f"<Producer at {', '.join(self._addresses)}, {self._home.state}>"
 
     async def __aenter__(self) -> Self:
         """
@@ -239,7 +242,7 @@ class Producer(Resident):
             executor.started()
         elif filled >= self._batch_bytes or index + 1 >= self._batch_count:
             executor.roll()
-        return SendFuture(batch, index)
+        return BatchFuture(batch, index)
 
     def _send_over_limit(
         self,
@@ -260,7 +263,7 @@ class Producer(Resident):
         finally:
             self._queue_bytes = limit
         budget.exceeded(task)
-        return OverLimitFuture(future.batch, future.index, budget, task)
+        return OverLimitFuture(future._batch, future._index, budget, task)
 
     def _new_sender(self, subject: str) -> SubjectSender:
         self._home.check()

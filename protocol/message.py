@@ -44,6 +44,7 @@ class Message(msgspec.Struct, gc=False):
 
     `offset` counts messages in `partition_id`, from 0; `fencing_token` is the right under which it was
     delivered: pass it on to whatever the handler writes to, so that a late owner can be refused there.
+    `packed_properties` and `delivery` are the client's: a program asks for `properties`, and acks with `ack`.
     """
 
     subject: str
