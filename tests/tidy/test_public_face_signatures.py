@@ -1,4 +1,4 @@
-"""Every name that a public signature or docstring uses is a public name: nobody needs the module behind it."""
+"""Every name that a public signature or docstring uses is a public name, so that programs import `keylane` alone."""
 
 import builtins
 import inspect
@@ -58,7 +58,7 @@ def errors_named(text: str) -> set[str]:
 
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_types_of_a_public_class_are_exported(name):
-    """Fields of what a call returns as well: whoever gets a value can name its type."""
+    """Fields of what a call returns as well: a program that gets a value can name its type."""
     missing = {
         f"{where}: {kind.__name__}"
         for where, hint in hints_of(CLASSES[name])
