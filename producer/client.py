@@ -48,11 +48,14 @@ _hash = xxhash.xxh3_64_intdigest
 
 @dataclass(frozen=True, slots=True)
 class ProducerStats:
-    """Counts since the producer was opened."""
+    """Counts since the producer was opened; no count ever falls."""
 
     sent: int
+    """Messages that `send` queued: acked, given up, or neither yet."""
     acked: int
+    """Stored, and answered so."""
     failed: int
+    """Given up.  A message that timed out in flight counts here and not as acked, also if its broker stores it later."""
     retries: int
     """Failed tries after which batches were sent again."""
     waiting: dict[str, str]
@@ -378,7 +381,7 @@ class Producer(Resident):
             sent=budget.acked + budget.failed + budget.messages + gathering,
             acked=budget.acked,
             failed=budget.failed,
-            retries=sum(executor.retries for executor in executors),
+            retries=budget.retries,
             waiting={
                 name: why
                 for sender in self._senders.values()

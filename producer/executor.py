@@ -137,7 +137,6 @@ class Executor:
         self._next_sequence = 0
         self._attempt = 0
         """Failures since a batch was stored."""
-        self.retries = 0
         self._task = asyncio.create_task(self._run(), name=f"send {group.partition_name}")
 
     def _new_batch(self) -> OutgoingBatch:
@@ -220,7 +219,7 @@ class Executor:
                 self._tried(ExecutorEvent.FAILED)
                 if self._after_failure(error, hopeless=await self._hopeless(error)):
                     continue
-                self.retries += 1
+                self._budget.retries += 1
                 wait_ms = self._settings.backoff.wait_ms(self._attempt, self._rng)
                 log.debug(
                     "%s: %s; again in %d ms", self.group.partition_name, error.message, wait_ms
