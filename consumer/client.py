@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import socket
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
@@ -12,7 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from ..protocol.address import addresses_of
-from ..protocol.errors import ClosedError
+from ..protocol.control import SHORT_TEXT_CHARS_MAX
+from ..protocol.errors import ClosedError, ConfigError, HandlerTypeError
 from ..protocol.ids import check_name
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
@@ -30,6 +32,8 @@ from .membership import Membership
 from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
+_UNSENDABLE = re.compile("[\0\ud800-\udfff]")
+"""NUL, and halves of characters, which have no bytes in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class Consumer(Resident):
                 quick.  An awaitable that it returns is awaited before the message is acked; other values are ignored.
             concurrency: handlers at once, each on another key; 16 by default.
             ttl_ms: a consumer silent for this long loses its partitions; at least 1000.
-            name: for people, shown with the partitions; by default host and process id.
+            name: for people, shown with the partitions; up to 512 characters; by default host and process id.
             strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
                 partition, in no order, each at least once.  The group's first consumer decides.
             settings: everything that can be set; the arguments above take precedence.
@@ -108,12 +112,16 @@ class Consumer(Resident):
         """
         check_name("subject", subject)
         check_name("consumer group", group)
-        settings = settings or ConsumerSettings()
+        settings = ConsumerSettings() if settings is None else settings
+        if not isinstance(settings, ConsumerSettings):
+            raise ConfigError(f"settings must be ConsumerSettings, not {settings!r:.40}")
+        if name is not None:
+            _check_client_name(name)
         self._settings = replace(
             settings,
             concurrency=concurrency if concurrency is not None else settings.concurrency,
             ttl_ms=ttl_ms if ttl_ms is not None else settings.ttl_ms,
-            strategy=strategy or settings.strategy,  # type: ignore[arg-type]  # checked there
+            strategy=strategy if strategy is not None else settings.strategy,  # type: ignore[arg-type]  # checked there
         )
         self._addresses = addresses_of(meta)
         if handler is not None:
@@ -227,6 +235,9 @@ class Consumer(Resident):
         """
         Hand everything over: finish handlers, flush acks, release, leave.
 
+        A handler that calls this gets no wait: the consumer closes, and hands over the handler's partition once the
+        handler has returned.
+
         Without a handler, messages that were taken and not acked are given up at once, and redelivered.  In a child of
         the process that opened the consumer, this does nothing: the parent still consumes.
 
@@ -237,7 +248,13 @@ class Consumer(Resident):
             return
         self._home.check()
         # A cancellation ends only the waiting: handlers end, and partitions are handed over, all the same.
-        await asyncio.shield(self._end())
+        ending = self._end()
+        if not self._called_by_handler():
+            await asyncio.shield(ending)
+
+    def _called_by_handler(self) -> bool:
+        """True if the running task is that of a handler, whose end a hand-over waits for."""
+        return isinstance(self._dispatch, Workers) and self._dispatch.runs(asyncio.current_task())
 
     def _end(self) -> asyncio.Task[None]:
         """Begin to hand everything over, once: a signal, an error and the user may close the consumer at the same time."""
@@ -282,12 +299,17 @@ class Consumer(Resident):
         body has `handover_ms` to ack its messages.
 
         Raises:
+            HandlerTypeError: the consumer is not open and has no handler, so that its messages would reach no code.
             KeylaneError: the consumer cannot be opened, or the error that ended it.
         """
         with StopSignals() as stop:
             if self._membership is not None:
                 await self._run(stop.event)
                 return
+            if self._handler is None:
+                raise HandlerTypeError(
+                    "run() of a consumer without a handler: give it handler=, or iterate over it inside `async with`"
+                )
             async with self:
                 await self._run(stop.event)
 
@@ -324,7 +346,7 @@ class Consumer(Resident):
         Hand everything over and get nothing until `resume`; the consumer stays a member of its group.
 
         Partitions whose messages are still in an iteration's body are handed over at its next step, which may happen
-        after this has returned.
+        after this has returned.  In a handler this returns at once: the hand-over waits for that handler too.
 
         Raises:
             KeylaneError: the metaserver could not be told; still consuming, try again.
@@ -334,7 +356,7 @@ class Consumer(Resident):
             raise ClosedError("the consumer is not open; use: async with Consumer(...)")
         await self._membership.suspend(True)
         hand_overs = self._assignments.hand_over_all()
-        if hand_overs:
+        if hand_overs and not self._called_by_handler():
             # The body of an iteration may call this before it acks, so an iteration is waited for with a limit.
             limit_ms = self._settings.handover_ms + 2 * self._settings.call_timeout_ms
             iterated = isinstance(self._dispatch, Stream)
@@ -378,3 +400,13 @@ class Consumer(Resident):
             )
             for client in self._assignments.clients
         ]
+
+
+def _check_client_name(name: object) -> None:
+    """Raises ConfigError: a metaserver would not take it as the name of a client."""
+    legal = (
+        isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX and not _UNSENDABLE.search(name)
+    )
+    if not legal:
+        text = f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not {name!r:.40}"
+        raise ConfigError(text)

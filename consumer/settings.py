@@ -15,7 +15,7 @@ from ..protocol.limits import (
     TTL_MS_MIN,
 )
 from ..protocol.routing import ConsumeStrategy
-from ..protocol.settings import CALL_TIMEOUT_MS, range_problems
+from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems
 
 _RANGES = {
     "ttl_ms": (TTL_MS_MIN, TTL_MS_MAX),
@@ -83,8 +83,9 @@ class ConsumerSettings:
         except ValueError:
             names = " or ".join(ConsumeStrategy)
             problems.append(f"strategy must be {names}, not {self.strategy!r:.40}")
+        problems += kind_problems(self, {"backoff": Backoff, "handler_backoff": Backoff})
         if problems:
-            raise ConfigError("; ".join(problems))
+            raise ConfigError("; ".join(problems), problems=len(problems))
 
     @property
     def margin_ms(self) -> int:

@@ -103,7 +103,9 @@ class Producer(Resident):
         """
         self._addresses = addresses_of(meta)
         self._strategy = _order_strategy(strategy) if strategy is not None else None
-        self._settings = settings or ProducerSettings()
+        self._settings = ProducerSettings() if settings is None else settings
+        if not isinstance(self._settings, ProducerSettings):
+            raise ConfigError(f"settings must be ProducerSettings, not {settings!r:.40}")
         self._batch_bytes = self._settings.batch_bytes
         self._queue_bytes = self._settings.queue_bytes
         self._large_bytes = self._settings.large_bytes

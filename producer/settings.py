@@ -12,7 +12,7 @@ from ..protocol.limits import (
     BATCHES_IN_FLIGHT_MAX,
     MESSAGE_BYTES_MAX,
 )
-from ..protocol.settings import CALL_TIMEOUT_MS, range_problems
+from ..protocol.settings import CALL_TIMEOUT_MS, kind_problems, range_problems
 
 _RANGES = {
     "batch_bytes": (1, BATCH_BYTES_MAX // 2),
@@ -64,9 +64,9 @@ class ProducerSettings:
     backoff: Backoff = field(default_factory=Backoff)
 
     def __post_init__(self) -> None:
-        problems = range_problems(self, _RANGES)
+        problems = range_problems(self, _RANGES) + kind_problems(self, {"backoff": Backoff})
         if problems:
-            raise ConfigError("; ".join(problems))
+            raise ConfigError("; ".join(problems), problems=len(problems))
 
     @property
     def large_bytes(self) -> int:

@@ -1,18 +1,39 @@
-"""How long to wait before the next try; the random generator is passed in.  Pure."""
+"""The pauses of a retry loop; the random generator is passed in.  Pure."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
+from .errors import ConfigError
+from .settings import range_problems
+
+PAUSE_MS_MAX = 86_400_000
+FACTOR_MAX = 1_000
+_RANGES = {"first_ms": (0, PAUSE_MS_MAX), "max_ms": (1, PAUSE_MS_MAX)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Exponential waits with jitter: attempt 1 waits about `first_ms`, later ones up to `max_ms`."""
+    """
+    Exponential pauses with jitter: the first is about `first_ms` long, each next one `factor` times longer, to `max_ms`.
+
+    Raises:
+        ConfigError: values out of their ranges; the text names all of them.
+    """
 
     first_ms: int = 50
     max_ms: int = 2_000
     factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        problems = range_problems(self, _RANGES)
+        if not isinstance(self.factor, int | float) or not 1 <= self.factor <= FACTOR_MAX:
+            problems.append(
+                f"factor must be a number from 1 to {FACTOR_MAX}, not {self.factor!r:.40}"
+            )
+        if problems:
+            raise ConfigError("; ".join(problems), problems=len(problems))
 
     def wait_ms(self, attempt: int, rng: random.Random) -> int:
         """Milliseconds before attempt + 1; `attempt` counts from 1.  Between half and all of the step."""
