@@ -23,6 +23,7 @@ from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment
 from ..rpc.home import Resident
 from ..rpc.network import Network
+from ..rpc.race import Race
 from ..rpc.stop_signals import StopSignals
 from .assignments import Assignments
 from .handling.handlers import Handler, check_handler
@@ -314,19 +315,16 @@ class Consumer(Resident):
                 await self._run(stop.event)
 
     async def _run(self, stop: asyncio.Event) -> None:
-        ended = asyncio.create_task(self.wait(), name="wait for the end")
-        stopped = asyncio.create_task(stop.wait(), name="wait for a signal")
-        try:
-            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+        async with Race() as race:
+            ended = race.start(self.wait(), name="wait for the end")
+            race.start(stop.wait(), name="wait for a signal")
+            await race.first()
             if not ended.done():
                 log.info("consumer of %s in group %s hands over", self._subject, self._group)
                 if isinstance(self._dispatch, Stream):
                     await self._dispatch.finish()
                 await self.close()
             await ended
-        finally:
-            ended.cancel()
-            stopped.cancel()
 
     async def wait(self) -> None:
         """

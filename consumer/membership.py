@@ -25,6 +25,7 @@ from ..protocol.errors import (
 )
 from ..rpc.client import MetaClient
 from ..rpc.identity import DrawBits
+from ..rpc.race import Race
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .settings import ConsumerSettings
 
@@ -169,33 +170,23 @@ class Membership:
         self._nudge.clear()
         wait_ms = 0 if hurry else self._timeouts.wait_ms
         timeout_ms = self._timeouts.timeout_ms(sent_at_ms, wait_ms=wait_ms)
-        call = asyncio.create_task(
-            self._meta.heartbeat(
-                Heartbeat(
-                    session=self.session,
-                    known_version=-1 if hurry else self._version,
-                    drained=holder.drained(),
-                    holding=holder.holding(self.session),
-                    wait_ms=wait_ms,
-                    suspended=self._suspended,
-                ),
-                timeout_ms=timeout_ms - wait_ms,
-            )
+        body = Heartbeat(
+            session=self.session,
+            known_version=-1 if hurry else self._version,
+            drained=holder.drained(),
+            holding=holder.holding(self.session),
+            wait_ms=wait_ms,
+            suspended=self._suspended,
         )
-        nudge = asyncio.create_task(self._nudge.wait())
-        try:
-            # A nudge breaks off a long poll while the metaserver may be waiting; after that a late answer is awaited.
-            ends = (call,) if hurry else (call, nudge)
-            limit_s = None if hurry else wait_ms / 1000
-            await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            if nudge.done() and not hurry and not call.done():
-                return
-            await asyncio.wait((call,))
-            grants = call.result()
-        finally:
-            call.cancel()
-            nudge.cancel()
-            await asyncio.gather(call, nudge, return_exceptions=True)
+        async with Race() as race:
+            call = race.start(self._meta.heartbeat(body, timeout_ms=timeout_ms - wait_ms))
+            if not hurry:
+                # A nudge ends a long poll while the metaserver may be waiting; after that a late answer is awaited.
+                nudge = race.start(self._nudge.wait())
+                await race.first(wait_ms)
+                if nudge.done() and not call.done():
+                    return
+            grants = await call
         if grants.version < self._version:
             await self._version_fell(grants.version)
             return

@@ -31,6 +31,7 @@ from ..protocol.routing import (
 )
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient, MetaClient
+from ..rpc.race import Race
 from .executor import Executor, MessageGroup
 from .executor_state import ExecutorEvent
 from .failure import Step
@@ -278,15 +279,11 @@ class SubjectSender:
         self._refresh.clear()
         if known is None or urgent:
             return await ask(wait_ms=URGENT_WAIT_MS)
-        call = asyncio.create_task(ask(wait_ms=PULL_WAIT_MS_MAX))
-        refresh = asyncio.create_task(self._refresh.wait())
-        try:
-            await asyncio.wait((call, refresh), return_when=asyncio.FIRST_COMPLETED)
-            return await call if call.done() else known
-        finally:
-            call.cancel()
-            refresh.cancel()
-            await asyncio.gather(call, refresh, return_exceptions=True)
+        async with Race() as race:
+            call = race.start(ask(wait_ms=PULL_WAIT_MS_MAX))
+            race.start(self._refresh.wait())
+            await race.first()
+            return call.result() if call.done() else known
 
     def _lacks_a_broker(self) -> bool:
         """True while some range has no partition to go to, or the broker of a partition fails."""
