@@ -10,7 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ..protocol.address import addresses_of
 from ..protocol.control import SHORT_TEXT_CHARS_MAX
@@ -113,16 +113,10 @@ class Consumer(Resident):
         """
         check_name("subject", subject)
         check_name("consumer group", group)
-        settings = ConsumerSettings() if settings is None else settings
-        if not isinstance(settings, ConsumerSettings):
-            raise ConfigError(f"settings must be ConsumerSettings, not {settings!r:.40}")
         if name is not None:
             _check_client_name(name)
-        self._settings = replace(
-            settings,
-            concurrency=concurrency if concurrency is not None else settings.concurrency,
-            ttl_ms=ttl_ms if ttl_ms is not None else settings.ttl_ms,
-            strategy=strategy if strategy is not None else settings.strategy,  # type: ignore[arg-type]  # checked there
+        self._settings = _settings_with(
+            settings, concurrency=concurrency, ttl_ms=ttl_ms, strategy=strategy
         )
         self._addresses = addresses_of(meta)
         if handler is not None:
@@ -398,6 +392,15 @@ class Consumer(Resident):
             )
             for client in self._assignments.clients
         ]
+
+
+def _settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSettings:
+    """These settings, or the defaults, with the arguments that are not None in their place; raises ConfigError."""
+    if settings is None:
+        settings = ConsumerSettings()
+    if not isinstance(settings, ConsumerSettings):
+        raise ConfigError(f"settings must be ConsumerSettings, not {settings!r:.40}")
+    return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
 def _check_client_name(name: object) -> None:

@@ -226,13 +226,13 @@ class SubjectSender:
         return sum(map(len, waiting))
 
     async def _follow_routes(self) -> None:
-        attempt = 0
+        pauses = self._settings.backoff.pauses(self._rng)
         while True:
             why = NO_PARTITION
             try:
                 if self._apply(await self._ask()):
                     await self._seek_brokers()
-                    attempt = 0
+                    pauses.reset()
                     self._report_held(why)
                     continue
                 why = "the metaserver's route is older than the one followed"
@@ -243,8 +243,7 @@ class SubjectSender:
                 log.info("route of %s: %s", self.subject, error.message)
                 why = error.message
             self._report_held(why)
-            attempt += 1
-            await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
+            await asyncio.sleep(pauses.next_ms() / 1000)
 
     def _report_held(self, why: str) -> None:
         """Log at growing intervals why messages are held."""

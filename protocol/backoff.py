@@ -35,7 +35,46 @@ class Backoff:
         if problems:
             raise ConfigError("; ".join(problems), problems=len(problems))
 
+    def pauses(self, rng: random.Random) -> Pauses:
+        """The pauses of a new retry loop."""
+        return Pauses(self, rng)
+
     def wait_ms(self, attempt: int, rng: random.Random) -> int:
         """Milliseconds before attempt + 1; `attempt` counts from 1.  Between half and all of the step."""
         step = min(float(self.max_ms), self.first_ms * self.factor ** min(attempt - 1, 32))
         return max(1, int(step * (0.5 + rng.random() / 2)))
+
+
+class Pauses:
+    """
+    The pauses of one retry loop: longer with each failure in a row.
+
+        pauses = backoff.pauses(rng)
+        while True:
+            try:
+                await call()
+                pauses.reset()
+            except KeylaneError:
+                await asyncio.sleep(pauses.next_ms() / 1000)
+    """
+
+    __slots__ = ("_backoff", "_rng", "failures")
+
+    def __init__(self, backoff: Backoff, rng: random.Random) -> None:
+        self._backoff = backoff
+        self._rng = rng
+        self.failures = 0
+        """Failures since the last success."""
+
+    def next_ms(self) -> int:
+        """Count a failure; returns the milliseconds to wait before the next try."""
+        self.failures += 1
+        return self._backoff.wait_ms(self.failures, self._rng)
+
+    def skip(self) -> None:
+        """Count a failure after which the next try begins at once."""
+        self.failures += 1
+
+    def reset(self) -> None:
+        """Note a success: the next pause is short again."""
+        self.failures = 0
