@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from .errors import ConfigError
-from .settings import range_problems
+from .settings import range_problems, refuse, values_of
 
 PAUSE_MS_MAX = 86_400_000
 FACTOR_MAX = 1_000
@@ -27,13 +26,12 @@ class Backoff:
     factor: float = 2.0
 
     def __post_init__(self) -> None:
-        problems = range_problems(self, _RANGES)
+        problems = range_problems(values_of(self), _RANGES)
         if not isinstance(self.factor, int | float) or not 1 <= self.factor <= FACTOR_MAX:
             problems.append(
                 f"factor must be a number from 1 to {FACTOR_MAX}, not {self.factor!r:.40}"
             )
-        if problems:
-            raise ConfigError("; ".join(problems), problems=len(problems))
+        refuse(problems)
 
     def pauses(self, rng: random.Random) -> Pauses:
         """The pauses of a new retry loop."""
