@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 ARGS ?=
 
+# Where it is set, each of the many processes that tests start would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 SEEDS ?= 300
 SEED ?=
 MUTANTS ?=
