@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +28,7 @@ from keylane.protocol.routing import PartitionState
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.ports import free_port
+from support.server_process import ServerProcess
 
 
 class Program:
@@ -43,13 +43,9 @@ class Program:
         self._port = free_port()
         self.process = self._start()
 
-    def _start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", self._module, *self._arguments, "--port", str(self._port)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | self.environment,
-        )
+    def _start(self) -> ServerProcess:
+        arguments = (*self._arguments, "--port", str(self._port))
+        return ServerProcess(self._module, arguments, **self.environment)
 
     def ready(self) -> Program:
         """Wait until it serves."""
