@@ -157,7 +157,7 @@ class Cluster:
         meta = MetaClient(network, [self.meta])
         wanted = min(partitions, len(self.brokers))
         try:
-            until = time.monotonic() + 10
+            until = time.monotonic() + 60
             while True:
                 brokers = (await meta.health()).details.get("brokers", [])
                 reported = sum(bool(one["available"]) for one in brokers)
@@ -172,7 +172,7 @@ class Cluster:
         finally:
             await network.close()
 
-    async def reshape(self, ask: Reshape, *, seconds: float = 30.0) -> list[OperationView]:
+    async def reshape(self, ask: Reshape, *, seconds: float = 60.0) -> list[OperationView]:
         """Change partitions and wait until it is done."""
         network = HttpNetwork()
         meta = MetaClient(network, [self.meta])
@@ -228,7 +228,7 @@ async def begun(meta: MetaClient, ask: Reshape) -> None:
 
 
 async def done_operation(
-    meta: MetaClient, view: OperationView, *, seconds: float = 30.0
+    meta: MetaClient, view: OperationView, *, seconds: float = 60.0
 ) -> OperationView:
     """Wait until an operation is done; the metaserver may be down meanwhile."""
     until = time.monotonic() + seconds
@@ -254,7 +254,7 @@ async def silent(meta: MetaClient, group: str) -> None:
 
 async def available_history(meta: MetaClient, subject: str) -> list[PartitionHistory]:
     """All partitions there ever were, as soon as the metaserver knows where each is."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while True:
         found = (await meta.history(subject)).partitions
         missing = [one.partition for one in found if one.partition.address is None]
@@ -287,7 +287,7 @@ async def read_partition(broker: BrokerClient, subject: str, partition_id: int) 
         assert answer.upto == len(found)
 
 
-async def eventually(condition, *, seconds: float = 20.0, what: str = "the condition") -> None:
+async def eventually(condition, *, seconds: float = 60.0, what: str = "the condition") -> None:
     """Wait until `condition()` is true."""
     until = time.monotonic() + seconds
     while not condition():
