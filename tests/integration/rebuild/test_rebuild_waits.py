@@ -34,7 +34,7 @@ async def test_rebuilt_group_is_granted_nothing_before_an_old_session_has_ended(
     try:
         meta = MetaClient(network, [cluster.meta])
         await meta.join(Join(subject="s", group="g", session=OLD, ttl_ms=TTL_MS))
-        (grant,) = (await meta.heartbeat(Heartbeat(session=OLD), timeout_ms=5_000)).grants
+        (grant,) = (await meta.heartbeat(Heartbeat(session=OLD), timeout_ms=60_000)).grants
         broker = BrokerClient(network, grant.partition.address)
         ask = Acquire(grant.partition.partition_id, "g", OLD, grant.token, TTL_MS)
         await broker.call(ask)
