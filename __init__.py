@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         ForkedError,
         GivenUpError,
         GroupBusyError,
+        GroupStrategyError,
         GroupUnknownError,
         HandlerTypeError,
         InvalidNameError,
@@ -109,7 +110,7 @@ if TYPE_CHECKING:
         UnreachableError,
         WorkerCancelledError,
     )
-    from .protocol.message import Message, Receipt
+    from .protocol.message import Message, Receipt, TableReceipt
     from .protocol.queues import QueueView, SegmentView
     from .protocol.routing import (
         ConsumeStrategy,
@@ -152,6 +153,7 @@ __all__ = [
     "GroupBusyError",
     "GroupDescription",
     "GroupReset",
+    "GroupStrategyError",
     "GroupSummary",
     "GroupUnknownError",
     "GroupView",
@@ -223,6 +225,7 @@ __all__ = [
     "SubjectSummary",
     "SubjectUnknownError",
     "SubjectView",
+    "TableReceipt",
     "TimeBound",
     "UnreachableError",
     "Verification",
@@ -274,7 +277,7 @@ _HOMES = {
     ".producer": ("Producer", "ProducerSettings", "ProducerStats", "SendFuture"),
     ".protocol.backoff": ("Backoff",),
     ".protocol.control": ("TimeBound",),
-    ".protocol.message": ("Message", "Receipt"),
+    ".protocol.message": ("Message", "Receipt", "TableReceipt"),
     ".protocol.queues": ("QueueView", "SegmentView"),
     ".protocol.routing": (
         "ConsumeStrategy",

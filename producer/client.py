@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import xxhash
 
@@ -26,7 +26,7 @@ from ..protocol.errors import (
 )
 from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
-from ..protocol.message import check_message_size, pack_properties
+from ..protocol.message import TableReceipt, check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
@@ -38,9 +38,6 @@ from .send_budget import SendBudget
 from .send_future import BatchFuture, OverLimitFuture, SendFuture
 from .sender import SubjectSender
 from .settings import ProducerSettings
-
-if TYPE_CHECKING:
-    from .arrow import TableReceipt
 
 log = logging.getLogger("keylane.producer")
 TIMEOUT_S_MAX = 1_000_000_000

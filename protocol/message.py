@@ -1,4 +1,4 @@
-"""What users hold: a message handed to a handler, and the receipt of one that was sent.  Pure."""
+"""What users hold: a message handed to a handler, and the receipts of what was sent.  Pure."""
 
 from __future__ import annotations
 
@@ -116,6 +116,15 @@ class Receipt(msgspec.Struct, frozen=True):
     """
     reordered: bool = False
     """True if it left its partition (BEST_TRIED only), so that older messages of its key may come after it."""
+
+
+class TableReceipt(msgspec.Struct, frozen=True):
+    """What `send_arrow` has stored."""
+
+    stored: int
+    """Rows."""
+    refused: dict[int, str]
+    """Why rows were left out, by row number; only with `partial=True`."""
 
 
 def pack_properties(properties: Mapping[str, str] | None) -> bytes:
