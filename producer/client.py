@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import xxhash
 
@@ -26,7 +26,7 @@ from ..protocol.errors import (
 )
 from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
-from ..protocol.message import check_message_size, pack_properties
+from ..protocol.message import TableReceipt, check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
@@ -35,12 +35,9 @@ from ..rpc.environment import Environment
 from ..rpc.home import NO_THREAD, Resident
 from .identity import Identity
 from .send_budget import SendBudget
-from .send_future import OverLimitFuture, SendFuture
+from .send_future import BatchFuture, OverLimitFuture, SendFuture
 from .sender import SubjectSender
 from .settings import ProducerSettings
-
-if TYPE_CHECKING:
-    from .arrow import TableReceipt
 
 log = logging.getLogger("keylane.producer")
 TIMEOUT_S_MAX = 1_000_000_000
@@ -130,6 +127,9 @@ class Producer(Resident):
         self._ending: asyncio.Task[None] | None = None
         self._meta: MetaClient | None = None
         self._budget = SendBudget(self._settings.queue_bytes)
+
+    def __repr__(self) -> str:
+        return f"<Producer at {', '.join(self._addresses)}, {self._home.state}>"
 
     async def __aenter__(self) -> Self:
         """
@@ -247,7 +247,7 @@ class Producer(Resident):
             executor.started()
         elif filled >= self._batch_bytes or index + 1 >= self._batch_count:
             executor.roll()
-        return SendFuture(batch, index)
+        return BatchFuture(batch, index)
 
     def _send_over_limit(
         self,
@@ -268,7 +268,7 @@ class Producer(Resident):
         finally:
             self._queue_bytes = limit
         budget.exceeded(task)
-        return OverLimitFuture(future.batch, future.index, budget, task)
+        return OverLimitFuture(future._batch, future._index, budget, task)
 
     def _new_sender(self, subject: str) -> SubjectSender:
         self._home.check()

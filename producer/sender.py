@@ -39,7 +39,7 @@ from .halts import Halts
 from .identity import Identity
 from .outgoing_batch import REORDERED, OutgoingBatch
 from .send_budget import SendBudget
-from .send_future import SendFuture
+from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
 from .waiting import WaitReport
 
@@ -128,7 +128,7 @@ class SubjectSender:
         self._budget.enter(1, batch.size - size)
         if timeout_ms:
             self.annotate(batch, index, reordered=False, timeout_ms=timeout_ms)
-        return SendFuture(batch, index)
+        return BatchFuture(batch, index)
 
     async def routed(self) -> None:
         """
