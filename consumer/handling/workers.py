@@ -69,7 +69,7 @@ class _Worker:
         self.task.cancel()
 
     def take_back_cancel(self) -> None:
-        """The handler that was to be cancelled has ended."""
+        """Take the request back: the cancelled handler has ended."""
         if self.cancelled_message is not None:
             self.cancelled_message = None
             assert self.task is not None
@@ -250,7 +250,7 @@ class Workers:
 
     def _failed(self, worker: _Worker, message: Message, error: BaseException) -> bool:
         """
-        A handler raised `error`: True if its message now waits for another try, False if it was given up.
+        Act on the error of a handler: True if its message now waits for another try, False if it was given up.
 
         Raises:
             BaseException: `error`, if it ends the worker, or the consumer.
@@ -289,7 +289,7 @@ class Workers:
 
     # ── tries that are due ───────────────────────────────────────────────────────────────────────────
     def _start_due(self) -> bool:
-        """Put messages whose next try may run now into the lanes; returns True if there are any."""
+        """Put messages whose next try may run now into the lanes; True if there are any."""
         if not self._retries:
             return False
         now_ns = self._boot_ns()
@@ -307,7 +307,7 @@ class Workers:
         return bool(due)
 
     def _wake_at(self, due_ns: int, now_ns: int) -> None:
-        """Have the timer start due tries at `due_ns` or before."""
+        """Let the timer start due tries at `due_ns` or before."""
         if self._closed or (self._timer is not None and self._timer_ns <= due_ns):
             return
         if self._timer is not None:
