@@ -245,7 +245,7 @@ class Membership:
             raise
 
     async def announce_leave(self) -> None:
-        """Tell the metaserver that all partitions are handed over, so that it grants each as soon as it is released."""
+        """Tell the metaserver that all partitions are handed over, so that it grants each one as soon as it is released."""
         try:
             await self.suspend(True)
         except KeylaneError as error:
