@@ -1,4 +1,4 @@
-"""How long to wait before the next try; the random generator is passed in.  Pure."""
+"""Pauses between tries, with jitter from a random generator that the caller passes.  Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class Backoff:
     factor: float = 2.0
 
     def wait_ms(self, attempt: int, rng: random.Random) -> int:
-        """Milliseconds before attempt + 1; `attempt` counts from 1.  Between half and all of the step."""
+        """
+        Milliseconds to wait after `attempt`, which counts from 1.
+
+        The result is drawn from [step / 2, step], where step is `first_ms * factor ** (attempt - 1)`, at most `max_ms`.
+        """
         step = min(float(self.max_ms), self.first_ms * self.factor ** min(attempt - 1, 32))
         return max(1, int(step * (0.5 + rng.random() / 2)))
