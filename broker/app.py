@@ -52,7 +52,7 @@ class RunningBroker:
     store: Store
 
 
-class _Opened(NamedTuple):
+class _Folder(NamedTuple):
     """A data folder opened for serving."""
 
     identity: FolderIdentity
@@ -129,7 +129,7 @@ def _open(
     clock: Clock,
     rng: random.Random,
     pools: tuple[RunBlocking, ...],
-) -> _Opened:
+) -> _Folder:
     """Lock the data folder, recover its store and name this opening; blocks."""
     run_commit, run_read, run_background = pools
     files.lock()
@@ -139,11 +139,11 @@ def _open(
         files, settings, clock=clock, run_commit=run_commit, run_read=run_read,
         run_background=run_background,
     )  # fmt: skip
-    return _Opened(identity, store, begin_opening(files, rng=random.SystemRandom()))
+    return _Folder(identity, store, begin_opening(files, rng=random.SystemRandom()))
 
 
 def _control(
-    opened: _Opened, registration: Registration, cleaning: Cleaning, *, clock: Clock
+    opened: _Folder, registration: Registration, cleaning: Cleaning, *, clock: Clock
 ) -> BrokerControl:
     return BrokerControl(
         opened.store,
@@ -159,7 +159,7 @@ def _control(
 
 
 def _report(
-    opened: _Opened, address: str, *, untold: tuple[int, ...], taken: bool
+    opened: _Folder, address: str, *, untold: tuple[int, ...], taken: bool
 ) -> BrokerHeartbeat:
     """The report of a broker; without earlier openings if its last report was `taken`."""
     identity, store, opening = opened

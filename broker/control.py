@@ -108,19 +108,19 @@ class BrokerControl:
             self._ids, self._ids_version = sorted(known), hosted.version
         now_ms = self._clock.boot_ms()
         start = bisect_right(self._ids, after)
-        found: list[PartitionStatus] = []
+        listed: list[PartitionStatus] = []
         groups = 0
         for partition_id in self._ids[start : start + limit]:
-            found.append(hosted[partition_id].status(now_ms=now_ms))
-            groups += len(found[-1].groups)
+            listed.append(hosted[partition_id].status(now_ms=now_ms))
+            groups += len(listed[-1].groups)
             if groups >= GROUPS_LISTED_MAX:
                 break
-        more = start + len(found) < len(self._ids)
+        more = start + len(listed) < len(self._ids)
         return PartitionStatusList(
             broker_group=self._broker_group,
-            partitions=found,
+            partitions=listed,
             broker_id=self._broker_id,
-            more_after=found[-1].partition_id if more else None,
+            more_after=listed[-1].partition_id if more else None,
         )
 
     async def describe(self, _body: object, params: Params) -> PartitionStatus:
@@ -137,9 +137,9 @@ class BrokerControl:
             raise InvalidRequestError(f"the bound is lower or upper, not {bound[:40]!r}")
         if not (text.isascii() and text.isdecimal() and len(text) < 19):
             raise InvalidRequestError(f"at_ms is milliseconds since 1970, not {text[:40]!r}")
-        found = await self._store.offset_at(partition, int(text), TimeBound(bound))
+        offset = await self._store.offset_at(partition, int(text), TimeBound(bound))
         return FoundOffset(
-            offset=found,
+            offset=offset,
             first_offset=partition.first_offset,
             next_offset=partition.readable_offset,
         )

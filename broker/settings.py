@@ -75,30 +75,30 @@ _RANGES = {
 
 
 def _value_problems(values: Mapping[str, Any]) -> list[str]:
-    found = []
+    problems = []
     if "group" in values:
         try:
             check_name("broker group", values["group"])
         except InvalidNameError as error:
-            found.append(f"group: {error.message}")
+            problems.append(f"group: {error.message}")
     if "\0" in str(values.get("data", "")):
-        found.append("data: not a folder's name")
+        problems.append("data: not a folder's name")
     if "meta" in values:
         if not values["meta"]:
-            found.append("meta: at least one address, as 127.0.0.1:7000")
+            problems.append("meta: at least one address, as 127.0.0.1:7000")
         for address in values["meta"]:
             try:
                 parse_address(address)
             except ConfigError as error:
-                found.append(f"meta: {error.message}")
+                problems.append(f"meta: {error.message}")
     if values.get("index", "file") not in INDEX_KINDS:
-        found.append(f"index: {values['index']!r} is neither {' nor '.join(INDEX_KINDS)}")
-    found += [
+        problems.append(f"index: {values['index']!r} is neither {' nor '.join(INDEX_KINDS)}")
+    problems += [
         f"{name}: {values[name]} is not in [{low}, {high}]"
         for name, (low, high) in _RANGES.items()
         if name in values and not low <= values[name] <= high
     ]
-    return found
+    return problems
 
 
 def _refuse(problems: list[str]) -> None:

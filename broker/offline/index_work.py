@@ -80,9 +80,9 @@ def rebuild_index(files: Files, kind: str) -> IndexReport:
     mark(files, kind)
     try:
         dispatch = Dispatch(queues, start=0)
-        found = scan_log(files, _Records(dispatch, ALL))
+        recovered = scan_log(files, _Records(dispatch, ALL))
         dispatch.flush()
-        queues.checkpoint(found.end)
+        queues.checkpoint(recovered.end)
         report = _summary(kind, queues)
     finally:
         queues.close()
@@ -182,23 +182,23 @@ class _Expectation:
             if bounds is not None and unit.base_offset < bounds[0]:
                 continue  # retention was about to remove it
             try:
-                found = self._queues.find(
+                indexed = self._queues.find(
                     partition_id, unit.base_offset, end=unit.next_offset, bytes_max=1
                 )
             except StorageError as error:
                 self._report.problem(f"partition {partition_id}: {error.message}")
                 continue
-            if found[:1] != [unit]:
+            if indexed[:1] != [unit]:
                 self._report.problem(
                     f"partition {partition_id}: the log has {unit}, "
-                    f"the index {found[0] if found else 'nothing'}"
+                    f"the index {indexed[0] if indexed else 'nothing'}"
                 )
 
 
 def _compare_with_log(files: Files, queues: ConsumeQueues, report: IndexReport) -> None:
     expected = _Expectation(queues, report)
     dispatch = Dispatch(expected, start=0)
-    found = scan_log(files, _Records(dispatch, queues.position))
+    recovered = scan_log(files, _Records(dispatch, queues.position))
     dispatch.flush()
     durable = Snapshots(files).load(lambda _number, _image: None).position
     if queues.position < durable:
@@ -206,8 +206,8 @@ def _compare_with_log(files: Files, queues: ConsumeQueues, report: IndexReport) 
             f"the index ends at position {queues.position}: "
             f"it was durable up to {durable}, by the snapshot, and is damaged"
         )
-    if queues.position > found.end:
-        report.problem(f"the index ends at position {queues.position}, the log at {found.end}")
+    if queues.position > recovered.end:
+        report.problem(f"the index ends at position {queues.position}, the log at {recovered.end}")
     for partition_id in queues.partitions():
         bounds = queues.bounds(partition_id)
         end = expected.ends.get(partition_id)
@@ -215,11 +215,11 @@ def _compare_with_log(files: Files, queues: ConsumeQueues, report: IndexReport) 
             report.problem(f"partition {partition_id} ends at {end}, in the index at {bounds[1]}")
 
 
-def _compare(one: ConsumeQueues, other: ConsumeQueues, report: IndexReport) -> None:
+def _compare(index: ConsumeQueues, other: ConsumeQueues, report: IndexReport) -> None:
     """Two indexes, as far as both go."""
-    if one.position != other.position:
+    if index.position != other.position:
         return  # one of them is behind: the log has told what is wrong
-    for partition_id in sorted({*one.partitions(), *other.partitions()}):
-        bounds = one.bounds(partition_id), other.bounds(partition_id)
+    for partition_id in sorted({*index.partitions(), *other.partitions()}):
+        bounds = index.bounds(partition_id), other.bounds(partition_id)
         if bounds[0] != bounds[1]:
             report.problem(f"partition {partition_id}: the bounds are {bounds[0]} and {bounds[1]}")

@@ -42,16 +42,16 @@ class Inspection:
 class _Counting:
     """A replay that counts."""
 
-    def __init__(self, replay: Replay, found: Inspection) -> None:
+    def __init__(self, replay: Replay, inspection: Inspection) -> None:
         self._replay = replay
-        self._found = found
+        self._inspection = inspection
 
     def record(self, header: Header, body: memoryview) -> None:
         self._replay.record(header, body)
-        self._found.records += 1
+        self._inspection.records += 1
         if header.kind == Kind.MESSAGES:
-            self._found.batches += 1
-            self._found.messages += header.count
+            self._inspection.batches += 1
+            self._inspection.messages += header.count
 
     def hole(self, hole: Hole) -> None:
         self._replay.hole(hole)
@@ -66,26 +66,28 @@ def inspect_folder(files: Files) -> Inspection:
     """
     identity = read_identity(files)
     bases = segment_bases(files)
-    found = Inspection(
+    inspection = Inspection(
         broker_group=identity.broker_group,
         broker_id=identity.broker_id,
         segments=len(bases),
         first_position=min(bases, default=0),
     )
     from_snapshot = BrokerState()
-    found.snapshot_position = Snapshots(files).load(from_snapshot.partitions.load).position
+    inspection.snapshot_position = Snapshots(files).load(from_snapshot.partitions.load).position
     state = BrokerState()
     replay = Replay(state)
-    scanned = scan_log(files, _Counting(replay, found), durable=found.snapshot_position)
+    scanned = scan_log(files, _Counting(replay, inspection), durable=inspection.snapshot_position)
     replay.finish()
-    found.next_position = scanned.end
-    found.unfinished_bytes = scanned.cut_bytes
-    found.partitions = len(state.partitions)
-    found.stopped_partitions = sorted(
-        number for number, one in state.partitions.items() if one.lost or one.fences_lost
+    inspection.next_position = scanned.end
+    inspection.unfinished_bytes = scanned.cut_bytes
+    inspection.partitions = len(state.partitions)
+    inspection.stopped_partitions = sorted(
+        number
+        for number, partition in state.partitions.items()
+        if partition.lost or partition.fences_lost
     )
-    found.problems = [*damage_of(state), *_missing(state, from_snapshot)]
-    return found
+    inspection.problems = [*damage_of(state), *_missing(state, from_snapshot)]
+    return inspection
 
 
 def _missing(state: BrokerState, snapshot: BrokerState) -> list[str]:

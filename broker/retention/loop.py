@@ -101,7 +101,7 @@ class Cleaning:
                 await self.check()
             except CorruptIndexError as error:
                 self.problem = error.message
-                await self._store.index_damage.found(error)
+                await self._store.index_damage.report(error)
             except KeylaneError as error:
                 self.problem = error.message
                 log.warning("retention: %s", error.message)
@@ -127,7 +127,7 @@ class Cleaning:
             KeylaneError: some were not removed; the next check tries again.
         """
         disk, segments = await self._run_read(self._look)
-        self._store.commit.hold(reason_to_hold(disk))
+        self._store.commit.refuse_messages(reason_to_hold(disk))
         if self._store.log.leaving:
             await self._run_commit(self._store.log.finish_drop)
         end = self._store.log.end
@@ -161,7 +161,7 @@ class Cleaning:
             await self._save_counts()
             gone = await self._store.carry_over.drop(allowed)
         finally:
-            self._store.commit.hold(reason_to_hold(await self._run_read(self._disk)))
+            self._store.commit.refuse_messages(reason_to_hold(await self._run_read(self._disk)))
         log.info("removed the log up to position %d", self._store.log.first_position)
         return gone
 
@@ -186,7 +186,7 @@ class Cleaning:
             if not await self._run_read(self._reserve.give_up):
                 raise
             # The room of the reserve is for records that let segments go, not for messages.
-            self._store.commit.hold(reason_to_hold(disk) or "the disk is full")
+            self._store.commit.refuse_messages(reason_to_hold(disk) or "the disk is full")
             await carry_over.prepare(position)
 
     async def _save_counts(self) -> None:
@@ -219,11 +219,11 @@ class Cleaning:
         return position
 
     async def _behind(self, position: int) -> dict[int, int]:
-        found: dict[int, int] = {}
+        firsts: dict[int, int] = {}
         steps = self._queues.firsts_behind(position)
         while (some := await self._run_read(_next_step, steps)) is not None:
-            found.update(some)
-        return found
+            firsts.update(some)
+        return firsts
 
     # ── looking ───────────────────────────────────────────────────────────────────────────────────────
     def _disk(self) -> DiskUse:
@@ -256,10 +256,10 @@ class Cleaning:
         floor: int | None = None
         async for slice_ in self._slices(numbers):
             cursors = [
-                (one.partition_id, cursor)
-                for one in slice_
-                if one.facts.retention is not Retention.TIME
-                and (cursor := self._needed_from(one)) < one.readable_offset
+                (partition.partition_id, cursor)
+                for partition in slice_
+                if partition.facts.retention is not Retention.TIME
+                and (cursor := self._needed_from(partition)) < partition.readable_offset
             ]
             for partition_id, position in await self._run_read(self._first_needed, cursors):
                 if position >= wanted:
@@ -280,8 +280,8 @@ class Cleaning:
     async def _slices(self, numbers: list[int]) -> AsyncIterator[list[HostedPartition]]:
         partitions = self._store.state.partitions
         for start in range(0, len(numbers), SLICE):
-            found = (partitions.get(number) for number in numbers[start : start + SLICE])
-            yield [one for one in found if one is not None]
+            hosted = (partitions.get(number) for number in numbers[start : start + SLICE])
+            yield [partition for partition in hosted if partition is not None]
             await asyncio.sleep(0)
 
     def _first_needed(self, cursors: list[tuple[int, int]]) -> list[tuple[int, int]]:
