@@ -1,6 +1,6 @@
-"""Work on the indexes of a data folder that no broker uses: rebuilt from the log, converted, compared.  Disk.
+"""Rebuilds, converts and compares the indexes of a data folder that no broker uses.  Disk.
 
-rebuild   log ─▶ index                     switch   index ─▶ the other one, and the old one goes
+rebuild   log ─▶ index                     switch   index ─▶ index of the other kind; the old one is removed
 verify    log ═ index, index ═ index       changes nothing
 """
 
@@ -30,30 +30,30 @@ from ..storage.snapshot import Snapshots
 from ..store.dispatch import Dispatch
 
 PROBLEMS_MAX = 100
-UNFINISHED = "it cannot be trusted; the next start of the broker, or `rebuild`, makes it anew"
+UNFINISHED = "it is incomplete; the next start of the broker, or `rebuild`, rebuilds it"
 NONE = "there is no index; the next start of the broker, or `rebuild`, makes one"
 ALL = 1 << 62
 
 
 @dataclass(slots=True)
 class IndexReport:
-    """What was done to an index, or found in it."""
+    """The content of an index, and its problems."""
 
     index: str
     partitions: int = 0
     batches: int = 0
     position: int = 0
-    """The log position up to which it has everything."""
+    """The log position up to which it has every batch."""
     problems: list[str] = field(default_factory=list)
 
     def problem(self, text: str) -> None:
-        """One more; the first hundred are kept."""
+        """Add a problem; the first PROBLEMS_MAX are kept."""
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(text)
 
 
 class _Records:
-    """Gives what recovery reads to a `Dispatch`."""
+    """A `Visitor` that gives the log below position `end` to a `Dispatch`."""
 
     def __init__(self, dispatch: Dispatch, end: int) -> None:
         self._dispatch = dispatch
@@ -70,10 +70,10 @@ class _Records:
 
 def rebuild_index(files: Files, kind: str) -> IndexReport:
     """
-    Make the index of this kind anew from the log.
+    Rebuild the index of this kind from the log.
 
     Raises:
-        StorageError: it cannot be written, or the log cannot be read.
+        StorageError: the index cannot be written, or the log cannot be read.
     """
     mark(files, kind)
     queues = open_index(files, kind)
@@ -92,11 +92,11 @@ def rebuild_index(files: Files, kind: str) -> IndexReport:
 
 def switch_index(files: Files, to: str) -> IndexReport:
     """
-    Convert the other index into one of this kind, and remove the other.
+    Convert the index of the other kind into an index of the kind `to`, and remove the old index.
 
     Raises:
-        InvalidRequestError: there is no other index.
-        StorageError: it cannot be read, or the new one cannot be written; the old one is as it was.
+        InvalidRequestError: there is no index of the other kind.
+        StorageError: the old index cannot be read, or the new one cannot be written; the old index is unchanged.
     """
     (old,) = (kind for kind in INDEX_KINDS if kind != to)
     if not has_index(files, old):
@@ -119,7 +119,7 @@ def switch_index(files: Files, to: str) -> IndexReport:
 
 
 def verify_indexes(files: Files) -> list[IndexReport]:
-    """Compare every index there is with the log, and both with each other; what is wrong is in the reports."""
+    """Compare each index with the log, and both indexes with each other; the reports have the problems."""
     reports = []
     with ExitStack() as stack:
         opened = []
@@ -164,7 +164,7 @@ def _parts(queues: ConsumeQueues, partition_id: int) -> Iterator[list[Unit]]:
 
 
 class _Expectation:
-    """Stands where an index is filled, and compares instead."""
+    """A target of `Dispatch` that compares the units with an index instead of adding them."""
 
     def __init__(self, queues: ConsumeQueues, report: IndexReport) -> None:
         self._queues = queues
@@ -180,7 +180,7 @@ class _Expectation:
             self.ends[partition_id] = unit.next_offset
             bounds = self._queues.bounds(partition_id)
             if bounds is not None and unit.base_offset < bounds[0]:
-                continue  # retention was about to remove it
+                continue  # the index has forgotten the batch, and retention was about to remove it
             try:
                 indexed = self._queues.find(
                     partition_id, unit.base_offset, end=unit.next_offset, bytes_max=1

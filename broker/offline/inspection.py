@@ -1,4 +1,4 @@
-"""Looking into a data folder that no broker uses now: all of its log, and what is wrong with it.  Changes nothing."""
+"""Reads the whole log of a data folder that no broker uses, and lists its problems.  Changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..store.replay import Replay
 
 @dataclass(kw_only=True)
 class Inspection:
-    """What was found in a data folder; `problems` is empty if nothing is wrong."""
+    """The content of a data folder, and its problems."""
 
     broker_group: str
     broker_id: str
@@ -32,15 +32,15 @@ class Inspection:
     messages: int = 0
     partitions: int = 0
     unfinished_bytes: int = 0
-    """At the end of the log: a write that never became durable, cut at the next start."""
+    """Bytes of an unfinished write at the end of the log, which the next start cuts."""
     snapshot_position: int = 0
-    """What the newest snapshot stands for; 0 if there is none."""
+    """The log position of the newest snapshot; 0 without a snapshot."""
     stopped_partitions: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 class _Counting:
-    """A replay that counts."""
+    """A `Visitor` that replays the log and counts its records."""
 
     def __init__(self, replay: Replay, inspection: Inspection) -> None:
         self._replay = replay
@@ -59,10 +59,10 @@ class _Counting:
 
 def inspect_folder(files: Files) -> Inspection:
     """
-    Read a locked folder's whole log, every checksum, and say what is wrong.
+    Read the whole log of a locked folder, check every checksum, and compare it with the snapshot.
 
     Raises:
-        DataFolderError: not a broker's folder, or a newer broker's.
+        DataFolderError: the folder is not a broker's, or a newer broker's.
     """
     identity = read_identity(files)
     bases = segment_bases(files)
@@ -91,7 +91,7 @@ def inspect_folder(files: Files) -> Inspection:
 
 
 def _missing(state: BrokerState, snapshot: BrokerState) -> list[str]:
-    """Where the log says less than the snapshot, which was made of it."""
+    """Partitions for which the log has fewer messages than the snapshot, as problems."""
     problems = []
     for number in snapshot.partitions:
         then = snapshot.partitions[number]
@@ -116,11 +116,12 @@ def walk_log(
     start: int = 0,
 ) -> FolderIdentity:
     """
-    Give the records and holes of a locked folder's log, oldest first, to `visit` and `hole`: all from the beginning
-    of the segment on that has position `start`.
+    Call `visit` and `hole` with the records and holes of a locked folder's log, oldest first.
+
+    It begins with the segment that has position `start`.
 
     Raises:
-        DataFolderError: not a broker's folder, or a newer broker's.
+        DataFolderError: the folder is not a broker's, or a newer broker's.
     """
     identity = read_identity(files)
     before = [base for base in segment_bases(files) if base <= start]
