@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from threading import get_ident
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import xxhash
 
@@ -39,6 +39,9 @@ from .send_future import OverLimitFuture, SendFuture
 from .sender import SubjectSender
 from .settings import ProducerSettings
 
+if TYPE_CHECKING:
+    from .arrow import TableReceipt
+
 log = logging.getLogger("keylane.producer")
 TIMEOUT_S_MAX = 1_000_000_000
 NO_LIMIT = 1 << 62
@@ -48,11 +51,14 @@ _hash = xxhash.xxh3_64_intdigest
 
 @dataclass(frozen=True, slots=True)
 class ProducerStats:
-    """Counts since the producer was opened."""
+    """Counts since the producer was opened; no count ever falls."""
 
     sent: int
+    """Messages that `send` queued: acked, given up, or neither yet."""
     acked: int
+    """Stored, and answered so."""
     failed: int
+    """Given up.  A message that timed out in flight counts here and not as acked, also if its broker stores it later."""
     retries: int
     """Failed tries after which batches were sent again."""
     waiting: dict[str, str]
@@ -100,7 +106,9 @@ class Producer(Resident):
         """
         self._addresses = addresses_of(meta)
         self._strategy = _order_strategy(strategy) if strategy is not None else None
-        self._settings = settings or ProducerSettings()
+        self._settings = ProducerSettings() if settings is None else settings
+        if not isinstance(self._settings, ProducerSettings):
+            raise ConfigError(f"settings must be ProducerSettings, not {settings!r:.40}")
         self._batch_bytes = self._settings.batch_bytes
         self._queue_bytes = self._settings.queue_bytes
         self._large_bytes = self._settings.large_bytes
@@ -351,6 +359,57 @@ class Producer(Resident):
         await self.flush()
         return count
 
+    async def send_arrow(
+        self,
+        subject: str,
+        source: Any,
+        *,
+        value: str,
+        key: str | None = None,
+        partial: bool = False,
+    ) -> TableReceipt:
+        """
+        Send each row of Arrow data as a message, and wait until all are stored; needs pyarrow and numpy.
+
+        Rows of a key keep their order, also behind messages that were sent before.  Rows are hashed, grouped and
+        encoded by column, several times as fast as `send`.
+
+        Args:
+            source: a pyarrow Table, RecordBatch or RecordBatchReader, or what has `__arrow_c_stream__`, as frames of
+                polars and pandas have.  A RecordBatchReader is read as it is sent.
+            value: the column of the values, of bytes or text; a null cannot be sent.
+            key: the column of the order keys; a null or empty one means no key.  None: no row has a key.
+            partial: leave out rows that cannot be sent, in place of a RowsRefusedError.
+
+        Returns:
+            How many rows are stored, and which were left out.
+
+        Raises:
+            RowsRefusedError: rows cannot be sent: nothing of the source was sent; of a RecordBatchReader, the record
+                batches before are stored or on their way.
+            RowsGivenUpError: rows were given up after they were queued.
+            InvalidRequestError: `source` is no Arrow data, or has no such column of bytes or text; nothing was sent.
+            SubjectUnknownError, StrategyMismatchError: nothing was sent.
+            ConfigError: pyarrow or numpy is not installed.
+            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+        """
+        from .arrow import ArrowSource, TableSending  # pyarrow is an extra
+
+        rows = ArrowSource(source, key=key, value=value)
+
+        def sender() -> SubjectSender:
+            self._home.check()
+            return self._senders.get(subject) or self._new_sender(subject)
+
+        return await TableSending(
+            sender=sender,
+            send=lambda value, key: self.send(subject, value, key=key),
+            drain=self.drain,
+            draw=self._rng.getrandbits,
+            now_ns=self._now_ns,
+            settings=self._settings,
+        ).send(rows, partial=partial)
+
     async def flush(self) -> None:
         """
         Wait until every message that was sent is stored or given up.
@@ -378,7 +437,7 @@ class Producer(Resident):
             sent=budget.acked + budget.failed + budget.messages + gathering,
             acked=budget.acked,
             failed=budget.failed,
-            retries=sum(executor.retries for executor in executors),
+            retries=budget.retries,
             waiting={
                 name: why
                 for sender in self._senders.values()

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TypeGuard
 
 from ..protocol.clock import Clock
-from ..protocol.errors import KeylaneError, NoPartitionError, Retry
+from ..protocol.errors import Fate, KeylaneError, NoPartitionError, Retry
 from ..protocol.limits import LOGICAL_PARTITIONS, PULL_WAIT_MS_MAX
 from ..protocol.routing import (
     OrderStrategy,
@@ -31,6 +31,7 @@ from ..protocol.routing import (
 )
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient, MetaClient
+from ..rpc.race import Race
 from .executor import Executor, MessageGroup
 from .executor_state import ExecutorEvent
 from .failure import Step
@@ -103,6 +104,8 @@ class SubjectSender:
         self._away: dict[int, Executor] = {}
         """By partition id: the executor that takes its messages, which went elsewhere, until its broker answers."""
         self._refresh = asyncio.Event()
+        self._routed = asyncio.Event()
+        self._refusal: KeylaneError | None = None
         self._closing = False
         self._expiring: asyncio.TimerHandle | None = None
         self._expire_ms = EXPIRE_MS_MAX
@@ -126,6 +129,17 @@ class SubjectSender:
         if timeout_ms:
             self.annotate(batch, index, reordered=False, timeout_ms=timeout_ms)
         return SendFuture(batch, index)
+
+    async def routed(self) -> None:
+        """
+        Wait for the first route.
+
+        Raises:
+            KeylaneError: the metaserver refuses one.
+        """
+        await self._routed.wait()
+        if self._refusal is not None:
+            raise self._refusal.copy(Fate.NOT_DONE)
 
     def check(self, executor: Executor, key: bytes, logical: int) -> bool:
         """
@@ -225,13 +239,13 @@ class SubjectSender:
         return sum(map(len, waiting))
 
     async def _follow_routes(self) -> None:
-        attempt = 0
+        pauses = self._settings.backoff.pauses(self._rng)
         while True:
             why = NO_PARTITION
             try:
                 if self._apply(await self._ask()):
                     await self._seek_brokers()
-                    attempt = 0
+                    pauses.reset()
                     self._report_held(why)
                     continue
                 why = "the metaserver's route is older than the one followed"
@@ -242,8 +256,7 @@ class SubjectSender:
                 log.info("route of %s: %s", self.subject, error.message)
                 why = error.message
             self._report_held(why)
-            attempt += 1
-            await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
+            await asyncio.sleep(pauses.next_ms() / 1000)
 
     def _report_held(self, why: str) -> None:
         """Log at growing intervals why messages are held."""
@@ -278,15 +291,11 @@ class SubjectSender:
         self._refresh.clear()
         if known is None or urgent:
             return await ask(wait_ms=URGENT_WAIT_MS)
-        call = asyncio.create_task(ask(wait_ms=PULL_WAIT_MS_MAX))
-        refresh = asyncio.create_task(self._refresh.wait())
-        try:
-            await asyncio.wait((call, refresh), return_when=asyncio.FIRST_COMPLETED)
-            return await call if call.done() else known
-        finally:
-            call.cancel()
-            refresh.cancel()
-            await asyncio.gather(call, refresh, return_exceptions=True)
+        async with Race() as race:
+            call = race.start(ask(wait_ms=PULL_WAIT_MS_MAX))
+            race.start(self._refresh.wait())
+            await race.first()
+            return call.result() if call.done() else known
 
     def _lacks_a_broker(self) -> bool:
         """True while some range has no partition to go to, or the broker of a partition fails."""
@@ -295,6 +304,8 @@ class SubjectSender:
     def _die(self, error: KeylaneError) -> None:
         """Give up all held messages: the metaserver refused a route for good."""
         self._on_dead(self)
+        self._refusal = error
+        self._routed.set()
         if self._expiring is not None:
             self._expiring.cancel()
         for batch in self._held:
@@ -308,6 +319,7 @@ class SubjectSender:
             self._tell_of_older(route)
             return False
         self._route = route
+        self._routed.set()
         self._open = {partition.partition_id for partition in route.open_partitions()}
         self._partition_ids = [partition.partition_id for partition in route_table(route)]
         for partition in route.open_partitions():
