@@ -80,9 +80,7 @@ async def running_broker(
     check_free(settings.host, settings.port)
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))
-        stack.callback(
-            files.close
-        )  # called last: the folder stays locked until all threads have ended
+        stack.callback(files.close)  # called last: the lock outlives all threads
         run_commit = _in_pool(stack, 1, "commit")
         run_read = _in_pool(stack, settings.reader_threads, "read")
         run_background = _in_pool(stack, 1, "background")

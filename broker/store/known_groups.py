@@ -63,9 +63,8 @@ def forget_told(store: Store) -> None:
 
 
 def _keep(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
-    store.firsts.grouped.add(
-        partition.partition_id
-    )  # retention may be about to decide without the group
+    # Retention may be about to decide without the group.
+    store.firsts.grouped.add(partition.partition_id)
     group.acked = AckedOffsets(partition.first_offset)
     group.changed()
     partition.groups[group.name] = group

@@ -55,9 +55,8 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
 def _submit(
     store: Store, partition: HostedPartition, group: Group, cursor: int
 ) -> asyncio.Future[None]:
-    store.firsts.grouped.add(
-        partition.partition_id
-    )  # the group may need older messages than before
+    # The group may need older messages than before.
+    store.firsts.grouped.add(partition.partition_id)
     before = group.acked
     group.acked = AckedOffsets(cursor)
     group.changed()

@@ -98,9 +98,8 @@ class Snapshotter:
         dirty, table.dirty = table.dirty, set()
         whole = self._snapshots.wants_whole()
         failures = self._commit.failures
-        retained = (
-            self._state.retained
-        )  # before the images are made: first offsets that rise later are in the next snapshot
+        # Read before the images are made: first offsets that rise later are in the next snapshot.
+        retained = self._state.retained
         try:
             chunks = await self._chunks(table.ids() if whole else list(dirty))
             state = self._state

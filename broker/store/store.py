@@ -317,9 +317,8 @@ class Store:
 
         def saved() -> None:
             if group.lock.shared and partition.ended and group.drained(partition.next_offset):
-                self._wake(
-                    partition.partition_id
-                )  # pulls of other sessions are answered with the end
+                # Pulls of other sessions are answered with the end.
+                self._wake(partition.partition_id)
 
         key = partition.partition_id, group.name
         return self.commit.submit_late(key, lambda: _cursor_entry(partition, group, then=saved))

@@ -115,30 +115,30 @@ class PartlyQueuedError(DeliveryError):
 
 
 class RowsRefusedError(DeliveryError):
-    """`send_arrow`: rows of a table cannot be sent."""
+    """Raised by `send_arrow`: rows of a table cannot be sent."""
 
     code = 1187
     summary = "rows of the table cannot be sent"
     hint = "Mend the rows, or leave them out with partial=True."
     rows = Detail(list)
-    """The numbers of the first hundred of them."""
+    """Numbers of the first hundred rows."""
     sent = Detail(int)
-    """How many rows were sent before: 0 but for a stream."""
+    """Rows that were sent before; 0 unless the table is a stream."""
 
 
 class RowsGivenUpError(DeliveryError):
-    """`send_arrow`: rows were queued and then given up."""
+    """Raised by `send_arrow`: rows were queued and then given up."""
 
     code = 1188
     summary = "rows of the table were given up"
     hint = "The cause says why the first was. Send again those that are not stored, in order."
     rows = Detail(list)
-    """The numbers of the first hundred of them."""
+    """Numbers of the first hundred rows."""
     messages = Detail(int)
     unknown = Detail(int)
-    """Those of them that may be stored."""
+    """Messages that may be stored."""
     stored = Detail(int)
-    """How many rows are stored."""
+    """Number of stored rows."""
 
 
 class StorageError(KeylaneError):

@@ -144,9 +144,8 @@ class RocksConsumeQueues:
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
-        waiting = self._waiting.of(
-            partition_id
-        )  # before the tables: what is written meanwhile is in both
+        # Before the tables are read: units that are written meanwhile are in both.
+        waiting = self._waiting.of(partition_id)
         batches: list[Unit] = []
         with self._reading():
             bounds = self._tables.bounds(partition_id)
