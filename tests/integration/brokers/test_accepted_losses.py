@@ -89,7 +89,7 @@ async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
                     keylane, cluster, *("subject", "evacuate", "g2"), "--accept-loss"
                 )
                 assert done.returncode == 0, done.stdout + done.stderr
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     told = {
                         key: (await asyncio.gather(one, return_exceptions=True))[0]
                         for key, one in doubtful.items()
@@ -104,7 +104,7 @@ async def test_a_strict_subject_goes_on_when_the_loss_of_a_disk_is_accepted(
                 assert not any(one.reordered for one in stored)
                 values = {key: [b"0", b"2"] if key in there else [b"0", b"1", b"2"] for key in keys}
                 total = sum(map(len, values.values()))
-                await eventually(lambda: len(handled) >= total, seconds=40)
+                await eventually(lambda: len(handled) >= total, seconds=60)
             got: dict[bytes, list[bytes]] = {}
             for message in handled:
                 got.setdefault(message.key, []).append(message.value)
@@ -132,7 +132,7 @@ async def refused_and_replaced(cluster: Cluster, meta: MetaClient, folder: Path)
     fresh.start()
     try:
         await eventually(lambda: registration(fresh.address) == "registered")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while any(one.violations for one in (await meta.verify()).checks):
                 await asyncio.sleep(0.2)
     finally:

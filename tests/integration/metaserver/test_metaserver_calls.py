@@ -351,7 +351,7 @@ async def test_creation_waits_whatever_error_its_broker_answers(
             with pytest.raises(NotEnoughBrokersError, match=f"'left': {refusal.message}"):
                 await house.meta.create_subject(ask)
         tried = house.broker.calls
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             # By the periodic work, which continues after a failure.
             while house.broker.calls < tried + 3:
                 await asyncio.sleep(0.02)

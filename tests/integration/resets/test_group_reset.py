@@ -268,7 +268,7 @@ async def test_reset_is_finished_by_a_retry_when_its_metaserver_is_killed(
 async def brokers_known(cluster: Cluster, ask: ResetGroup) -> GroupReset:
     """The reset, as soon as the restarted metaserver has heard of the brokers, and no other holds the group."""
     async with meta_of(cluster) as meta:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while True:
             try:
                 return await meta.reset_group("cut", "g", ask)
@@ -293,7 +293,7 @@ async def test_reset_is_refused_or_unfinished_when_a_broker_does_not_answer(clus
         with pytest.raises(ResetUnfinishedError) as unfinished:
             await brokers_known(cluster, ask)
         assert unfinished.value.fate == "unknown"
-        broker.process.wait(10)
+        broker.process.wait(60)
         broker.process.stdout.close()
         broker.environment = {}
         broker.restart()
