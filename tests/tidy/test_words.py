@@ -25,6 +25,7 @@ HEADLESS = re.compile(
 )
 """Tests are named `test_<subject>_<does>_<when>`."""
 VAGUE_ARE_FREE = (
+    *("benchmarks/", "broker/", "protocol/"),
     *("admin/", "checker/", "cli/", "spark/", "examples/", "migrations/env.py"),
     *("metaserver/catalogue/", "metaserver/cluster/", "metaserver/groups/", "metaserver/resets/"),
     *("metaserver/retention/", "metaserver/sql/"),
@@ -42,6 +43,8 @@ NAMELESS = {"one", "found"}
 """Names that say nothing of a value: the field's noun is used instead."""
 NAMELESS_ARE_FREE = (
     "admin/",
+    "benchmarks/",
+    "broker/",
     "cli/commands/dev.py",
     "cli/commands/group/",
     "cli/commands/meta/",
@@ -57,6 +60,7 @@ NAMELESS_ARE_FREE = (
     "metaserver/sql/",
     "migrations/",
     "producer/",
+    "protocol/",
     "rpc/",
     "tests/integration/clients/",
     "tests/integration/consumers/",
