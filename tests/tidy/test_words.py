@@ -59,6 +59,9 @@ NAMELESS_ARE_FREE = (
     "producer/",
     "protocol/",
     "rpc/",
+    "tests/property/protocol/",
+    "tests/unit/broker/",
+    "tests/unit/protocol/",
 )
 """Where no variable, parameter or field is called so; a room that is cleaned is added, on a line of its own."""
 
