@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -30,12 +29,12 @@ from ..protocol.errors import (
     RowsRefusedError,
 )
 from ..protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX
-from ..protocol.message import Receipt
+from ..protocol.message import Receipt, TableReceipt
 from ..protocol.text import counted
 from .column_hash import hash_column
 from .executor import Executor
 from .outgoing_batch import OutgoingBatch
-from .send_future import SendFuture
+from .send_future import BatchFuture, SendFuture
 from .sender import SubjectSender
 from .settings import ProducerSettings
 
@@ -52,16 +51,6 @@ BLOCK_BYTES = 8 << 20
 ROWS_NAMED = 100
 """How many rows an error names."""
 I64: TypeAlias = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class TableReceipt:
-    """What `send_arrow` has stored."""
-
-    stored: int
-    """Rows."""
-    refused: dict[int, str]
-    """Why rows were left out, by row number; only with `partial=True`."""
 
 
 class Column:
@@ -230,7 +219,7 @@ class TableSending:
         sender: the sender of the subject, asked for anew with each block.
         send: queues one message of the subject, by value and key.
         drain: waits for room in the producer's queue.
-        draw: a random number of so many bits, for the partition of rows without a key.
+        draw: returns a random number of the given bits, for the partition of rows without a key.
     """
 
     def __init__(
@@ -376,7 +365,7 @@ class TableSending:
                 self._stored += len(rows)
                 continue
             for index, row in enumerate(rows.tolist()):
-                await self._count(SendFuture(batch, index), row)
+                await self._count(BatchFuture(batch, index), row)
         while self._messages and (waits or self._messages[0][0].done()):
             await self._count(*self._messages.popleft())
 

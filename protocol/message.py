@@ -45,6 +45,7 @@ class Message(msgspec.Struct, gc=False):
     `offset` counts messages in the partition, from 0.
     `fencing_token` is the token of the grant under which the message was delivered.  A handler may pass it to the
     system that it writes to, which can then refuse writes of an earlier owner.
+    `packed_properties` and `delivery` belong to the client: a program reads `properties`, and acks with `ack`.
     """
 
     subject: str
@@ -117,6 +118,15 @@ class Receipt(msgspec.Struct, frozen=True):
     """
     reordered: bool = False
     """True if the message left its partition (BEST_TRIED only): older messages of its key may be stored after it."""
+
+
+class TableReceipt(msgspec.Struct, frozen=True):
+    """What `send_arrow` has stored."""
+
+    stored: int
+    """Rows."""
+    refused: dict[int, str]
+    """Why rows were left out, by row number; only with `partial=True`."""
 
 
 def pack_properties(properties: Mapping[str, str] | None) -> bytes:

@@ -68,6 +68,8 @@ class GroupReset(Struct, frozen=True, kw_only=True):
     cursors: list[CursorView]
     left_out: tuple[int, ...] = ()
     """Partitions that were not set: an evacuation has given up their broker groups, which are silent."""
+    static: bool = False
+    """The subject has logic queues.  Without them `queue` and `logic_cursor` mean nothing."""
 
 
 class SetCursor(Struct, frozen=True, kw_only=True):

@@ -29,6 +29,9 @@ VAGUE_ARE_FREE = (
     *("admin/", "checker/", "cli/", "spark/", "examples/", "migrations/env.py"),
     *("metaserver/catalogue/", "metaserver/cluster/", "metaserver/groups/", "metaserver/resets/"),
     *("metaserver/retention/", "metaserver/sql/"),
+    *("__init__.py", "errors.py", "consumer/", "producer/", "rpc/"),
+    *("tests/integration/clients/", "tests/integration/consumers/"),
+    *(f"tests/unit/{room}/" for room in ("consumer", "producer", "rpc")),
     *("tests/acceptance/", "tests/crash/", "tests/spark/", "tests/tidy/"),
     *("tests/integration/retention/", "tests/property/metaserver/", "tests/property/producer/"),
     *(f"tests/unit/{room}/" for room in ("admin", "checker", "cli", "spark")),
@@ -59,9 +62,15 @@ NAMELESS_ARE_FREE = (
     "producer/",
     "protocol/",
     "rpc/",
+    "tests/integration/clients/",
+    "tests/integration/consumers/",
+    "tests/property/producer/",
     "tests/property/protocol/",
     "tests/unit/broker/",
+    "tests/unit/consumer/",
+    "tests/unit/producer/",
     "tests/unit/protocol/",
+    "tests/unit/rpc/",
 )
 """Where no variable, parameter or field is called so; a room that is cleaned is added, on a line of its own."""
 
