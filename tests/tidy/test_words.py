@@ -65,8 +65,11 @@ NAMELESS_ARE_FREE = (
     "tests/integration/clients/",
     "tests/integration/consumers/",
     "tests/property/producer/",
+    "tests/property/protocol/",
+    "tests/unit/broker/",
     "tests/unit/consumer/",
     "tests/unit/producer/",
+    "tests/unit/protocol/",
     "tests/unit/rpc/",
 )
 """Where no variable, parameter or field is called so; a room that is cleaned is added, on a line of its own."""
