@@ -39,14 +39,14 @@ def _marked(error: KeylaneError) -> KeylaneError:
 
 def error_in(text: str) -> KeylaneError | None:
     """The error told in the text of an exception of Spark, or None if there is none of ours."""
-    found = _MARK.search(text)
-    if found is None:
+    mark = _MARK.search(text)
+    if mark is None:
         return None
     try:
-        facts, end = json.JSONDecoder().raw_decode(text, found.end())
+        facts, end = json.JSONDecoder().raw_decode(text, mark.end())
         message = text[end:].partition("\n")[0].strip()
         error = error_from_wire(
-            int(found[1]), message.rpartition(" [")[0] or message, facts["details"]
+            int(mark[1]), message.rpartition(" [")[0] or message, facts["details"]
         )
         error.fate = Fate(facts["fate"])
     except (ValueError, KeyError, TypeError):

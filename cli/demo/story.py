@@ -267,8 +267,8 @@ class Story:
         cluster = self.cluster
         with self.screen.working("checking every message"):
             logs = {
-                int(one.partition_id): await read_log(cluster.network, one)
-                for one in cluster.partitions
+                int(partition.partition_id): await read_log(cluster.network, partition)
+                for partition in cluster.partitions
             }
             judged = await asyncio.to_thread(
                 judge_run,

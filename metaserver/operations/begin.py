@@ -135,8 +135,8 @@ def _subject_of(connection: Connection, ids: tuple[int, ...]) -> str:
     """The subject of the first of these partitions."""
     known = None
     if ids and 0 < ids[0] <= MAX_I64:
-        found = connection.execute(_subject_name, {"of_partition": ids[0]})
-        known = found.scalar_one_or_none()
+        names = connection.execute(_subject_name, {"of_partition": ids[0]})
+        known = names.scalar_one_or_none()
     if known is None:
         which = f"there is no partition {ids[0]}" if ids else "no partition is given"
         first = connection.execute(_open_ids).scalars()
@@ -180,7 +180,7 @@ def _journal(
         )
         .returning(operations.c.operation_id)
     ).scalar_one()
-    todo = [(one, StepAction.SEAL) for one in planned.plan.sealed]
+    todo = [(sealed_id, StepAction.SEAL) for sealed_id in planned.plan.sealed]
     for child in planned.children():
         partition_id = connection.execute(
             sa.insert(partitions)
@@ -195,18 +195,20 @@ def _journal(
             )
             .returning(partitions.c.partition_id)
         ).scalar_one()
-        parents = [{"partition_id": partition_id, "parent_id": one} for one in child.parents]
+        parents = [
+            {"partition_id": partition_id, "parent_id": parent_id} for parent_id in child.parents
+        ]
         connection.execute(sa.insert(partition_parents), parents)
         todo.append((partition_id, StepAction.HOST))
     rows = [
         {
             "operation_id": operation_id,
-            "partition_id": one,
+            "partition_id": step_id,
             "action": action,
             "done": False,
             "given_up": ask.accept_loss and action is StepAction.SEAL,
         }
-        for one, action in todo
+        for step_id, action in todo
     ]
     connection.execute(sa.insert(steps), rows)
     connection.execute(

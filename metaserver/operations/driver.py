@@ -156,24 +156,32 @@ class OperationDriver:
         for operation_id in ids[:DRIVEN_AT_ONCE_MAX]:
             self._drive_soon(operation_id)
         # The others are resumed, by any metaserver, when the lease of this call has expired.
-        idle = [one.view(ask) for operation_id, one in begun if not (operation_id or one.busy)]
+        idle = [
+            planned.view(ask)
+            for operation_id, planned in begun
+            if not (operation_id or planned.busy)
+        ]
         return OperationList(
             operations=[*await self._database.read(operation_views, ids), *idle],
-            busy=[one.busy for _, one in begun if one.busy],
+            busy=[planned.busy for _, planned in begun if planned.busy],
             cordoned=ask.broker_group if ask.kind is OperationKind.EVACUATE else "",
         )
 
     async def _planned(self, ask: Reshape) -> OperationList:
         """The answer that `begin` would give."""
         plans = await self._database.read(plan_operations, ask)
-        freed = await self._database.read(operation_views, [one.freed for one in plans])
-        shown = [one for one in plans if not one.freed and (one.plan.sealed or not one.busy)]
+        freed = await self._database.read(operation_views, [planned.freed for planned in plans])
+        shown = [
+            planned
+            for planned in plans
+            if not planned.freed and (planned.plan.sealed or not planned.busy)
+        ]
         return OperationList(
             operations=[
-                *(replace(one, without_source=True) for one in freed),
-                *(one.view(ask) for one in shown),
+                *(replace(view, without_source=True) for view in freed),
+                *(planned.view(ask) for planned in shown),
             ],
-            busy=[one.busy for one in plans if one.busy],
+            busy=[planned.busy for planned in plans if planned.busy],
         )
 
     async def cancel(self, operation_id: int) -> OperationView:
@@ -191,11 +199,11 @@ class OperationDriver:
     async def operations(self, subject: str) -> OperationList:
         """The latest operations of a subject, the newest first.  Raises SubjectUnknownError."""
         views = await self._database.read(subject_operations, subject)
-        return OperationList(operations=[await self._explained(one) for one in views])
+        return OperationList(operations=[await self._explained(view) for view in views])
 
     async def _explained(self, view: OperationView) -> OperationView:
         """Add the reason for waiting where no driver has noted one: it may have died before it asked a broker."""
-        if view.problem or all(one.done for one in view.steps):
+        if view.problem or all(step.done for step in view.steps):
             return view
         operation = await self._database.read(read_operation, view.operation_id)
         if operation.state is not view.state:
@@ -263,7 +271,7 @@ class OperationDriver:
         if operation is None:
             return _Round.STOP
         done, problem = await self._ask_brokers(operation)
-        sealable = () if problem else tuple(one.partition_id for one in operation.sources)
+        sealable = () if problem else tuple(parent.partition_id for parent in operation.sources)
         heard = [group_id for group_id, _ in operation.groups]
         state = await self._database.write(
             finish_round, operation_id, done, problem, heard=heard, sealable=sealable
@@ -292,29 +300,35 @@ class OperationDriver:
             What they have done, partition id → end offset of a sealed one or None; and the first problem, "" if there
             is none.
         """
-        asked = await asyncio.gather(*(self._ask(operation, one) for one in operation.todo))
-        done = dict(one for one in asked if not isinstance(one, str))
-        problems = [one for one in asked if isinstance(one, str)]
+        asked = await asyncio.gather(
+            *(self._ask(operation, partition) for partition in operation.todo)
+        )
+        done = dict(answer for answer in asked if not isinstance(answer, str))
+        problems = [answer for answer in asked if isinstance(answer, str)]
         if done and operation.state is not OperationState.PLAN:
             self._after_step("telling" if operation.state is OperationState.OPEN else "sealing")
         if not problems:
             problems = [parents_silent(operation.state, operation.pending)]
         if not any(problems):
-            problems = await asyncio.gather(*(self._refusal(one) for one in operation.sources))
+            problems = await asyncio.gather(
+                *(self._refusal(parent) for parent in operation.sources)
+            )
         return done, next(filter(None, problems), "")
 
-    async def _ask(self, operation: Operation, one: Partition) -> tuple[int, int | None] | str:
+    async def _ask(
+        self, operation: Operation, partition: Partition
+    ) -> tuple[int, int | None] | str:
         """Have a broker host or seal a partition: the id and the end offset, or the problem."""
-        if one.address is None:
-            return silence(operation.state, one.broker_group)
-        broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
+        if partition.address is None:
+            return silence(operation.state, partition.broker_group)
+        broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._room:
             try:
                 if operation.state not in {OperationState.PLAN, OperationState.OPEN}:
                     canceled = operation.state is OperationState.CANCELED
-                    status = await broker.seal(one.partition_id, empty=canceled)
-                    return one.partition_id, status.next_offset
-                facts = replace(one, state=PartitionState.OPEN)
+                    status = await broker.seal(partition.partition_id, empty=canceled)
+                    return partition.partition_id, status.next_offset
+                facts = replace(partition, state=PartitionState.OPEN)
                 await broker.host_partition(
                     HostPartition(
                         subject=operation.subject,
@@ -330,24 +344,24 @@ class OperationDriver:
                 absent = isinstance(error, PartitionUnknownError | PartitionInUseError)
                 if operation.state is OperationState.CANCELED and absent:
                     return (
-                        one.partition_id,
+                        partition.partition_id,
                         0,
                     )  # never hosted: what has its number is not of this operation
                 if isinstance(error, PartitionUnknownError):
-                    return f"partition {one.partition_id} is not known to {one.broker_group!r}"
-                return f"partition {one.partition_id} on {one.broker_group!r}: {error.message}"
-        return one.partition_id, None
+                    return f"partition {partition.partition_id} is not known to {partition.broker_group!r}"
+                return f"partition {partition.partition_id} on {partition.broker_group!r}: {error.message}"
+        return partition.partition_id, None
 
-    async def _refusal(self, one: Partition) -> str:
+    async def _refusal(self, parent: Partition) -> str:
         """The reason for which the broker of a parent cannot seal it, "" if it can; changes nothing there."""
-        assert one.address is not None
-        broker = BrokerClient(self._network, one.address, timeout_ms=CALL_TIMEOUT_MS)
+        assert parent.address is not None
+        broker = BrokerClient(self._network, parent.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._room:
             try:
-                why = (await broker.partition(one.partition_id)).unsealable
+                why = (await broker.partition(parent.partition_id)).unsealable
             except KeylaneError as error:
                 why = error.message
-        return unsealable(one.partition_id, one.broker_group, why) if why else ""
+        return unsealable(parent.partition_id, parent.broker_group, why) if why else ""
 
     async def _tell(self, operation: Operation) -> None:
         """Announce a new route: wake the calls that wait for it, and settle the subject's groups."""

@@ -81,7 +81,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
         )
     coming = partitions.c.state.in_(_COMING)
     blocking = _SEALED if ask.accept_loss else _blocking
-    found = (
+    concerned = (
         sa.select(subjects.c.name)
         .join(partitions, partitions.c.subject_id == subjects.c.subject_id)
         .where(partitions.c.broker_group == source, sa.or_(coming, blocking) if left else coming)
@@ -90,7 +90,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     )
     load = Counter(writable_groups(connection))
     plans = []
-    for name in connection.execute(found).scalars().all():
+    for name in connection.execute(concerned).scalars().all():
         subject = find_subject(connection, name, lock=True)
         assert subject is not None
         running = running_operation(connection, subject.subject_id)
@@ -135,18 +135,18 @@ def _blocking_there(
     there = sa.and_(
         partitions.c.subject_id == subject.subject_id, partitions.c.broker_group == source
     )
-    found = sa.select(partitions.c.partition_id).join(subjects).where(there, blocking)
-    return tuple(connection.execute(found.order_by(partitions.c.partition_id)).scalars())
+    ids = sa.select(partitions.c.partition_id).join(subjects).where(there, blocking)
+    return tuple(connection.execute(ids.order_by(partitions.c.partition_id)).scalars())
 
 
 def _children_of(connection: Connection, operation_id: int) -> list[str]:
     """The names of an operation's children."""
-    found = (
+    names = (
         sa.select(partitions.c.name)
         .join(steps, steps.c.partition_id == partitions.c.partition_id)
         .where(steps.c.operation_id == operation_id, steps.c.action == StepAction.HOST)
     )
-    return list(connection.execute(found).scalars())
+    return list(connection.execute(names).scalars())
 
 
 def continue_without(connection: Connection, operation_id: int, ask: Reshape) -> None:
@@ -179,11 +179,11 @@ def _not_free(
         .join(partitions, partitions.c.partition_id == steps.c.partition_id)
         .where(steps.c.operation_id == running, partitions.c.broker_group == ask.broker_group)
     ).all()
-    found = open_partitions(connection, subject)
-    there = sum(one.broker_group == ask.broker_group for one in found)
-    leaving = sum(one.action == StepAction.SEAL for one in todo)
-    hosts = [one.done for one in todo if one.action == StepAction.HOST]
-    waits = any(one.action == StepAction.SEAL and not one.done for one in todo)
+    opened = open_partitions(connection, subject)
+    there = sum(partition.broker_group == ask.broker_group for partition in opened)
+    leaving = sum(step.action == StepAction.SEAL for step in todo)
+    hosts = [step.done for step in todo if step.action == StepAction.HOST]
+    waits = any(step.action == StepAction.SEAL and not step.done for step in todo)
     freed = 0
     problem = "another operation runs on it; evacuate again when that is done"
     if not running:

@@ -124,8 +124,8 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         static=row.static,
         state=state,
         pending=pending,
-        todo=tuple(one for one in known if one.partition_id in asked),
-        sources=tuple(one for one in known if one.partition_id in checked),
+        todo=tuple(partition for partition in known if partition.partition_id in asked),
+        sources=tuple(partition for partition in known if partition.partition_id in checked),
         groups=_named_groups(connection, row.subject_id),
     )
 
@@ -149,14 +149,14 @@ def _pending(
     reorders = _may_reorder(row)
     pending = tuple(
         Pending(
-            ask=asks[one.partition_id],
-            partition_id=one.partition_id,
-            broker_group=one.broker_group,
-            alive=one.address is not None,
-            given_up=left[one.partition_id].given_up,
+            ask=asks[partition.partition_id],
+            partition_id=partition.partition_id,
+            broker_group=partition.broker_group,
+            alive=partition.address is not None,
+            given_up=left[partition.partition_id].given_up,
             may_reorder=reorders,
         )
-        for one in known
+        for partition in known
     )
     return pending, known
 
@@ -308,7 +308,7 @@ def _note_steps(
         if end_offset is not None:
             connection.execute(_sealed_at, {"of_partition": partition_id, "end": end_offset})
     hosted = [partition_id for partition_id, end_offset in done.items() if end_offset is None]
-    store_heard(connection, {one: list(heard) for one in sorted(hosted)})
+    store_heard(connection, {partition_id: list(heard) for partition_id in sorted(hosted)})
     # Selected by action: in an operation that was canceled since, the children are to be sealed.
     for action in StepAction:
         ids = [key for key, end in done.items() if (end is None) is (action is StepAction.HOST)]
@@ -426,5 +426,5 @@ def _can_continue(rows: list[sa.Row[Any]]) -> bool:
 
 def groups_of(connection: Connection, subject_id: int) -> list[int]:
     """The consumer groups of a subject."""
-    found = sa.select(groups.c.group_id).where(groups.c.subject_id == subject_id)
-    return list(connection.execute(found).scalars())
+    ids = sa.select(groups.c.group_id).where(groups.c.subject_id == subject_id)
+    return list(connection.execute(ids).scalars())

@@ -72,10 +72,14 @@ def plan_resize(current: Sequence[OpenPartition], count: int, hosts: Hosts) -> P
         NotEnoughBrokersError: no host.
     """
     wanted = split_ranges(count)
-    here = {(one.range_start, one.range_end) for one in current}
-    new = [one for one in wanted if one not in here]
+    here = {(partition.range_start, partition.range_end) for partition in current}
+    new = [bounds for bounds in wanted if bounds not in here]
     kept = set(wanted)
-    sealed = [one for one in current if (one.range_start, one.range_end) not in kept]
+    sealed = [
+        partition
+        for partition in current
+        if (partition.range_start, partition.range_end) not in kept
+    ]
     return _plan(current, sealed, new, hosts)
 
 
@@ -88,15 +92,15 @@ def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts
         InvalidRequestError: it has one logical partition only.
         NotEnoughBrokersError: no host.
     """
-    one = _find(current, partition_id)
-    middle = (one.range_start + one.range_end) // 2
-    if middle == one.range_start:
+    partition = _find(current, partition_id)
+    middle = (partition.range_start + partition.range_end) // 2
+    if middle == partition.range_start:
         raise InvalidRequestError(
             f"partition {partition_id} is one logical partition and cannot be split",
             partition_id=partition_id,
         )
-    halves = [(one.range_start, middle), (middle, one.range_end)]
-    return _plan(current, [one], halves, hosts)
+    halves = [(partition.range_start, middle), (middle, partition.range_end)]
+    return _plan(current, [partition], halves, hosts)
 
 
 def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Hosts) -> Plan:
@@ -108,17 +112,20 @@ def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Ho
         InvalidRequestError: fewer than two, or there is a gap between them.
         NotEnoughBrokersError: no host.
     """
-    found = sorted((_find(current, one) for one in set(ids)), key=lambda one: one.range_start)
-    if len(found) < 2:
+    merged = sorted(
+        (_find(current, partition_id) for partition_id in set(ids)),
+        key=lambda partition: partition.range_start,
+    )
+    if len(merged) < 2:
         raise InvalidRequestError("a merge takes two partitions or more")
-    for left, right in pairwise(found):
+    for left, right in pairwise(merged):
         if left.range_end != right.range_start:
             raise InvalidRequestError(
                 f"partitions {left.partition_id} and {right.partition_id} are not neighbours: "
                 f"[{left.range_start}, {left.range_end}) and "
                 f"[{right.range_start}, {right.range_end})"
             )
-    return _plan(current, found, [(found[0].range_start, found[-1].range_end)], hosts)
+    return _plan(current, merged, [(merged[0].range_start, merged[-1].range_end)], hosts)
 
 
 def plan_move(current: Sequence[OpenPartition], ids: Collection[int], target: BrokerGroup) -> Plan:
@@ -131,8 +138,10 @@ def plan_move(current: Sequence[OpenPartition], ids: Collection[int], target: Br
     """
     if not ids:
         raise InvalidRequestError("a move takes one partition or more")
-    found = [_find(current, one) for one in set(ids)]
-    return _moves(current, [one for one in found if one.broker_group != target], {target: 0})
+    asked = [_find(current, partition_id) for partition_id in set(ids)]
+    return _moves(
+        current, [partition for partition in asked if partition.broker_group != target], {target: 0}
+    )
 
 
 def plan_evacuation(current: Sequence[OpenPartition], source: BrokerGroup, hosts: Hosts) -> Plan:
@@ -143,22 +152,24 @@ def plan_evacuation(current: Sequence[OpenPartition], source: BrokerGroup, hosts
         NotEnoughBrokersError: there is no other.
     """
     others = {group: load for group, load in hosts.items() if group != source}
-    return _moves(current, [one for one in current if one.broker_group == source], others)
+    return _moves(
+        current, [partition for partition in current if partition.broker_group == source], others
+    )
 
 
 def _moves(current: Sequence[OpenPartition], leaving: list[OpenPartition], hosts: Hosts) -> Plan:
-    leaving.sort(key=lambda one: one.range_start)
-    ranges = [(one.range_start, one.range_end) for one in leaving]
+    leaving.sort(key=lambda partition: partition.range_start)
+    ranges = [(partition.range_start, partition.range_end) for partition in leaving]
     return _plan(current, leaving, ranges, hosts)
 
 
 def _find(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
-    for one in current:
-        if one.partition_id == partition_id:
-            return one
+    for partition in current:
+        if partition.partition_id == partition_id:
+            return partition
     raise PartitionUnknownError(
         f"partition {partition_id} is not an open partition of this subject; those that are: "
-        f"{listed(sorted(one.partition_id for one in current))}",
+        f"{listed(sorted(partition.partition_id for partition in current))}",
         partition_id=partition_id,
     )
 
@@ -173,16 +184,22 @@ def _plan(
         return NOTHING
     if not hosts:
         raise NotEnoughBrokersError
-    gone = {one.partition_id for one in sealed}
-    of_subject = Counter(one.broker_group for one in current if one.partition_id not in gone)
+    gone = {partition.partition_id for partition in sealed}
+    of_subject = Counter(
+        partition.broker_group for partition in current if partition.partition_id not in gone
+    )
     load = Counter(hosts)
     children = []
     for start, end in ranges:
-        parents = [one for one in sealed if one.range_start < end and start < one.range_end]
-        homes = {one.broker_group for one in parents}
+        parents = [
+            partition
+            for partition in sealed
+            if partition.range_start < end and start < partition.range_end
+        ]
+        homes = {parent.broker_group for parent in parents}
         group = min(
             hosts,
-            key=lambda one: (of_subject[one], one not in homes, load[one], one),
+            key=lambda host: (of_subject[host], host not in homes, load[host], host),
         )
         of_subject[group] += 1
         load[group] += 1
@@ -192,7 +209,7 @@ def _plan(
                 range_start=start,
                 range_end=end,
                 broker_group=group,
-                parents=tuple(sorted(one.partition_id for one in parents)),
+                parents=tuple(sorted(parent.partition_id for parent in parents)),
                 queue=parents[0].queue if alone else None,
             )
         )

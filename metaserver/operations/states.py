@@ -187,7 +187,7 @@ def silent_parents(state: OperationState, pending: Iterable[Pending]) -> list[st
     if not RULES[state].checks_parents:
         return []
     parents = (step for step in pending if step.ask is Ask.SEAL)
-    return sorted({one.broker_group for one in parents if not (one.alive or one.may_leave)})
+    return sorted({step.broker_group for step in parents if not (step.alive or step.may_leave)})
 
 
 def parents_to_check(state: OperationState, pending: Iterable[Pending]) -> list[int]:
@@ -219,7 +219,7 @@ def next_state(
 
 def left_behind(pending: Iterable[Pending]) -> list[int]:
     """The parents that a new route leaves unsealed, to be sealed when their brokers are back."""
-    return [one.partition_id for one in pending if one.ask is Ask.SEAL and not one.given_up]
+    return [step.partition_id for step in pending if step.ask is Ask.SEAL and not step.given_up]
 
 
 def waiting_reason(state: OperationState, pending: Collection[Pending]) -> str:

@@ -23,7 +23,7 @@ from .rows import GonePartition, RebuildOptions, RebuiltPartition, RebuiltSubjec
 
 def fill_gone(
     subject: RebuiltSubject,
-    found: Sequence[PartitionStatus],
+    statuses: Sequence[PartitionStatus],
     rows: Mapping[int, RebuiltPartition],
     options: RebuildOptions,
 ) -> Iterator[str]:
@@ -44,11 +44,11 @@ def fill_gone(
     if not missing:
         return
     if not subject.static:
-        yield from _left_before(found, rows, children)
-    passed = _passed(found, rows)
+        yield from _left_before(statuses, rows, children)
+    passed = _passed(statuses, rows)
     for number in missing:
         unread = tuple(
-            one.name for one in subject.groups if number not in passed.get(one.name, set())
+            group.name for group in subject.groups if number not in passed.get(group.name, set())
         )
         if unread and not options.lose_unread:
             yield (
@@ -69,8 +69,8 @@ def _row(number: int, children: Sequence[Partition], broker_group: str, subject:
         children[0],
         partition_id=PartitionId(number),
         name=f"{subject}.gone-{number}",
-        range_start=min(one.range_start for one in children),
-        range_end=max(one.range_end for one in children),
+        range_start=min(child.range_start for child in children),
+        range_end=max(child.range_end for child in children),
         broker_group=broker_group,
         state=PartitionState.EXPIRED,
         parents=(),
@@ -90,22 +90,23 @@ def _before_in_queue(gone: Partition, subject: RebuiltSubject) -> tuple[Partitio
 
 
 def _left_before(
-    found: Sequence[PartitionStatus],
+    statuses: Sequence[PartitionStatus],
     rows: Mapping[int, RebuiltPartition],
     children: Mapping[int, Sequence[Partition]],
 ) -> Iterator[str]:
     """A problem for each partition with messages left whose own or whose descendants' children are gone."""
-    kept = {one.partition_id for one in found if one.first_offset < one.next_offset}
+    kept = {status.partition_id for status in statuses if status.first_offset < status.next_offset}
     told: set[int] = set()
     for number, row in sorted(rows.items()):
-        one = row.partition
+        partition = row.partition
         covered = sum(
-            min(one.range_end, child.range_end) - max(one.range_start, child.range_start)
+            min(partition.range_end, child.range_end)
+            - max(partition.range_start, child.range_start)
             for child in children.get(number, ())
             if child.state is not PartitionState.EXPIRED
         )
-        sealed = one.state is PartitionState.SEALED
-        if not sealed or covered >= one.range_end - one.range_start:
+        sealed = partition.state is PartitionState.SEALED
+        if not sealed or covered >= partition.range_end - partition.range_start:
             continue
         before = ({number} | _ancestors(number, rows)) & kept
         for each in sorted(before - told):
@@ -117,14 +118,14 @@ def _left_before(
 
 
 def _passed(
-    found: Sequence[PartitionStatus], rows: Mapping[int, RebuiltPartition]
+    statuses: Sequence[PartitionStatus], rows: Mapping[int, RebuiltPartition]
 ) -> dict[str, set[int]]:
     """Group → the ancestors of the partitions that its consumers were granted."""
     passed: dict[str, set[int]] = {}
-    for one in found:
-        for at_broker in one.groups:
+    for status in statuses:
+        for at_broker in status.groups:
             if at_broker.token and not at_broker.by_operator:
-                before = _ancestors(one.partition_id, rows)
+                before = _ancestors(status.partition_id, rows)
                 passed.setdefault(at_broker.group, set()).update(before)
     return passed
 

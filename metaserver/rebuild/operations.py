@@ -28,7 +28,7 @@ NO_PARENT = 0
 """The key for partitions without a parent; ids begin at 1."""
 
 
-def forget_canceled(found: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]) -> None:
+def forget_canceled(statuses: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]) -> None:
     """
     Mark the children of canceled operations as EXPIRED: they were never opened.
 
@@ -37,28 +37,28 @@ def forget_canceled(found: Sequence[PartitionStatus], rows: dict[int, RebuiltPar
     and none begins on a parent whose children were opened.  The same holds for partitions of a creation, which have no
     parents: where two share a range, the older one was left on a silent broker.
     """
-    continued = {one for row in rows.values() for one in row.partition.parents}
-    used = {one.partition_id for one in found if is_used(one)}
+    continued = {parent for row in rows.values() for parent in row.partition.parents}
+    used = {status.partition_id for status in statuses if is_used(status)}
     by_parent: dict[int, list[Partition]] = defaultdict(list)
     for partition_id, row in sorted(rows.items(), reverse=True):
-        one = row.partition
-        parents = one.parents or (NO_PARENT,)
+        partition = row.partition
+        parents = partition.parents or (NO_PARENT,)
         younger = (other for parent in parents for other in by_parent[parent])
         replaced = any(
-            other.range_start < one.range_end and one.range_start < other.range_end
+            other.range_start < partition.range_end and partition.range_start < other.range_end
             for other in younger
         )
         for parent in parents:
-            by_parent[parent].append(one)
+            by_parent[parent].append(partition)
         if partition_id in continued or partition_id in used:
             continue
-        if replaced or (one.parents and row.end_offset == 0):
+        if replaced or (partition.parents and row.end_offset == 0):
             set_state(rows, partition_id, PartitionState.EXPIRED)
 
 
-def is_used(one: PartitionStatus) -> bool:
+def is_used(status: PartitionStatus) -> bool:
     """Whether a partition was open: it has messages, or a consumer acquired it.  Groups are told to it before that."""
-    return one.next_offset > 0 or any(group.token for group in one.groups)
+    return status.next_offset > 0 or any(group.token for group in status.groups)
 
 
 def canceled(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | None:
@@ -72,7 +72,7 @@ def canceled(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | None:
 
 
 def operations(
-    found: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]
+    hosted: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]
 ) -> tuple[list[RebuiltOperation], RebuiltOperation | None]:
     """
     Infer the operations that were under way, and set the states of their partitions in `rows`.
@@ -82,23 +82,25 @@ def operations(
     Returns:
         The operations in FENCE, and the running one or None.
     """
-    statuses = {one.partition_id: one for one in found}
-    opened: set[int] = {one for row in rows.values() for one in row.partition.parents}
-    opened |= {one.partition_id for one in found if is_used(one)}
+    statuses = {status.partition_id: status for status in hosted}
+    opened: set[int] = {parent for row in rows.values() for parent in row.partition.parents}
+    opened |= {status.partition_id for status in hosted if is_used(status)}
     fences: list[RebuiltOperation] = []
     running: dict[int, tuple[StepAction, bool]] = {}
     for parents, children in _generations(rows):
-        sealed = {one for one in parents if one not in statuses}  # gone
-        sealed |= {one for one in parents & statuses.keys() if statuses[one].state is SEALED}
+        sealed = {parent for parent in parents if parent not in statuses}  # gone
+        sealed |= {
+            parent for parent in parents & statuses.keys() if statuses[parent].state is SEALED
+        }
         if sealed == parents:
             continue
         steps = dict.fromkeys(children, (StepAction.HOST, True))
-        steps |= {one: (StepAction.SEAL, one in sealed) for one in parents}
+        steps |= {parent: (StepAction.SEAL, parent in sealed) for parent in parents}
         if not children.isdisjoint(opened):
             # The children were opened without the silent parents, which are still to be sealed.
             _set_states(rows, OperationState.FENCE, parents - sealed)
-            for one in parents - sealed:
-                rows[one].abandoned = True
+            for parent in parents - sealed:
+                rows[parent].abandoned = True
             fences.append(RebuiltOperation(state=OperationState.FENCE, steps=steps))
         elif sealed:
             _set_states(rows, OperationState.SEAL, parents & rows.keys(), children)

@@ -59,25 +59,25 @@ def plan_rebuild(sources: Sequence[Source], options: RebuildOptions = NO_OPTIONS
         check_name("broker group", name)
     problems = list(_contradictions(sources))
     problems += [
-        f"{one.address} is broker group {one.hosted.broker_group!r}, which is said to be gone"
-        for one in sources
-        if one.hosted.broker_group in options.gone
+        f"{source.address} is broker group {source.hosted.broker_group!r}, which is said to be gone"
+        for source in sources
+        if source.hosted.broker_group in options.gone
     ]
     statuses: dict[int, PartitionStatus] = {
-        one.partition_id: one for source in sources for one in source.hosted.partitions
+        status.partition_id: status for source in sources for status in source.hosted.partitions
     }
     of_subject: dict[str, list[PartitionStatus]] = defaultdict(list)
-    for _, one in sorted(statuses.items()):
-        of_subject[one.subject].append(one)
-        facts = one.facts
+    for _, status in sorted(statuses.items()):
+        of_subject[status.subject].append(status)
+        facts = status.facts
         parents = () if facts is None else facts.partition.parents
         if not options.gone:
-            problems += [_missing(one, parent) for parent in parents if parent not in statuses]
+            problems += [_missing(status, parent) for parent in parents if parent not in statuses]
     subjects = []
     if not problems:
-        for name, found in sorted(of_subject.items()):
+        for name, hosted in sorted(of_subject.items()):
             try:
-                subjects.append(_subject(name, found, options))
+                subjects.append(_subject(name, hosted, options))
             except InvalidRequestError as error:
                 problems.append(f"subject {name!r}: {error.message}")
     if problems:
@@ -88,9 +88,9 @@ def plan_rebuild(sources: Sequence[Source], options: RebuildOptions = NO_OPTIONS
     return RebuiltCluster(sources=sources, subjects=subjects)
 
 
-def _missing(one: PartitionStatus, parent: int) -> str:
+def _missing(status: PartitionStatus, parent: int) -> str:
     return (
-        f"partition {one.partition_id} continues partition {parent}, which none of these brokers "
+        f"partition {status.partition_id} continues partition {parent}, which none of these brokers "
         "has: name every broker, and with --gone the broker groups that exist no more"
     )
 
@@ -109,57 +109,61 @@ def _contradictions(sources: Sequence[Source]) -> Iterable[str]:
         elif hosted.broker_id and hosted.broker_id in ids:
             yield f"{ids[hosted.broker_id]} and {source.address} have one data folder"
         groups[hosted.broker_group] = ids[hosted.broker_id] = source.address
-        for one in hosted.partitions:
-            if one.facts is None:
-                yield f"{source.address} does not say what partition {one.partition_id} is"
-            elif one.facts.partition.broker_group != hosted.broker_group:
-                yield f"{source.address} has partition {one.partition_id} of another broker group"
-            elif one.partition_id in homes:
+        for status in hosted.partitions:
+            if status.facts is None:
+                yield f"{source.address} does not say what partition {status.partition_id} is"
+            elif status.facts.partition.broker_group != hosted.broker_group:
+                yield f"{source.address} has partition {status.partition_id} of another broker group"
+            elif status.partition_id in homes:
                 yield (
-                    f"{homes[one.partition_id]} and {source.address} both have partition "
-                    f"{one.partition_id}"
+                    f"{homes[status.partition_id]} and {source.address} both have partition "
+                    f"{status.partition_id}"
                 )
-            homes[one.partition_id] = source.address
+            homes[status.partition_id] = source.address
 
 
 def _subject(
-    name: str, found: Sequence[PartitionStatus], options: RebuildOptions
+    name: str, statuses: Sequence[PartitionStatus], options: RebuildOptions
 ) -> RebuiltSubject:
-    facts = {one.partition_id: _facts(one) for one in found}
-    strategies = {one.order_strategy for one in facts.values()} - {None}
+    facts = {status.partition_id: _facts(status) for status in statuses}
+    strategies = {fact.order_strategy for fact in facts.values()} - {None}
     if len(strategies) != 1:
         raise InvalidRequestError("its partitions do not agree on an order strategy")
     (strategy,) = strategies
     assert strategy is not None
-    if len({one.static for one in facts.values()}) != 1:
+    if len({fact.static for fact in facts.values()}) != 1:
         raise InvalidRequestError("its partitions do not agree whether it is static")
-    counts = {one.partitions_wanted for one in facts.values()} - {0}
-    kept = {one.retention for one in facts.values()} - {None}
+    counts = {fact.partitions_wanted for fact in facts.values()} - {0}
+    kept = {fact.retention for fact in facts.values()} - {None}
     if len(kept) > 1:
         raise InvalidRequestError("its partitions do not agree on a retention")
-    numbers = [number for one in found if (number := partition_number(one.name)) is not None]
+    numbers = [
+        number for status in statuses if (number := partition_number(status.name)) is not None
+    ]
     subject = RebuiltSubject(
         name=name,
         order_strategy=strategy,
-        partitions_wanted=min(counts, default=len(found)),
-        partitions_named=max([number + 1 for number in numbers] + [len(found)]),
+        partitions_wanted=min(counts, default=len(statuses)),
+        partitions_named=max([number + 1 for number in numbers] + [len(statuses)]),
         partitions=[],
-        groups=_groups(found),
+        groups=_groups(statuses),
         retention=next(iter(kept), None) or Retention.ACKED,
-        static=facts[found[0].partition_id].static,
+        static=facts[statuses[0].partition_id].static,
     )
     rows = {
-        one.partition_id: RebuiltPartition(
-            partition=msgspec.structs.replace(facts[one.partition_id].partition, state=one.state),
-            end_offset=one.next_offset if one.state is PartitionState.SEALED else None,
+        status.partition_id: RebuiltPartition(
+            partition=msgspec.structs.replace(
+                facts[status.partition_id].partition, state=status.state
+            ),
+            end_offset=status.next_offset if status.state is PartitionState.SEALED else None,
         )
-        for one in found
+        for status in statuses
     }
     subject.partitions = list(rows.values())
-    forget_canceled(found, rows)
-    subject.fences, subject.operation = operations(found, rows)
+    forget_canceled(statuses, rows)
+    subject.fences, subject.operation = operations(statuses, rows)
     subject.canceled = canceled(rows)
-    problems = list(fill_gone(subject, found, rows, options))
+    problems = list(fill_gone(subject, statuses, rows, options))
     if problems:
         raise InvalidRequestError("; ".join(problems))
     parents = _parents_left(subject)
@@ -167,32 +171,32 @@ def _subject(
         group.drained = set(drained_through(group.drained, parents))
     if subject.static:
         _chain(rows)
-    if not _covered(subject) and not (options.complete and _creation_goes_on(subject, found)):
+    if not _covered(subject) and not (options.complete and _creation_goes_on(subject, statuses)):
         raise InvalidRequestError(
             "its open partitions do not cover every logical partition once: name every broker"
         )
     return subject
 
 
-def _facts(one: PartitionStatus) -> HostPartition:
-    assert one.facts is not None
-    return one.facts
+def _facts(status: PartitionStatus) -> HostPartition:
+    assert status.facts is not None
+    return status.facts
 
 
-def _groups(found: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
+def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     """The groups with their tokens, and the partitions at whose end they are; parents are considered later."""
     groups: dict[str, RebuiltGroup] = {}
-    for one in found:
-        for at_broker in one.groups:
+    for status in statuses:
+        for at_broker in status.groups:
             group = groups.setdefault(at_broker.group, RebuiltGroup(name=at_broker.group))
             if at_broker.token > max(group.tokens.values(), default=0):
                 group.strategy = at_broker.strategy
-            group.tokens[one.partition_id] = at_broker.token
+            group.tokens[status.partition_id] = at_broker.token
             group.ttl_ms = max(group.ttl_ms, at_broker.ttl_ms)
             group.last_token = max(group.last_token, at_broker.token + TOKENS_BETWEEN)
-            sealed = one.state is PartitionState.SEALED
-            if at_broker.token and sealed and at_broker.cursor >= one.next_offset:
-                group.drained.add(one.partition_id)
+            sealed = status.state is PartitionState.SEALED
+            if at_broker.token and sealed and at_broker.cursor >= status.next_offset:
+                group.drained.add(status.partition_id)
     for group in groups.values():
         group.ttl_ms = group.ttl_ms or TTL_MS_DEFAULT
     return [group for _, group in sorted(groups.items())]
@@ -219,8 +223,8 @@ def _chain(rows: dict[int, RebuiltPartition]) -> None:
         InvalidRequestError: logic offsets end there.
     """
     for _, row in sorted(rows.items()):
-        for one in row.partition.parents:
-            parent = rows.get(one)
+        for parent_id in row.partition.parents:
+            parent = rows.get(parent_id)
             if parent is None or parent.abandoned:
                 start = start_behind_loss(row.partition.name)
             elif parent.end_offset is not None:
@@ -235,7 +239,7 @@ def _covered(subject: RebuiltSubject) -> bool:
         subject=subject.name,  # type: ignore[arg-type]
         version=1,  # type: ignore[arg-type]
         order_strategy=subject.order_strategy,
-        partitions=tuple(one.partition for one in subject.partitions),
+        partitions=tuple(row.partition for row in subject.partitions),
     )
     try:
         route_table(route)
@@ -244,12 +248,12 @@ def _covered(subject: RebuiltSubject) -> bool:
     return True
 
 
-def _creation_goes_on(subject: RebuiltSubject, found: Sequence[PartitionStatus]) -> bool:
+def _creation_goes_on(subject: RebuiltSubject, statuses: Sequence[PartitionStatus]) -> bool:
     """Plan the missing partitions of an interrupted creation; False if the subject was in use, or none is missing."""
     ranges = split_ranges(subject.partitions_wanted)
-    here = {(one.partition.range_start, one.partition.range_end) for one in subject.partitions}
-    used = any(is_used(one) for one in found)
-    if used or len(here) != len(found) or not here < set(ranges):
+    here = {(row.partition.range_start, row.partition.range_end) for row in subject.partitions}
+    used = any(is_used(status) for status in statuses)
+    if used or len(here) != len(statuses) or not here < set(ranges):
         return False
     subject.opened = False
     subject.partitions_named = subject.partitions_wanted

@@ -53,7 +53,9 @@ async def rebuild_database(
     ) as database:
         await database.read(check_empty)
         wanted = list(dict.fromkeys(brokers))
-        answers = await asyncio.gather(*(BrokerClient(network, one).partitions() for one in wanted))
+        answers = await asyncio.gather(
+            *(BrokerClient(network, address).partitions() for address in wanted)
+        )
         sources = [
             Source(address=address, hosted=hosted)
             for address, hosted in zip(wanted, answers, strict=True)
