@@ -64,9 +64,11 @@ class Abandoned:
             move = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
         else:
             route = await self.database.read(read_route, "s")
-            (one,) = (one for one in route.partitions if one.broker_group == "g1")
+            (parent,) = (
+                partition for partition in route.partitions if partition.broker_group == "g1"
+            )
             move = Reshape(
-                kind=OperationKind.MOVE, partition_ids=(one.partition_id,), broker_group="g2"
+                kind=OperationKind.MOVE, partition_ids=(parent.partition_id,), broker_group="g2"
             )
         ((self.operation_id, _),) = await self.database.write(
             begin_operations, move, driver="dead", lease_ms=LEASE_MS
@@ -108,9 +110,9 @@ async def abandoned(
                 database, network, settings,
                 catalogue=catalogue, members=members, driver="next", rng=random.Random(1),
             )  # fmt: skip
-            found = Abandoned(database, clock, operations)
-            await found.begin(strategy, without_source=without_source)
-            yield found
+            abandoned = Abandoned(database, clock, operations)
+            await abandoned.begin(strategy, without_source=without_source)
+            yield abandoned
     finally:
         await network.close()
 
@@ -151,7 +153,7 @@ async def test_operation_waits_for_a_silent_source_only_when_its_subject_is_stri
         assert state is (OperationState.PLAN if strict else OperationState.FENCE)
         assert ("nothing is sealed" in (await move.view()).problem) is strict
         route = await move.database.read(read_route, "s")
-        places = {one.broker_group for one in route.open_partitions()}
+        places = {partition.broker_group for partition in route.open_partitions()}
         assert ("g1" in places) is strict
         move.clock.now_ms += LEASE_MS
         assert await move.database.read(idle_operations) == []

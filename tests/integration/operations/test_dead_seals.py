@@ -68,5 +68,5 @@ async def test_partition_sealed_on_a_dead_broker_blocks_no_child_and_is_read_on_
         await eventually(lambda: seen == NEW + OLD, what="what was left")
     async with consumer(cluster, "late", late):
         await eventually(lambda: late == OLD + NEW, what="all, in order")
-    assert [one for one in (await meta.verify()).checks if one.violations] == []
+    assert [check for check in (await meta.verify()).checks if check.violations] == []
     await network.close()

@@ -97,9 +97,10 @@ def begin(connection: Connection, ask: Reshape) -> list[int]:
 
 def move(connection: Connection) -> list[int]:
     """One partition of `s` to g3."""
-    one = read_route(connection, "s").partitions[0].partition_id
+    partition_id = read_route(connection, "s").partitions[0].partition_id
     return begin(
-        connection, Reshape(kind=OperationKind.MOVE, partition_ids=(one,), broker_group="g3")
+        connection,
+        Reshape(kind=OperationKind.MOVE, partition_ids=(partition_id,), broker_group="g3"),
     )
 
 
@@ -135,7 +136,7 @@ async def test_plan_sees_a_cordon_that_was_uncommitted_when_it_began(meeting: Me
     await creation
     await meeting.write(open_subject, "new")
     route = await meeting.write(read_route, "new")
-    assert {one.broker_group for one in route.partitions} == {"g1", "g2"}
+    assert {partition.broker_group for partition in route.partitions} == {"g1", "g2"}
 
 
 async def test_creation_is_planned_anew_once_by_two_metaservers(meeting: Meeting):
@@ -151,7 +152,7 @@ async def test_creation_is_planned_anew_once_by_two_metaservers(meeting: Meeting
     assert not await second
     await meeting.write(open_subject, "new")
     route = await meeting.write(read_route, "new")
-    assert {one.broker_group for one in route.partitions} == {"g1", "g2"}
+    assert {partition.broker_group for partition in route.partitions} == {"g1", "g2"}
 
 
 async def test_cancel_and_round_lock_in_one_order(meeting: Meeting):
@@ -163,10 +164,10 @@ async def test_cancel_and_round_lock_in_one_order(meeting: Meeting):
         (operations, operations.c.operation_id == operation_id),
     ):
         await meeting.first(Connection.execute, sa.select(table).where(here).with_for_update())
-    hosted = dict.fromkeys(one.partition_id for one in operation.todo)
+    hosted = dict.fromkeys(partition.partition_id for partition in operation.todo)
     noted = await meeting.second(finish_round, operation_id, hosted)
     await meeting.first(cancel_operation, operation_id)
     await meeting.commit()
     await noted
     left = await meeting.write(claim_operation, operation_id, driver="d", lease_ms=60_000)
-    assert [one.partition_id for one in left.todo] == list(hosted)
+    assert [partition.partition_id for partition in left.todo] == list(hosted)

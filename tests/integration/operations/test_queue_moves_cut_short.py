@@ -57,8 +57,8 @@ async def begin(meta: MetaClient, ask: Reshape) -> OperationView:
 
 def contiguous(queue: QueueView) -> bool:
     """Each segment begins where the one before it ended, the first at 0."""
-    starts = [one.partition.logic_start for one in queue.segments]
-    ends = [one.logic_end for one in queue.segments]
+    starts = [segment.partition.logic_start for segment in queue.segments]
+    ends = [segment.logic_end for segment in queue.segments]
     return [*starts, None] == [0, *ends]
 
 
@@ -69,12 +69,12 @@ def other(queue: QueueView) -> str:
 async def check(cluster: Cluster, load: Load, subject: str) -> None:
     """Order kept, and the queue's offsets are those of the messages that were handled, all of them."""
     load.check()
-    seen = sorted(one.logic_offset for one in load.handled["audit"])
+    seen = sorted(message.logic_offset for message in load.handled["audit"])
     assert seen == list(range(load.count))
     await cluster.check_history(subject, load.sent)
     async with meta_of(cluster) as meta:
         checks = (await meta.verify()).checks
-    assert not [one.violations for one in checks if one.violations]
+    assert not [check.violations for check in checks if check.violations]
 
 
 @pytest.mark.crash
@@ -131,8 +131,8 @@ async def test_static_move_waits_for_a_dead_source(cluster: Cluster):
         broker.kill()
         until = time.monotonic() + 20
         while any(
-            one["available"] and one["broker_group"] == source
-            for one in (await meta.health()).details["brokers"]
+            broker["available"] and broker["broker_group"] == source
+            for broker in (await meta.health()).details["brokers"]
         ):
             assert time.monotonic() < until
             await asyncio.sleep(0.05)
@@ -177,7 +177,7 @@ async def test_static_queue_survives_a_lost_database(tmp_path: Path):
             shutil.rmtree(tmp_path / "meta-0")
             command = [sys.executable, "-m", "keylane.cli", "meta", "rebuild", "--output=json"]
             command += [f"--data={tmp_path / 'meta-0'}"]
-            command += [f"--broker={one.address}" for one in cluster.brokers]
+            command += [f"--broker={broker.address}" for broker in cluster.brokers]
             done = await asyncio.to_thread(
                 subprocess.run, command, capture_output=True, text=True, check=False
             )
@@ -191,7 +191,7 @@ async def test_static_queue_survives_a_lost_database(tmp_path: Path):
             load.check()
             assert all(contiguous(queue) for queue in await reader.queues())
             verified = (await meta.verify()).checks
-            assert not [one.violations for one in verified if one.violations]
+            assert not [check.violations for check in verified if check.violations]
     finally:
         cluster.stop()
 
@@ -200,8 +200,8 @@ def places(queues: list[QueueView]) -> list[list[tuple[int, int, int | None]]]:
     """Partition id, logic start and logic end of each segment of each queue."""
     return [
         [
-            (one.partition.partition_id, one.partition.logic_start, one.logic_end)
-            for one in queue.segments
+            (segment.partition.partition_id, segment.partition.logic_start, segment.logic_end)
+            for segment in queue.segments
         ]
         for queue in queues
     ]

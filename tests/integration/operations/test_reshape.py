@@ -75,9 +75,9 @@ async def test_split_and_merge_under_load(shared_cluster: Cluster):
     route = await shared_cluster.create("cut", partitions=2)
     async with Load(shared_cluster.meta, "cut", keys=50) as load:
         await load.progress(500)
-        one = route.partitions[0].partition_id
+        partition_id = route.partitions[0].partition_id
         (done,) = await shared_cluster.reshape(
-            Reshape(kind=OperationKind.SPLIT, partition_ids=(one,))
+            Reshape(kind=OperationKind.SPLIT, partition_ids=(partition_id,))
         )
         await load.progress(500)
         halves = tuple(int(child.partition_id) for child in done.children)
@@ -167,7 +167,7 @@ async def test_operation_ends_when_its_metaserver_is_killed_for_good(
     settings = f"operation_lease_ms = 2000\ndatabase_url = {json.dumps(postgres.url())}\n"
     cluster = Cluster(tmp_path, 2, meta_settings=settings, metas=2)
     network = HttpNetwork()
-    first, second = (MetaClient(network, [one]) for one in cluster.addresses)
+    first, second = (MetaClient(network, [address]) for address in cluster.addresses)
     try:
         await cluster.create("passed", partitions=2)
         async with Load(cluster.addresses, "passed", keys=50) as load:
@@ -196,13 +196,13 @@ async def test_operation_waits_when_a_broker_is_killed_in_seal(cluster: Cluster)
     async with Load(cluster.meta, "stuck", keys=50) as load, meta_of(cluster) as meta:
         await load.progress(300)
         route = (await meta.subject("stuck")).route
-        one = next(one for one in route.partitions if one.broker_group == "g1")
+        source = next(partition for partition in route.partitions if partition.broker_group == "g1")
         pause(cluster.brokers[0].process.pid)
         (view,) = (
             await meta.reshape(
                 Reshape(
                     kind=OperationKind.MOVE,
-                    partition_ids=(int(one.partition_id),),
+                    partition_ids=(int(source.partition_id),),
                     broker_group="g2",
                 )
             )
@@ -248,7 +248,7 @@ async def test_evacuation_under_load_keeps_the_order(cluster: Cluster):
     async with Load(cluster.meta, "one", keys=50) as load:
         await load.progress(300)
         done = await cluster.reshape(Reshape(kind=OperationKind.EVACUATE, broker_group="g2"))
-        assert {one.subject for one in done} == {"one", "two"}
+        assert {view.subject for view in done} == {"one", "two"}
         await load.progress(300)
         await load.finish()
     load.check()
@@ -256,7 +256,7 @@ async def test_evacuation_under_load_keeps_the_order(cluster: Cluster):
     async with meta_of(cluster) as meta:
         for subject in ("one", "two"):
             route = (await meta.subject(subject)).route
-            places = Counter(one.broker_group for one in route.open_partitions())
+            places = Counter(partition.broker_group for partition in route.open_partitions())
             assert "g2" not in places
             assert max(places.values()) - min(places.values()) <= 1
 
@@ -310,7 +310,9 @@ async def test_operation_waiting_in_plan_is_canceled(cluster: Cluster):
             await asyncio.sleep(0.05)
         await network.close()
         route = (await meta.subject("canceled")).route
-        there = next(one for one in route.open_partitions() if one.broker_group != "g1")
+        there = next(
+            partition for partition in route.open_partitions() if partition.broker_group != "g1"
+        )
         back = Reshape(
             kind=OperationKind.MOVE, partition_ids=(there.partition_id,), broker_group="g1"
         )
@@ -323,7 +325,7 @@ async def test_operation_waiting_in_plan_is_canceled(cluster: Cluster):
             await meta.cancel_operation(done.operation_id)
         await load.progress(300)
         await load.finish()
-        assert [one for one in (await meta.verify()).checks if one.violations] == []
+        assert [check for check in (await meta.verify()).checks if check.violations] == []
     load.check()
     await cluster.check_history("canceled", load.sent)
 

@@ -29,7 +29,7 @@ async def test_resize_shows_its_plan_its_end_and_its_lineage(shared_cluster: Clu
     """A dry run changes nothing; the command ends with the operation done; history draws who continues whom."""
     await shared_cluster.create("drawn", partitions=1)
     planned = await answer(shared_cluster, "resize", "drawn", "--partitions", "2", "--dry-run")
-    assert [one["operation_id"] for one in planned] == [0]
+    assert [operation["operation_id"] for operation in planned] == [0]
     assert len((await answer(shared_cluster, "history", "drawn"))["partitions"]) == 1
 
     done = await keylane(shared_cluster, "resize", "drawn", "--partitions", "2")
@@ -39,7 +39,7 @@ async def test_resize_shows_its_plan_its_end_and_its_lineage(shared_cluster: Clu
     assert again.stdout == "nothing to do\n"
 
     whole, left, right = (await answer(shared_cluster, "history", "drawn"))["partitions"]
-    ids = [str(one["partition"]["partition_id"]) for one in (left, right)]
+    ids = [str(child["partition"]["partition_id"]) for child in (left, right)]
     (merged,) = await answer(shared_cluster, "merge", *ids)
     (child,) = merged["children"]
     groups = {"g1", "g2"} - {child["broker_group"]}
@@ -47,7 +47,7 @@ async def test_resize_shows_its_plan_its_end_and_its_lineage(shared_cluster: Clu
         shared_cluster, "move", str(child["partition_id"]), "--to", groups.pop()
     )
     shown = await answer(shared_cluster, "operations", "drawn")
-    assert [one["kind"] for one in shown] == ["move", "merge", "resize"]
+    assert [operation["kind"] for operation in shown] == ["move", "merge", "resize"]
 
     names = [whole["partition"]["name"], *("drawn.p1", "drawn.p2", "drawn.p3", "drawn.p4")]
     drawn = (await keylane(shared_cluster, "history", "drawn")).stdout.splitlines()

@@ -77,7 +77,7 @@ class House:
         until = time.monotonic() + 60
         while True:
             brokers = (await self.meta.health()).details.get("brokers", [])
-            if sum(bool(one["available"]) for one in brokers) == count:
+            if sum(bool(broker["available"]) for broker in brokers) == count:
                 return
             assert time.monotonic() < until, brokers
             await asyncio.sleep(0.05)
@@ -87,10 +87,12 @@ class House:
 
     async def on(self, group: str) -> Partition:
         """The open partition of a broker group."""
-        (one,) = (
-            one for one in (await self.route()).open_partitions() if one.broker_group == group
+        (partition,) = (
+            partition
+            for partition in (await self.route()).open_partitions()
+            if partition.broker_group == group
         )
-        return one
+        return partition
 
     async def begin(self, ask: Reshape) -> OperationView:
         (view,) = (await self.meta.reshape(ask)).operations
@@ -105,8 +107,10 @@ class House:
         return view
 
     async def look(self, view: OperationView) -> OperationView:
-        found = (await self.meta.operations("s")).operations
-        return next(one for one in found if one.operation_id == view.operation_id)
+        operations = (await self.meta.operations("s")).operations
+        return next(
+            operation for operation in operations if operation.operation_id == view.operation_id
+        )
 
     async def waits(self, view: OperationView) -> OperationView:
         """The operation, as soon as it says what it waits for."""
@@ -117,13 +121,13 @@ class House:
             view = await self.look(view)
         return view
 
-    async def takes_messages(self, one: Partition) -> bool:
-        assert one.address is not None
-        broker = BrokerClient(self.network, one.address)
+    async def takes_messages(self, partition: Partition) -> bool:
+        assert partition.address is not None
+        broker = BrokerClient(self.network, partition.address)
         try:
             self._sequence += 1
-            data = batch(partition_id=one.partition_id, sequence=self._sequence - 1, count=1)
-            answer, _ = await broker.call(Append(one.partition_id), data)
+            data = batch(partition_id=partition.partition_id, sequence=self._sequence - 1, count=1)
+            answer, _ = await broker.call(Append(partition.partition_id), data)
         except StaleRouteError:
             return False
         finally:
@@ -142,7 +146,9 @@ class House:
         with pytest.raises(FlushFailedError):
             await durable
         dry = replace(THREE, dry_run=True)
-        while any(one.broker_group == group for one in (await self.begin(dry)).children):
+        while any(
+            partition.broker_group == group for partition in (await self.begin(dry)).children
+        ):
             await asyncio.sleep(0.02)
 
 
@@ -163,7 +169,9 @@ async def test_evacuation_moves_a_broker_that_takes_no_messages(house: House):
     commit.hold = lambda _reason: None  # type: ignore[method-assign]
     view = await house.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g2"))
     await house.until(view, OperationState.DONE)
-    assert {one.broker_group for one in (await house.route()).open_partitions()} == {"g1"}
+    assert {partition.broker_group for partition in (await house.route()).open_partitions()} == {
+        "g1"
+    }
 
 
 async def test_no_parent_is_sealed_when_one_cannot_be(house: House):

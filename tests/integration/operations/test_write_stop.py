@@ -151,7 +151,9 @@ async def test_group_is_told_before_the_route_changes_when_it_is_made_during_sea
 
     house.brokers[0].when_sealed = join
     events = await house.resize()
-    journal = [one for one in events if one in {"claim_operation", "finish_round", SEAL, ROUTE}]
+    journal = [
+        event for event in events if event in {"claim_operation", "finish_round", SEAL, ROUTE}
+    ]
     assert journal[-6:] == [
         SEAL,
         SEAL,

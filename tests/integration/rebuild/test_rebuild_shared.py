@@ -45,7 +45,7 @@ async def test_shared_group_continues_from_its_cursor_after_a_rebuild(tmp_path: 
 
         handled.clear()
         async with consumer():
-            await eventually(lambda: len({one.value for one in handled}) == 20, seconds=60)
+            await eventually(lambda: len({message.value for message in handled}) == 20, seconds=60)
         assert (await meta.group("s", "g")).strategy is ConsumeStrategy.SHARED
     finally:
         await network.close()

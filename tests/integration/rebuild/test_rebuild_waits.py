@@ -48,7 +48,7 @@ async def test_rebuilt_group_is_granted_nothing_before_an_old_session_has_ended(
         ):
             await eventually(lambda: handled, seconds=30)
         waited_ms = 1_000 * (time.monotonic() - held_at)
-        assert [one.value for one in handled] == [b"value"]
+        assert [message.value for message in handled] == [b"value"]
         assert waited_ms >= TTL_MS
         assert waited_ms < 4 * TTL_MS
     finally:

@@ -45,9 +45,9 @@ def created(rows: Rows, subject: str = "s", **settings: Any) -> int:
 
 
 def view(rows: Rows, operation_id: int) -> OperationView:
-    (one,) = rows.run(operation_views, [operation_id])
-    assert isinstance(one, OperationView)
-    return one
+    (view,) = rows.run(operation_views, [operation_id])
+    assert isinstance(view, OperationView)
+    return view
 
 
 def session_of(group: str) -> str:
@@ -60,10 +60,10 @@ def granted(rows: Rows, group: str, *through: int, subject: str = "s") -> list[i
     ask = Join(subject=subject, group=group, session=session, ttl_ms=30_000)
     group_id = rows.run(join_group, ask, sessions_max=9).group_id
     rows.run(settle_group, group_id)
-    for one in through:
-        rows.run(note_drained, session, [one])
+    for partition_id in through:
+        rows.run(note_drained, session, [partition_id])
         rows.run(settle_group, group_id)
-    return [int(one.partition.partition_id) for one in rows.run(read_grants, session).grants]
+    return [int(grant.partition.partition_id) for grant in rows.run(read_grants, session).grants]
 
 
 def test_lagging_group_passes_an_abandoned_partition_and_the_operation_declares_it(rows: Rows):
@@ -89,9 +89,9 @@ def test_lagging_group_passes_an_abandoned_partition_and_the_operation_declares_
     assert rows.run(idle_operations) == [operation_id]
     assert rows.drive(operation_id) is None
     (kept,) = (
-        one
-        for one in rows.run(subject_history, "s").partitions
-        if one.partition.partition_id == parent
+        partition
+        for partition in rows.run(subject_history, "s").partitions
+        if partition.partition.partition_id == parent
     )
     assert (kept.abandoned, kept.end_offset) == (True, 100)
     assert granted(rows, "early") == [parent, child]
@@ -108,16 +108,24 @@ def test_open_partitions_leave_in_the_operation_that_abandons_sealed_ones(rows: 
     """One operation for each subject: what is open goes on elsewhere, and what was sealed is abandoned beside it."""
     rows.create("s", 3, order_strategy=BEST_TRIED)
     rows.resize("s", 2)
-    there = [one for one in rows.run(read_route, "s").partitions if one.broker_group == "g1"]
+    there = [
+        partition
+        for partition in rows.run(read_route, "s").partitions
+        if partition.broker_group == "g1"
+    ]
     rows.silence("g1")
     ((operation_id, _),) = rows.begin(WITHOUT_G1)
     assert rows.drive(operation_id) is OperationState.FENCE
     told = view(rows, operation_id)
-    assert set(told.reordered) == {one.partition_id for one in there}
-    assert len(told.children) == sum(one.state == "open" for one in there) == 1
-    open_now = {int(one.partition_id) for one in rows.run(read_route, "s").open_partitions()}
-    groups = {one.partition_id: one for one in rows.run(read_route, "s").partitions}
-    alive = {key for key, one in groups.items() if one.broker_group != "g1"}
+    assert set(told.reordered) == {partition.partition_id for partition in there}
+    assert len(told.children) == sum(partition.state == "open" for partition in there) == 1
+    open_now = {
+        int(partition.partition_id) for partition in rows.run(read_route, "s").open_partitions()
+    }
+    groups = {
+        partition.partition_id: partition for partition in rows.run(read_route, "s").partitions
+    }
+    alive = {key for key, partition in groups.items() if partition.broker_group != "g1"}
     sealed = alive - open_now
     assert open_now <= set(granted(rows, "g", *sorted(sealed)))
 

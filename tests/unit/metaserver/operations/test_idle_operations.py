@@ -39,6 +39,6 @@ def test_idle_time_starts_with_a_rebuild() -> None:
     """An operation in a database made anew is idle from that moment on."""
     rows = Rows()
     child = status(3, 0, 1024, parents=(1, 2), messages=0)
-    found = plan_rebuild([source(status(1, 0, 512, sealed=True), HALVES[1], child)])
-    rows.run(store_rebuilt, found, route_version=1_000_000)
+    plan = plan_rebuild([source(status(1, 0, 512, sealed=True), HALVES[1], child)])
+    rows.run(store_rebuilt, plan, route_version=1_000_000)
     assert idle_ms(rows) == 0

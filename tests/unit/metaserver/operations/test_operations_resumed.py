@@ -67,9 +67,9 @@ class OperationRows(Rows):
             yield "claimed"
             seals = operation.state is not OperationState.PLAN
             answers = {
-                one.partition_id: 100 + one.partition_id if seals else None
-                for one in operation.todo
-                if one.address is not None
+                partition.partition_id: 100 + partition.partition_id if seals else None
+                for partition in operation.todo
+                if partition.address is not None
             }
             state = self.run(finish_round, operation_id, answers)
             yield state
@@ -93,8 +93,13 @@ def rows() -> OperationRows:
 def facts(rows: OperationRows) -> Any:
     history = rows.run(subject_history, "s")
     return [
-        (one.partition.name, one.partition.state, one.partition.parents, one.end_offset)
-        for one in history.partitions
+        (
+            partition.partition.name,
+            partition.partition.state,
+            partition.partition.parents,
+            partition.end_offset,
+        )
+        for partition in history.partitions
     ], history.route_version
 
 
@@ -128,7 +133,7 @@ def test_round_changes_nothing_when_a_late_driver_repeats_it(rows: OperationRows
     rows.drive(operation_id, driver="first")
     before = facts(rows)
     sealed = rows.run(operation_views, [operation_id])[0].sealed
-    ends = {one: 100 + one for one in sealed}
+    ends = {partition: 100 + partition for partition in sealed}
     assert rows.run(finish_round, operation_id, ends, "late") is OperationState.DONE
     assert rows.run(operation_views, [operation_id])[0].problem == ""
     assert rows.run(claim_operation, operation_id, driver="late", lease_ms=1) is None
@@ -140,13 +145,13 @@ def test_route_changes_in_one_transaction(rows: OperationRows):
     before = rows.run(read_route, "s")
     (operation_id,) = rows.begin(resize(4))
     states = []
-    for one in rows._work(operation_id, "first"):
-        states.append(one)
+    for event in rows._work(operation_id, "first"):
+        states.append(event)
         route = rows.run(read_route, "s")
         route_table(route)
-        if one is not OperationState.DONE:
+        if event is not OperationState.DONE:
             assert route == before
-    assert [one for one in states if isinstance(one, OperationState)] == [
+    assert [state for state in states if isinstance(state, OperationState)] == [
         OperationState.SEAL,
         OperationState.DONE,
     ]
@@ -169,7 +174,10 @@ def test_second_operation_is_refused_until_the_first_has_its_route(rows: Operati
     assert rows.drive(operation_id, driver="first") is OperationState.DONE
     (again,) = rows.begin(resize(8))
     assert rows.drive(again, driver="first") is OperationState.DONE
-    assert [one.operation_id for one in rows.run(subject_operations, "s")] == [again, operation_id]
+    assert [view.operation_id for view in rows.run(subject_operations, "s")] == [
+        again,
+        operation_id,
+    ]
 
 
 BAD = [
@@ -265,7 +273,9 @@ def test_dry_run_shows_the_plan_and_writes_nothing(rows: OperationRows):
     (operation_id,) = rows.begin(resize(4))
     begun = rows.run(operation_views, [operation_id])[0]
     assert begun.sealed == view.sealed
-    assert [one.name for one in begun.children] == [one.name for one in view.children]
+    assert [partition.name for partition in begun.children] == [
+        partition.name for partition in view.children
+    ]
 
 
 def test_resize_journals_nothing_when_the_count_is_the_same(rows: OperationRows):
@@ -290,8 +300,8 @@ def test_operation_waits_in_plan_until_every_parent_is_sealable(rows: OperationR
     """Who was not asked, because it was silent until now, holds the operation in PLAN as one that refuses."""
     (operation_id,) = rows.begin(resize(1))
     operation = rows.run(claim_operation, operation_id, driver="first", lease_ms=LEASE_MS)
-    hosted = {one.partition_id: None for one in operation.todo}
-    parents = [one.partition_id for one in operation.sources]
+    hosted = {partition.partition_id: None for partition in operation.todo}
+    parents = [partition.partition_id for partition in operation.sources]
     assert len(parents) == 2
     for some in ((), parents[:1], parents[1:]):
         state = rows.run(finish_round, operation_id, hosted, sealable=some)

@@ -27,8 +27,8 @@ LOSE = RebuildOptions(gone=("g1",), lose_unread=True)
 SESSION = "a" * 16
 
 
-def rebuilt(*found: PartitionStatus, options: RebuildOptions = GONE) -> RebuiltSubject:
-    (subject,) = plan_rebuild([source(*found, group="g2")], options).subjects
+def rebuilt(*statuses: PartitionStatus, options: RebuildOptions = GONE) -> RebuiltSubject:
+    (subject,) = plan_rebuild([source(*statuses, group="g2")], options).subjects
     return subject
 
 
@@ -37,22 +37,22 @@ def part(number: int, *parents: int, **more) -> PartitionStatus:
     return status(number, 0, 1024, parents=parents, group="g2", **more)
 
 
-def emptied(one: PartitionStatus) -> PartitionStatus:
+def emptied(partition: PartitionStatus) -> PartitionStatus:
     """The same after retention has removed every message."""
-    return msgspec.structs.replace(one, first_offset=one.next_offset)
+    return msgspec.structs.replace(partition, first_offset=partition.next_offset)
 
 
-def brought_by_operator(one: PartitionStatus) -> PartitionStatus:
-    groups = tuple(msgspec.structs.replace(each, by_operator=True) for each in one.groups)
-    return msgspec.structs.replace(one, groups=groups)
+def brought_by_operator(partition: PartitionStatus) -> PartitionStatus:
+    groups = tuple(msgspec.structs.replace(each, by_operator=True) for each in partition.groups)
+    return msgspec.structs.replace(partition, groups=groups)
 
 
 def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None:
     """What continues its partition is granted, the partition is expired, and every check holds."""
-    found = source(part(2, 1, token=5), group="g2")
+    answer = source(part(2, 1, token=5), group="g2")
     with pytest.raises(InvalidRequestError, match="--gone"):
-        plan_rebuild([found], RebuildOptions(complete=True))
-    cluster = plan_rebuild([found], GONE)
+        plan_rebuild([answer], RebuildOptions(complete=True))
+    cluster = plan_rebuild([answer], GONE)
     (subject,) = cluster.subjects
     assert states(subject) == {1: EXPIRED, 2: OPEN}
     (gone,) = subject.gone
@@ -62,7 +62,7 @@ def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None
     with engine.begin() as connection:
         store_rebuilt(connection, cluster, route_version=1_000_000)
         view = read_sql_view(connection)
-        assert {one.broker_group: one.cordoned for one in broker_views(connection)} == {
+        assert {broker.broker_group: broker.cordoned for broker in broker_views(connection)} == {
             "g1": True,
             "g2": False,
         }
@@ -73,13 +73,13 @@ def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None
         assert leave_duty(connection, rebuilt_duty(group_id), holder="rebuild")  # a ttl later
         settle_group(connection, group_id)
         grants = read_grants(connection, SESSION).grants
-    assert [one.partition.partition_id for one in grants] == [2]
+    assert [grant.partition.partition_id for grant in grants] == [2]
     answers = [
-        BrokerAnswer(broker_group="g2", address="g2:1", hosted=found.hosted),
+        BrokerAnswer(broker_group="g2", address="g2:1", hosted=answer.hosted),
         BrokerAnswer(broker_group="g1", address="", hosted=None, problem="silent"),
     ]
     verified = verify(Views(before=view, answers=answers, after=view))
-    assert [one.violations for one in verified.checks if one.violations] == []
+    assert [check.violations for check in verified.checks if check.violations] == []
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def test_unread_messages_are_given_up_only_with_lose_unread(child: PartitionStat
         rebuilt(left, right)
     subject = rebuilt(left, right, options=LOSE)
     assert states(subject) == {1: EXPIRED, 2: OPEN, 3: OPEN}
-    assert [one.unread_by for one in subject.gone] == [("g",)]
+    assert [gone.unread_by for gone in subject.gone] == [("g",)]
 
 
 def test_group_counts_as_through_when_it_was_granted_a_later_partition() -> None:
     """It was granted what continues a child of the missing partition: so it was through with that too."""
     subject = rebuilt(part(2, 1, sealed=True), part(3, 2, token=7))
-    assert [one.unread_by for one in subject.gone] == [()]
+    assert [gone.unread_by for gone in subject.gone] == [()]
     assert states(subject) == {1: EXPIRED, 2: SEALED, 3: OPEN}
 
 
@@ -146,7 +146,10 @@ def test_static_queue_begins_behind_a_gone_partition() -> None:
     """At the offset that its name says, above all that was there; what continues it counts on."""
     child = part(2, 1, static=True, queue=0, sealed=True, messages=10)
     subject = rebuilt(child, part(3, 2, static=True, queue=0), options=LOSE)
-    starts = {one.partition.partition_id: one.partition.logic_start for one in subject.partitions}
+    starts = {
+        partition.partition.partition_id: partition.partition.logic_start
+        for partition in subject.partitions
+    }
     assert starts == {1: 0, 2: PARTITION_MESSAGES_MAX, 3: PARTITION_MESSAGES_MAX + 10}
 
 
@@ -154,10 +157,13 @@ def test_static_queue_keeps_its_order_over_a_gone_partition(engine: sa.Engine) -
     """1 has messages left, 2 was behind it, 3 is empty and 4 open: none is granted before 1 is drained."""
     before = part(1, static=True, queue=0, sealed=True, messages=40, token=3, cursor=20)
     empty = part(3, 2, static=True, queue=0, sealed=True, messages=0, token=4)
-    found = source(before, empty, part(4, 3, static=True, queue=0), group="g2")
-    cluster = plan_rebuild([found], LOSE)
+    answer = source(before, empty, part(4, 3, static=True, queue=0), group="g2")
+    cluster = plan_rebuild([answer], LOSE)
     (subject,) = cluster.subjects
-    assert {one.partition.partition_id: one.partition.parents for one in subject.partitions} == {
+    assert {
+        partition.partition.partition_id: partition.partition.parents
+        for partition in subject.partitions
+    } == {
         1: (),
         2: (1,),
         3: (2,),
@@ -173,9 +179,9 @@ def test_static_queue_keeps_its_order_over_a_gone_partition(engine: sa.Engine) -
         assert leave_duty(connection, rebuilt_duty(group_id), holder="rebuild")  # a ttl later
         settle_group(connection, group_id)
         grants = read_grants(connection, SESSION).grants
-    assert [one.partition.partition_id for one in grants] == [1]
+    assert [grant.partition.partition_id for grant in grants] == [1]
     verified = verify(Views(before=view, answers=[], after=view)).checks
-    assert [one.violations for one in verified if one.code == "V02"] == [[]]
+    assert [check.violations for check in verified if check.code == "V02"] == [[]]
 
 
 def test_gone_group_changes_nothing_when_no_partition_is_missing(engine: sa.Engine) -> None:
@@ -183,4 +189,4 @@ def test_gone_group_changes_nothing_when_no_partition_is_missing(engine: sa.Engi
     with engine.begin() as connection:
         cluster = plan_rebuild([source(part(2), group="g2")], GONE)
         store_rebuilt(connection, cluster, route_version=1_000_000)
-        assert [one.broker_group for one in broker_views(connection)] == ["g2"]
+        assert [broker.broker_group for broker in broker_views(connection)] == ["g2"]

@@ -45,7 +45,7 @@ def test_second_rebuild_leaves_out_what_the_first_left_out(engine: sa.Engine, se
         (operation_id,) = idle_operations(connection)
         left = read_operation(connection, operation_id)
     assert left.state is OperationState.CANCELED
-    assert [one.partition_id for one in left.todo] == [3, 4]
+    assert [partition.partition_id for partition in left.todo] == [3, 4]
 
     old = (*HALVES[1:], *forgotten(3, sealed))
     done = rebuilt(status(1, 0, 512, sealed=True), *old, *forgotten(5, False))
@@ -58,9 +58,9 @@ def test_second_rebuild_leaves_out_what_the_first_left_out(engine: sa.Engine, se
     assert states(again) == {1: OPEN, 2: OPEN} | dict.fromkeys((3, 4, 5, 6), EXPIRED)
     given_up = rebuilt(HALVES[0], *old, status(5, 0, 512, parents=(1,)))
     assert states(given_up) == {1: SEALED, 2: OPEN, 3: EXPIRED, 4: EXPIRED, 5: OPEN}
-    for one in (done, under_way, again, given_up):
-        assert one.canceled is not None
-        assert {key: one.canceled.steps[key] for key in (3, 4)} == dict.fromkeys(
+    for running in (done, under_way, again, given_up):
+        assert running.canceled is not None
+        assert {key: running.canceled.steps[key] for key in (3, 4)} == dict.fromkeys(
             (3, 4), (StepAction.SEAL, sealed)
         )
 

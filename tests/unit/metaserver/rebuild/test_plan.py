@@ -58,18 +58,21 @@ def test_tokens_are_above_every_fence() -> None:
 def test_group_gets_the_strategy_of_its_highest_token(engine: sa.Engine) -> None:
     """A shared group stays shared, and every token of it is new; one switched since is exclusive."""
     shared = ConsumeStrategy.SHARED
-    found = [
+    statuses = [
         status(1, 0, 512, token=5, consumes=shared),
         status(2, 512, 1024, token=9, consumes=shared),
     ]
     with engine.begin() as connection:
-        store_rebuilt(connection, plan_rebuild([source(*found)]), route_version=VERSION)
+        store_rebuilt(connection, plan_rebuild([source(*statuses)]), route_version=VERSION)
         group_id = connection.execute(sa.select(groups.c.group_id)).scalar_one()
         settle_group(connection, group_id)
         view = read_group(connection, "s", "g")
     assert view.strategy is shared
-    assert [one.token for one in view.owners] == [9 + TOKENS_BETWEEN + 1, 9 + TOKENS_BETWEEN + 2]
-    (group,) = rebuilt(*found[:1], status(2, 512, 1024, token=9)).groups
+    assert [owner.token for owner in view.owners] == [
+        9 + TOKENS_BETWEEN + 1,
+        9 + TOKENS_BETWEEN + 2,
+    ]
+    (group,) = rebuilt(*statuses[:1], status(2, 512, 1024, token=9)).groups
     assert (group.strategy, group.tokens) == (ConsumeStrategy.EXCLUSIVE, {1: 5, 2: 9})
 
 
@@ -173,8 +176,12 @@ def test_interrupted_creation_continues() -> None:
     (subject,) = plan_rebuild([origin], RebuildOptions(complete=True)).subjects
     assert not subject.opened
     assert [
-        (one.partition.partition_id, one.partition.state, one.partition.range_start)
-        for one in subject.partitions
+        (
+            partition.partition.partition_id,
+            partition.partition.state,
+            partition.partition.range_start,
+        )
+        for partition in subject.partitions
     ] == [(1, PLANNED, 0), (0, PLANNED, 512)]
 
 
@@ -208,7 +215,7 @@ def test_rebuild_reports_all_problems_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "statuses",
     [
         HALVES,
         (
@@ -224,9 +231,9 @@ def test_rebuild_reports_all_problems_at_once() -> None:
         ),
     ],
 )
-def test_rebuilt_database_passes_every_check(engine: sa.Engine, found) -> None:
+def test_rebuilt_database_passes_every_check(engine: sa.Engine, statuses) -> None:
     """The database and the brokers it was made from agree in all thirteen checks."""
-    origin = source(*found)
+    origin = source(*statuses)
     with engine.begin() as connection:
         store_rebuilt(connection, plan_rebuild([origin]), route_version=VERSION)
         view = read_sql_view(connection)
@@ -234,14 +241,14 @@ def test_rebuilt_database_passes_every_check(engine: sa.Engine, found) -> None:
     assert route.version == VERSION
     answer = BrokerAnswer(broker_group="g1", address=origin.address, hosted=origin.hosted)
     verified = verify(Views(before=view, answers=[answer], after=view))
-    assert [one.violations for one in verified.checks if one.violations] == []
+    assert [check.violations for check in verified.checks if check.violations] == []
 
 
 def test_new_partitions_get_new_numbers(engine: sa.Engine) -> None:
     """The next partition's id is above all that the brokers have."""
     with engine.begin() as connection:
-        found = [status(41, 0, 512), status(42, 512, 1024)]
-        store_rebuilt(connection, plan_rebuild([source(*found)]), route_version=VERSION)
+        statuses = [status(41, 0, 512), status(42, 512, 1024)]
+        store_rebuilt(connection, plan_rebuild([source(*statuses)]), route_version=VERSION)
         statement = (
             "INSERT INTO partitions (subject_id, name, queue, range_start, range_end, broker_group,"
             " state) VALUES (1, 'x', 0, 0, 1, 'g1', 'planned') RETURNING partition_id"
@@ -252,15 +259,15 @@ def test_new_partitions_get_new_numbers(engine: sa.Engine) -> None:
 def test_operation_is_stored_as_its_driver_needs_it(engine: sa.Engine) -> None:
     """What goes on has its steps: what is left is to seal the other parent."""
     with engine.begin() as connection:
-        found = (
+        statuses = (
             status(1, 0, 512, sealed=True),
             status(2, 512, 1024),
             status(3, 0, 1024, parents=(1, 2), messages=0),
         )
-        store_rebuilt(connection, plan_rebuild([source(*found)]), route_version=VERSION)
+        store_rebuilt(connection, plan_rebuild([source(*statuses)]), route_version=VERSION)
         operation = read_operation(connection, 1)
     assert operation.state is OperationState.SEAL
-    assert [one.partition_id for one in operation.todo] == [2]
+    assert [partition.partition_id for partition in operation.todo] == [2]
 
 
 def test_planned_creation_is_found_again(engine: sa.Engine) -> None:
@@ -270,7 +277,7 @@ def test_planned_creation_is_found_again(engine: sa.Engine) -> None:
             [source(status(1, 0, 512, messages=0))], RebuildOptions(complete=True)
         )
         store_rebuilt(connection, cluster, route_version=VERSION)
-        assert [one.name for one in planned_subjects(connection)] == ["s"]
+        assert [subject.name for subject in planned_subjects(connection)] == ["s"]
 
 
 def test_database_that_is_not_empty_is_refused(engine: sa.Engine) -> None:
@@ -293,4 +300,4 @@ def test_cordon_is_kept_when_it_was_given_before_the_rebuild(engine: sa.Engine) 
         sources = [source(*HALVES), source(group="g2")]
         store_rebuilt(connection, plan_rebuild(sources), route_version=VERSION)
         views = broker_views(connection)
-    assert {one.broker_group: one.cordoned for one in views} == {"g1": True, "g2": False}
+    assert {broker.broker_group: broker.cordoned for broker in views} == {"g1": True, "g2": False}

@@ -47,7 +47,7 @@ def test_empty_partition_still_blocks_its_children_until_its_parent_is_drained(
         for _ in range(3):
             settle_group(connection, group_id)
             grants = read_grants(connection, SESSION).grants
-            ids = [int(one.partition.partition_id) for one in grants]
+            ids = [int(grant.partition.partition_id) for grant in grants]
             granted.append(ids)
             note_drained(connection, SESSION, ids)
     assert granted == [[1], [2], [3]]

@@ -42,11 +42,11 @@ CHAIN = (
 )
 
 
-def starts(*found: PartitionStatus) -> list[tuple[int, int, PartitionState]]:
-    (subject,) = plan_rebuild([source(*found)]).subjects
+def starts(*statuses: PartitionStatus) -> list[tuple[int, int, PartitionState]]:
+    (subject,) = plan_rebuild([source(*statuses)]).subjects
     assert subject.static
-    rows = [one.partition for one in subject.partitions]
-    return [(one.partition_id, one.logic_start, one.state) for one in rows]
+    rows = [row.partition for row in subject.partitions]
+    return [(partition.partition_id, partition.logic_start, partition.state) for partition in rows]
 
 
 def test_logic_starts_follow_from_the_ends_of_the_parents():
@@ -59,7 +59,7 @@ def test_interrupted_move_continues():
     (subject,) = plan_rebuild(
         [source(CHAIN[0], segment(2, 1, messages=5), segment(3, 2, messages=0))]
     ).subjects
-    rows = {one.partition.partition_id: one.partition for one in subject.partitions}
+    rows = {row.partition.partition_id: row.partition for row in subject.partitions}
     assert (rows[2].logic_start, rows[2].state) == (40, OPEN)
     assert rows[3].state is PartitionState.EXPIRED
     assert subject.operation is None or subject.operation.state is OperationState.SEAL
@@ -83,11 +83,11 @@ def broken(*parts: PartitionView) -> list[str]:
     )
     sql = SqlView(
         subjects={1: subject},
-        partitions={one.partition.partition_id: one for one in parts},
+        partitions={row.partition.partition_id: row for row in parts},
     )
     checks = verify(Views(before=sql, answers=[], after=sql)).checks
-    (found,) = [one.violations for one in checks if one.code == "V02"]
-    return found
+    (violations,) = [check.violations for check in checks if check.code == "V02"]
+    return violations
 
 
 def row(number: int, *parents: int, start: int, end: int | None = None, **more) -> PartitionView:

@@ -70,10 +70,12 @@ class World:
             route_version=3,
         )
         self.rows = {
-            one.partition_id: PartitionView(
-                subject_id=1, partition=one, end_offset=END if one.state is SEALED else None
+            partition.partition_id: PartitionView(
+                subject_id=1,
+                partition=partition,
+                end_offset=END if partition.state is SEALED else None,
             )
-            for one in PARTS
+            for partition in PARTS
         }
         self.group = GroupRow(
             group_id=1,
@@ -88,26 +90,26 @@ class World:
         self.operations: list[OperationRow] = []
         self.refused: list[BrokerRow] = []
         self.hosted: dict[str, list[PartitionStatus]] = {"g1": [], "g2": []}
-        for one in PARTS:
+        for partition in PARTS:
             group = GroupStatus(
                 group="g",
-                token=self.group.tokens[one.partition_id],
-                cursor=END if one.state is SEALED else 4,
-                acked_above=1 if one.state is OPEN else 0,
+                token=self.group.tokens[partition.partition_id],
+                cursor=END if partition.state is SEALED else 4,
+                acked_above=1 if partition.state is OPEN else 0,
                 lag=0,
             )
-            self.hosted[one.broker_group].append(
+            self.hosted[partition.broker_group].append(
                 PartitionStatus(
-                    partition_id=one.partition_id,
+                    partition_id=partition.partition_id,
                     subject="s",
-                    name=one.name,
-                    state=one.state,
+                    name=partition.name,
+                    state=partition.state,
                     first_offset=0,
                     next_offset=END,
                     groups=(group,),
                     facts=HostPartition(
                         subject="s",
-                        partition=msgspec.structs.replace(one, address=None, state=OPEN),
+                        partition=msgspec.structs.replace(partition, address=None, state=OPEN),
                         order_strategy=BEST,
                         partitions_wanted=2,
                     ),
@@ -119,24 +121,24 @@ class World:
 
     def row(self, number: int, **changes) -> None:
         """Change a partition's row: its own fields, or those of what clients see."""
-        one = self.rows[number]
+        row = self.rows[number]
         mine = {key: changes.pop(key) for key in ("end_offset", "abandoned") if key in changes}
-        partition = msgspec.structs.replace(one.partition, **changes)
-        self.rows[number] = replace(one, partition=partition, **mine)
+        partition = msgspec.structs.replace(row.partition, **changes)
+        self.rows[number] = replace(row, partition=partition, **mine)
 
     def status(self, number: int, **changes) -> None:
         """Change what a broker says of a partition."""
-        for found in self.hosted.values():
-            for place, one in enumerate(found):
-                if one.partition_id == number:
-                    found[place] = msgspec.structs.replace(one, **changes)
+        for statuses in self.hosted.values():
+            for place, status in enumerate(statuses):
+                if status.partition_id == number:
+                    statuses[place] = msgspec.structs.replace(status, **changes)
 
     def at_group(self, number: int, **changes) -> None:
         """Change what a broker says of the group on a partition."""
-        for found in self.hosted.values():
-            for one in found:
-                if one.partition_id == number:
-                    group = msgspec.structs.replace(one.groups[0], **changes)
+        for statuses in self.hosted.values():
+            for status in statuses:
+                if status.partition_id == number:
+                    group = msgspec.structs.replace(status.groups[0], **changes)
                     self.status(number, groups=(group,))
                     return
 
@@ -159,11 +161,11 @@ class World:
                 hosted=None
                 if name in self.silent
                 else PartitionStatusList(
-                    broker_group=name, partitions=found, broker_id=self.answered_ids[name]
+                    broker_group=name, partitions=statuses, broker_id=self.answered_ids[name]
                 ),
                 problem="no answer" if name in self.silent else "",
             )
-            for name, found in self.hosted.items()
+            for name, statuses in self.hosted.items()
         ]
         return Views(before=sql, answers=answers, after=sql)
 
@@ -325,16 +327,20 @@ SPOILT = [
 
 
 def broken(world: World) -> dict[str, list[str]]:
-    return {one.name: one.violations for one in verify(world.views()).checks if one.violations}
+    return {
+        check.name: check.violations for check in verify(world.views()).checks if check.violations
+    }
 
 
 def test_healthy_cluster_passes_every_check() -> None:
     """All thirteen hold, also for a subject that was resized and drained."""
-    found = verify(World().views())
+    verification = verify(World().views())
     assert broken(World()) == {}
-    assert found.ok
-    assert [one.code for one in found.checks] == [f"V{number:02}" for number in range(1, 14)]
-    assert len({one.name for one in found.checks}) == 13
+    assert verification.ok
+    assert [check.code for check in verification.checks] == [
+        f"V{number:02}" for number in range(1, 14)
+    ]
+    assert len({check.name for check in verification.checks}) == 13
 
 
 @pytest.mark.parametrize(("name", "spoil"), SPOILT)
@@ -357,7 +363,9 @@ def test_open_parent_of_an_open_child_is_found() -> None:
 
 def test_every_check_has_a_fault_here() -> None:
     """No check goes untested."""
-    assert {name for name, _ in SPOILT} | {"children-after-parents"} == {one.name for one in CHECKS}
+    assert {name for name, _ in SPOILT} | {"children-after-parents"} == {
+        check.name for check in CHECKS
+    }
 
 
 def test_changes_between_the_two_reads_are_no_fault() -> None:
@@ -414,12 +422,13 @@ def test_undrained_parent_that_blocks_no_child_is_no_fault() -> None:
 def test_violations_are_cut_at_the_limit() -> None:
     """A broken cluster is told in a bounded answer that says how many there are."""
     world = World()
-    one = world.hosted["g1"][0]
+    status = world.hosted["g1"][0]
     world.hosted["g1"] += [
-        msgspec.structs.replace(one, partition_id=number, groups=()) for number in range(100, 400)
+        msgspec.structs.replace(status, partition_id=number, groups=())
+        for number in range(100, 400)
     ]
-    (found,) = [check for check in verify(world.views()).checks if check.violations]
-    assert (len(found.violations), found.violations_total) == (VIOLATIONS_MAX, 300)
+    (failed,) = [check for check in verify(world.views()).checks if check.violations]
+    assert (len(failed.violations), failed.violations_total) == (VIOLATIONS_MAX, 300)
 
 
 def test_unlisted_groups_are_no_fault_when_they_need_no_messages() -> None:
@@ -434,8 +443,8 @@ def test_unlisted_groups_are_no_fault_when_they_need_no_messages() -> None:
     world = World()
     world.subject = replace(world.subject, retention=Retention.TIME)
     for some in world.hosted.values():
-        for one in list(some):
-            timed = msgspec.structs.replace(one.facts, retention=Retention.TIME)
-            groups = one.groups if one.state is SEALED else ()
-            world.status(one.partition_id, groups=groups, groups_told=False, facts=timed)
+        for item in list(some):
+            timed = msgspec.structs.replace(item.facts, retention=Retention.TIME)
+            groups = item.groups if item.state is SEALED else ()
+            world.status(item.partition_id, groups=groups, groups_told=False, facts=timed)
     assert broken(world) == {}
