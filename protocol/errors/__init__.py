@@ -20,9 +20,9 @@
     │   ├── BrokerGroupUnknownError, BrokerCordonedError, CreationRunningError
     │   ├── OffsetOutOfRangeError, CorruptBatchError, FrameError
     │   ├── BrokerReadOnlyError, OverloadedError           try later
-    │   ├── FolderBehindError, LossAcceptedError           this data folder is not the one to go on with
+    │   ├── FolderBehindError, FolderGivenUpError          a broker must not serve this data folder
     │   ├── DatabaseEmptyError, CreationFailedError, PartitionInUseError    the database lacks what brokers have
-    │   ├── AcceptedAsLostError                            said by our own side; its fate is UNKNOWN
+    │   ├── AcceptedAsLostError                            told to the producer of a message; its fate is UNKNOWN
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   └── LeaseLostError, QueueFullError                 said by our own side
     ├── UnreachableError               no answer of a keylane server

@@ -550,8 +550,8 @@ class CreationFailedError(RefusedError):
     subject = Detail(str)
 
 
-class LossAcceptedError(RefusedError):
-    """A data folder comes back whose loss an operator has accepted."""
+class FolderGivenUpError(RefusedError):
+    """An operator has accepted the loss of this data folder, and the folder came back.  Refused to its broker."""
 
     code = 1224
     summary = "the loss of this data folder was accepted, and others go on without it"
@@ -560,7 +560,7 @@ class LossAcceptedError(RefusedError):
 
 
 class AcceptedAsLostError(RefusedError):
-    """A message may have been stored on a disk whose loss was accepted."""
+    """A message may have been stored in a partition whose loss was accepted.  Told to its producer."""
 
     code = 1225
     fate = Fate.UNKNOWN

@@ -13,7 +13,7 @@ from keylane.metaserver.operations.begin import plan_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round, idle_operations
 from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.protocol.control import BrokerHeartbeat, Join
-from keylane.protocol.errors import LossAcceptedError
+from keylane.protocol.errors import FolderGivenUpError
 from keylane.protocol.ids import PartitionId
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy, PartitionState
@@ -59,7 +59,7 @@ def test_strict_subject_leaves_a_lost_disk_with_all_its_partitions(rows: Rows) -
     (done,) = rows.run(operation_views, [operation_id])
     assert done.state is OperationState.DONE
     assert {loss.partition_id for loss in done.losses} == there
-    with pytest.raises(LossAcceptedError):
+    with pytest.raises(FolderGivenUpError):
         rows.report("g1")
     empty = BrokerHeartbeat(broker_group="g1", broker_id="new", address="g1:2")
     rows.run(report_broker, empty, ttl_ms=DAY_MS)
@@ -192,7 +192,7 @@ def test_folder_is_refused_when_its_loss_opened_a_child_that_had_not_heard_of_a_
     rows.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g3", accept_loss=True))
     assert rows.drive(operation_id) is None
     assert unheard(rows, "s", "g3")
-    with pytest.raises(LossAcceptedError):
+    with pytest.raises(FolderGivenUpError):
         rows.report("g3")
 
 
