@@ -33,12 +33,12 @@ from ..groups.leases import drained_through
 from .gone import fill_gone
 from .operations import canceled, forget_canceled, is_used, operations
 from .rows import (
+    BrokerSource,
     RebuildOptions,
     RebuiltCluster,
     RebuiltGroup,
     RebuiltPartition,
     RebuiltSubject,
-    Source,
 )
 
 NO_OPTIONS = RebuildOptions()
@@ -47,7 +47,9 @@ TOKENS_BETWEEN = 1_000_000
 PROBLEMS_SHOWN_MAX = 20
 
 
-def plan_rebuild(sources: Sequence[Source], options: RebuildOptions = NO_OPTIONS) -> RebuiltCluster:
+def plan_rebuild(
+    sources: Sequence[BrokerSource], options: RebuildOptions = NO_OPTIONS
+) -> RebuiltCluster:
     """
     The rows of a database that fits these brokers.
 
@@ -95,7 +97,7 @@ def _missing(status: PartitionStatus, parent: int) -> str:
     )
 
 
-def _contradictions(sources: Sequence[Source]) -> Iterable[str]:
+def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
     groups: dict[str, str] = {}
     ids: dict[str, str] = {}
     homes: dict[int, str] = {}

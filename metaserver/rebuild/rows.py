@@ -11,7 +11,7 @@ from ...protocol.routing import ConsumeStrategy, OrderStrategy, Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class BrokerSource:
     """A broker that was asked, and its answer."""
 
     address: str
@@ -99,5 +99,5 @@ class RebuiltSubject:
 class RebuiltCluster:
     """The whole database."""
 
-    sources: Sequence[Source]
+    sources: Sequence[BrokerSource]
     subjects: Sequence[RebuiltSubject]

@@ -12,7 +12,7 @@ from ...rpc.network import Network
 from ..settings import MetaserverSettings, machine_boot, prepare_folder
 from ..sql.database import open_database
 from .plan import NO_OPTIONS, plan_rebuild
-from .rows import RebuildOptions, RebuiltCluster, Source
+from .rows import BrokerSource, RebuildOptions, RebuiltCluster
 from .writer import check_empty, store_rebuilt
 
 
@@ -57,7 +57,7 @@ async def rebuild_database(
             *(BrokerClient(network, address).partitions() for address in wanted)
         )
         sources = [
-            Source(address=address, hosted=hosted)
+            BrokerSource(address=address, hosted=hosted)
             for address, hosted in zip(wanted, answers, strict=True)
         ]
         cluster = plan_rebuild(sources, options)

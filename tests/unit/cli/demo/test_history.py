@@ -11,13 +11,13 @@ from keylane.cli.demo.history import (
     Judged,
     PartitionLog,
     Record,
-    Source,
+    SentRows,
     judge_run,
 )
 
 # Rows 0..7; keys a and b in partition 1, c and no key in partition 2.
 KEYS = [b"a", b"b", b"c", b"a", b"", b"b", b"a", b"c"]
-SOURCE = Source(keys=KEYS, digests=[100 + row for row in range(8)])
+SOURCE = SentRows(keys=KEYS, digests=[100 + row for row in range(8)])
 
 
 def part(*rows: int) -> PartitionLog:
@@ -253,7 +253,7 @@ def test_cursor_over_acked_ranges():
 def test_examples_are_few():
     """However much is wrong, each anomaly keeps a handful of examples and the full count."""
     total = 10_000
-    source = Source(keys=[b"k"] * total, digests=[0] * total)
+    source = SentRows(keys=[b"k"] * total, digests=[0] * total)
     judged = judge_run(source, {}, {})
     assert judged.findings.counts["lost"] == total
     assert len(judged.findings.examples) == 5
@@ -275,7 +275,7 @@ def test_speed():
             line._replace(token=2, at_ms=total + line.at_ms) for line in lines[half - 10 :]
         ]
     began = time.process_time()
-    judged = judge_run(Source(keys, [0] * total), log, records)
+    judged = judge_run(SentRows(keys, [0] * total), log, records)
     assert clean(judged)
     assert judged.redelivered == 10 * partitions
     # Seconds of the processor, about 4 of them here: what else the machine does is not counted.
