@@ -115,7 +115,7 @@ class OperationDriver:
         settings: MetaserverSettings,
         *,
         catalogue: Catalogue,
-        members: GroupService,
+        groups: GroupService,
         driver: str,
         rng: random.Random,
         after_step: Callable[[str], None] = _ignore_step,
@@ -124,7 +124,7 @@ class OperationDriver:
         self._network = network
         self._settings = settings
         self._catalogue = catalogue
-        self._members = members
+        self._groups = groups
         self._driver = driver
         self._rng = rng
         self._after_step = after_step
@@ -367,7 +367,7 @@ class OperationDriver:
         """Announce a new route: wake the calls that wait for it, and settle the subject's groups."""
         self._catalogue.wake([operation.subject])
         for group_id in await self._database.read(groups_of, operation.subject_id):
-            await self._members.settle(group_id)
+            await self._groups.settle(group_id)
 
     async def stop(self) -> None:
         """Stop driving; unfinished operations are resumed by another metaserver, or after a restart."""

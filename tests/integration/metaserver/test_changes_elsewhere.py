@@ -62,9 +62,9 @@ class House:
 
         self.elsewhere = GroupService(database, settings, announce=announce)
 
-    async def join(self, session: str, *, members: GroupService | None = None) -> None:
+    async def join(self, session: str, *, groups: GroupService | None = None) -> None:
         ask = Join(subject="s", group="g", session=session, ttl_ms=TTL_MS)
-        await (members or self.elsewhere).join(ask)
+        await (groups or self.elsewhere).join(ask)
 
     async def version(self, session: str) -> int:
         """Of its grants now."""

@@ -102,13 +102,13 @@ async def abandoned(
         async with open_database(
             folder=folder, url=None, clock=clock, boot="boot", broker_ttl_ms=TTL_MS
         ) as database:
-            catalogue, members = (
+            catalogue, groups = (
                 Catalogue(database, network, settings),
                 GroupService(database, settings),
             )
             operations = OperationDriver(
                 database, network, settings,
-                catalogue=catalogue, members=members, driver="next", rng=random.Random(1),
+                catalogue=catalogue, groups=groups, driver="next", rng=random.Random(1),
             )  # fmt: skip
             abandoned = Abandoned(database, clock, operations)
             await abandoned.begin(strategy, without_source=without_source)
