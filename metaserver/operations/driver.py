@@ -1,15 +1,15 @@
-"""Drives operations on partitions to their end: hosts children, seals parents, changes the route.  Shell around SQL.
+"""Drives operations on partitions until they are done: hosts children, seals parents, changes the route.  Shell around SQL.
 
     begin ─▶ journal ─▶ claim ─▶ ask the brokers what the state asks for ─▶ finish the round: next states, perhaps the route
                           ▲                                                            │
                           └────────────────────────────────────────────────────────────┘
 
 Invariants
-    Two metaservers may do every step, even at once: brokers and SQL accept a repetition and change nothing.
-    The lease in SQL only keeps two drivers from doing the same work.
-    No broker is asked to seal before every child is hosted and every parent's broker says that it can seal:
-    writes stop for one seal and one transaction.
-    The broker of a child has every consumer group of the subject on its disk before the child opens.
+    Every step may be repeated, also by two metaservers at once: brokers and SQL change nothing the second time.
+    Correctness does not rest on the driver's lease.  The lease saves two drivers from doing the same work.
+    No parent is sealed before every child is hosted and every parent's broker says that it can seal.
+    So writes stop for one seal and one transaction.
+    A child opens after its broker has stored every consumer group of the subject.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class _Round(enum.Enum):
     ADVANCED = enum.auto()
     """The operation has entered another state."""
     RETRY = enum.auto()
-    """It has not, and another round soon may help."""
+    """The state is the same; another round soon may change it."""
     STOP = enum.auto()
-    """There is nothing to do for this driver now."""
+    """This driver has nothing to do now."""
 
 
 def _ignore_step(_step: str) -> None:
@@ -97,15 +97,16 @@ class OperationDriver:
     Begins operations and drives them.
 
     `begin(Reshape(...))` journals an operation and starts a task in this event loop that drives it to its end.
-    `resume()`, called periodically by the attendant of any metaserver, starts tasks for the operations that have no
-    driver, as after a crash.
-    An operation that waits for a silent broker has no task until the broker is back.  An operation whose brokers keep
-    refusing has no task for PAUSE_MS, so that it delays no other.
+    `resume()` is called periodically by the attendant of every metaserver.  It starts tasks for operations without a
+    driver: their metaserver has crashed, or they were released.
+    An operation that waits for a silent broker has no task until the broker reports itself again.
+    An operation whose brokers keep refusing has no task for PAUSE_MS: other operations are driven meanwhile.
 
     Args:
-        driver: names this process among the metaservers; never used by another.
-        after_step: called after each of planned, hosted, sealing (a broker has sealed, SQL does not know it), sealed
-            (the operation waits in OPEN), telling (a broker has stored groups made since, SQL does not know it), opened.
+        driver: the id of this process; no other metaserver ever uses it.
+        after_step: called with the name of each step that is done: planned, hosted, sealing (a broker has sealed, SQL
+            does not know it yet), sealed (the operation waits in OPEN), telling (a broker has stored new groups, SQL does
+            not know it yet), opened.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class OperationDriver:
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
     async def begin(self, ask: Reshape) -> OperationList:
         """
-        Journal an operation and drive it; answers before it is done.  A dry run only plans.
+        Journal an operation and start to drive it.  Returns before the operation is done.  A dry run only plans.
 
         Raises:
             InvalidNameError, InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
@@ -155,7 +156,7 @@ class OperationDriver:
             self._after_step("planned")
         for operation_id in ids[:DRIVEN_AT_ONCE_MAX]:
             self._drive_soon(operation_id)
-        # The others are resumed, by any metaserver, when the lease of this call has expired.
+        # Operations over the limit are resumed by any metaserver after their lease has expired.
         idle = [
             planned.view(ask)
             for operation_id, planned in begun
@@ -168,7 +169,7 @@ class OperationDriver:
         )
 
     async def _planned(self, ask: Reshape) -> OperationList:
-        """The answer that `begin` would give."""
+        """The plans of a dry run, in the form of the answer of `begin`."""
         plans = await self._database.read(plan_operations, ask)
         freed = await self._database.read(operation_views, [planned.freed for planned in plans])
         shown = [
@@ -202,7 +203,7 @@ class OperationDriver:
         return OperationList(operations=[await self._explained(view) for view in views])
 
     async def _explained(self, view: OperationView) -> OperationView:
-        """Add the reason for waiting where no driver has noted one: it may have died before it asked a broker."""
+        """Add the reason for waiting if no driver has noted a reason: the driver may have crashed before it asked a broker."""
         if view.problem or all(step.done for step in view.steps):
             return view
         operation = await self._database.read(read_operation, view.operation_id)
@@ -245,19 +246,19 @@ class OperationDriver:
                 if attempt:
                     await asyncio.sleep(WAITS.wait_ms(attempt, self._rng) / 1000)
         except Exception:
-            log.exception("operation %d met a fault of ours", operation_id)
+            log.exception("operation %d failed by a bug of the metaserver", operation_id)
             raise
         finally:
             del self._driving[operation_id]
 
     async def _pause(self, operation_id: int) -> None:
-        """Release an operation for PAUSE_MS; operations that have waited longer are resumed first."""
+        """Release an operation, not to be claimed for PAUSE_MS; `resume` takes the longest waiting operations first."""
         try:
             await self._database.write(
                 release_operation, operation_id, driver=self._driver, pause_ms=PAUSE_MS
             )
         except StorageError as error:
-            # It is resumed when its lease has expired.
+            # The operation is resumed after its lease has expired.
             log.warning("operation %d: %s", operation_id, error.message)
 
     async def _step(self, operation_id: int) -> _Round:
@@ -284,7 +285,7 @@ class OperationDriver:
         if RULES[state].after is None and not problem:
             return _Round.STOP
         if outlook(operation.state, operation.pending) is not Outlook.WAIT:
-            return _Round.RETRY  # a broker has refused, or a consumer group was made meanwhile
+            return _Round.RETRY  # a broker has refused, or a new consumer group is to be told
         log.info("operation %d waits: %s", operation_id, problem)
         pause_ms = PAUSE_MS if operation.state is OperationState.OPEN else 0
         await self._database.write(
@@ -294,11 +295,11 @@ class OperationDriver:
 
     async def _ask_brokers(self, operation: Operation) -> tuple[dict[int, int | None], str]:
         """
-        Ask the brokers for what the operation's state needs.
+        Ask the brokers to do what the operation's state asks for.
 
         Returns:
-            What they have done, partition id → end offset of a sealed one or None; and the first problem, "" if there
-            is none.
+            The steps that are done: partition id → end offset of a sealed partition, None of a hosted partition.
+            The first problem, "" without problems.
         """
         asked = await asyncio.gather(
             *(self._ask(operation, partition) for partition in operation.todo)
@@ -318,7 +319,7 @@ class OperationDriver:
     async def _ask(
         self, operation: Operation, partition: Partition
     ) -> tuple[int, int | None] | str:
-        """Have a broker host or seal a partition: the id and the end offset, or the problem."""
+        """Ask a broker to host or seal a partition; returns the id and the end offset, or the problem."""
         if partition.address is None:
             return silence(operation.state, partition.broker_group)
         broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
@@ -343,17 +344,15 @@ class OperationDriver:
             except KeylaneError as error:
                 absent = isinstance(error, PartitionUnknownError | PartitionInUseError)
                 if operation.state is OperationState.CANCELED and absent:
-                    return (
-                        partition.partition_id,
-                        0,
-                    )  # never hosted: what has its number is not of this operation
+                    # Never hosted: a partition of that id at the broker is not of this operation.
+                    return partition.partition_id, 0
                 if isinstance(error, PartitionUnknownError):
                     return f"partition {partition.partition_id} is not known to {partition.broker_group!r}"
                 return f"partition {partition.partition_id} on {partition.broker_group!r}: {error.message}"
         return partition.partition_id, None
 
     async def _refusal(self, parent: Partition) -> str:
-        """The reason for which the broker of a parent cannot seal it, "" if it can; changes nothing there."""
+        """The reason why the broker of a parent cannot seal the parent, "" if it can.  Changes nothing at the broker."""
         assert parent.address is not None
         broker = BrokerClient(self._network, parent.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._room:
@@ -364,13 +363,13 @@ class OperationDriver:
         return unsealable(parent.partition_id, parent.broker_group, why) if why else ""
 
     async def _tell(self, operation: Operation) -> None:
-        """Announce a new route: wake the calls that wait for it, and settle the subject's groups."""
+        """Announce a new route: wake the calls that wait for the route, and settle the subject's groups."""
         self._catalogue.wake([operation.subject])
         for group_id in await self._database.read(groups_of, operation.subject_id):
             await self._groups.settle(group_id)
 
     async def stop(self) -> None:
-        """Stop driving; unfinished operations are resumed by another metaserver, or after a restart."""
+        """Stop driving.  Unfinished operations are resumed by another metaserver, or after a restart."""
         tasks = list(self._driving.values())
         for task in tasks:
             task.cancel()

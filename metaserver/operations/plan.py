@@ -1,16 +1,17 @@
 """Plans of operations: which partitions are sealed and which are opened.  Pure.
 
-    resize   the exact split of the count wanted; ranges that stay equal keep their partition
-    split    one partition becomes two          merge   neighbours become one
-    move     the same range on another broker group
-    evacuate every partition of a broker group moves to others
+    resize     The subject gets the exact split of the wanted count.  A partition with a range of that split stays.
+    split      One partition becomes two.
+    merge      Neighbouring partitions become one.
+    move       A partition continues with the same range on another broker group.
+    evacuate   Every open partition of a broker group moves to other broker groups.
 
 Invariants
-    The open partitions after a plan cover every logical partition exactly once, as those before it.
-    A child's parents are exactly the sealed partitions whose ranges overlap its own.
+    The open partitions after a plan cover every logical partition exactly once.
+    The parents of a child are exactly the sealed partitions whose ranges overlap the child's range.
     No plan seals a partition whose range and broker group stay the same.
-    A child goes to the broker group with the fewest partitions of the subject, then to one that has a parent, then to the
-    one with the fewest partitions of all subjects.
+    A child goes to the broker group with the fewest partitions of the subject.  Of several, to one that has a parent of the
+    child; then to the one with the fewest partitions of all subjects.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Child:
     broker_group: BrokerGroup
     parents: tuple[PartitionId, ...]
     queue: QueueNumber | None = None
-    """The parent's, if the child continues it alone; None: a new one."""
+    """The parent's queue, if the child alone continues the parent; None: a new queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,22 +55,22 @@ class Plan:
     """The partitions to seal and to open; empty if there is nothing to do."""
 
     sealed: tuple[PartitionId, ...] = ()
-    """Also partitions that are sealed already, have children, and are now abandoned."""
+    """The partitions to seal, and sealed partitions that are abandoned now."""
     children: tuple[Child, ...] = ()
 
 
 NOTHING = Plan()
 Hosts = Mapping[BrokerGroup, int]
-"""The broker groups that take new partitions, each with the number of open ones it has, of all subjects."""
+"""Broker group that takes new partitions → number of its open partitions, of all subjects."""
 
 
 def plan_resize(current: Sequence[OpenPartition], count: int, hosts: Hosts) -> Plan:
     """
-    Cut the subject into `count` partitions, as even as whole numbers allow.
+    Plan `count` partitions of ranges that differ by at most one logical partition.
 
     Raises:
-        InvalidRequestError: a count outside 1..1024.
-        NotEnoughBrokersError: no host.
+        InvalidRequestError: `count` is outside 1..1024.
+        NotEnoughBrokersError: `hosts` is empty.
     """
     wanted = split_ranges(count)
     here = {(partition.range_start, partition.range_end) for partition in current}
@@ -85,12 +86,12 @@ def plan_resize(current: Sequence[OpenPartition], count: int, hosts: Hosts) -> P
 
 def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts) -> Plan:
     """
-    Cut one partition in the middle.
+    Cut a partition in the middle of its range.
 
     Raises:
-        PartitionUnknownError: not an open one.
-        InvalidRequestError: it has one logical partition only.
-        NotEnoughBrokersError: no host.
+        PartitionUnknownError: the subject has no such open partition.
+        InvalidRequestError: the range is one logical partition.
+        NotEnoughBrokersError: `hosts` is empty.
     """
     partition = _find(current, partition_id)
     middle = (partition.range_start + partition.range_end) // 2
@@ -105,12 +106,12 @@ def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts
 
 def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Hosts) -> Plan:
     """
-    Make neighbours one.
+    Continue neighbouring partitions by one child.
 
     Raises:
-        PartitionUnknownError: not all of them are open ones.
-        InvalidRequestError: fewer than two, or there is a gap between them.
-        NotEnoughBrokersError: no host.
+        PartitionUnknownError: not all are open partitions of the subject.
+        InvalidRequestError: fewer than two partitions, or a gap between their ranges.
+        NotEnoughBrokersError: `hosts` is empty.
     """
     merged = sorted(
         (_find(current, partition_id) for partition_id in set(ids)),
@@ -130,11 +131,11 @@ def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Ho
 
 def plan_move(current: Sequence[OpenPartition], ids: Collection[int], target: BrokerGroup) -> Plan:
     """
-    Continue partitions on another broker group; those that are there already stay.
+    Continue partitions on the broker group `target`.  Partitions that are on it already stay.
 
     Raises:
-        PartitionUnknownError: not all of them are open ones.
-        InvalidRequestError: none given.
+        PartitionUnknownError: not all are open partitions of the subject.
+        InvalidRequestError: `ids` is empty.
     """
     if not ids:
         raise InvalidRequestError("a move takes one partition or more")
@@ -146,10 +147,10 @@ def plan_move(current: Sequence[OpenPartition], ids: Collection[int], target: Br
 
 def plan_evacuation(current: Sequence[OpenPartition], source: BrokerGroup, hosts: Hosts) -> Plan:
     """
-    Continue everything that is open on a broker group on others.
+    Continue every open partition of the broker group `source` on other broker groups.
 
     Raises:
-        NotEnoughBrokersError: there is no other.
+        NotEnoughBrokersError: no other broker group takes new partitions.
     """
     others = {group: load for group, load in hosts.items() if group != source}
     return _moves(
@@ -168,7 +169,7 @@ def _find(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
         if partition.partition_id == partition_id:
             return partition
     raise PartitionUnknownError(
-        f"partition {partition_id} is not an open partition of this subject; those that are: "
+        f"partition {partition_id} is not an open partition of this subject; its open partitions: "
         f"{listed(sorted(partition.partition_id for partition in current))}",
         partition_id=partition_id,
     )

@@ -1,4 +1,4 @@
-"""Operations and the lineage of partitions, as calls show them.  SQL, synchronous."""
+"""Views of operations and of a subject's lineage, for the answers of calls.  SQL, synchronous."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _chosen = (
 
 
 def operation_views(connection: Connection, ids: Collection[int]) -> list[OperationView]:
-    """These operations, the newest first."""
+    """The views of these operations, the newest first."""
     rows = connection.execute(_chosen, {"ids": list(ids)}).all()
     return [_view(connection, row) for row in rows]
 
@@ -104,7 +104,7 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
 def _cordoned_source(
     connection: Connection, children: Collection[int], sealed: Collection[int]
 ) -> str:
-    """The broker group of these sealed partitions, or of the children's parents, if it is cordoned, else ""."""
+    """The broker group that an evacuation leaves, if it is cordoned now, else ""."""
     parents = sa.select(partition_parents.c.parent_id).where(
         partition_parents.c.partition_id.in_(children)
     )
@@ -118,7 +118,7 @@ def _cordoned_source(
 
 
 def subject_history(connection: Connection, name: str) -> SubjectHistory:
-    """Every partition a subject ever had, without the children of canceled operations.  Raises SubjectUnknownError."""
+    """Every partition that a subject ever had, but for the children of canceled operations.  Raises SubjectUnknownError."""
     begin_snapshot(connection)
     row = open_subject_row(connection, name)
     canceled = (

@@ -1,4 +1,4 @@
-"""A parent's broker answers, and could not seal: nothing is sealed before all parents can be."""
+"""A parent's broker answers, and cannot seal: no parent is sealed before all parents can be sealed."""
 
 from __future__ import annotations
 
