@@ -130,7 +130,7 @@ class OperationDriver:
         self._rng = rng
         self._after_step = after_step
         self._driving: dict[int, asyncio.Task[None]] = {}
-        self._room = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
+        self._brokers_limit = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
     async def begin(self, ask: Reshape) -> OperationList:
@@ -323,7 +323,7 @@ class OperationDriver:
         if partition.address is None:
             return silence(operation.state, partition.broker_group)
         broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
-        async with self._room:
+        async with self._brokers_limit:
             try:
                 if operation.state not in {OperationState.PLAN, OperationState.OPEN}:
                     canceled = operation.state is OperationState.CANCELED
@@ -355,7 +355,7 @@ class OperationDriver:
         """The reason why the broker of a parent cannot seal the parent, "" if it can.  Changes nothing at the broker."""
         assert parent.address is not None
         broker = BrokerClient(self._network, parent.address, timeout_ms=CALL_TIMEOUT_MS)
-        async with self._room:
+        async with self._brokers_limit:
             try:
                 why = (await broker.partition(parent.partition_id)).unsealable
             except KeylaneError as error:

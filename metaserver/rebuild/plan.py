@@ -1,14 +1,14 @@
 """Plans the rows of a lost database from the brokers' facts: routes, lineage, groups, tokens, operations.  Pure.
 
-    every broker's partitions ──▶ subjects, states, interrupted operations ──▶ rows, or a list of contradictions
+    every broker's partitions ──▶ subjects, states, unfinished operations ──▶ rows, or a list of problems
 
 Invariants
-    Nothing that the order depends on is guessed: a missing parent, a gap in a route, or two folders of one broker group
-    refuse the rebuild.
+    No fact that the order depends on is guessed.  A missing parent, a gap in a route, or two data folders of one broker
+    group refuse the rebuild.
     A group counts as having drained a partition only if it has drained the partition's parents.
     Every future token is above every fence, and above every token that was granted and never reached a broker.
-    An operation that was interrupted before the first seal is canceled, and its children are sealed at their brokers;
-    one that was interrupted after it continues.
+    An operation without a sealed parent is canceled, and its children are sealed at their brokers.
+    An operation with a sealed parent continues.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .rows import (
 
 NO_OPTIONS = RebuildOptions()
 TOKENS_BETWEEN = 1_000_000
-"""The number of tokens skipped: more than a group is granted between two tokens that reach a broker."""
+"""The next token is this much above the highest one at a broker: more tokens than can have been granted meanwhile."""
 PROBLEMS_SHOWN_MAX = 20
 
 
@@ -51,17 +51,17 @@ def plan_rebuild(
     sources: Sequence[BrokerSource], options: RebuildOptions = NO_OPTIONS
 ) -> RebuiltCluster:
     """
-    The rows of a database that fits these brokers.
+    Plan the rows of a database that fits these brokers.
 
     Raises:
-        InvalidNameError: of a broker group that is gone.
-        InvalidRequestError: the brokers contradict each other, or some are missing; it names all problems.
+        InvalidNameError: the name of a gone broker group is not valid.
+        InvalidRequestError: the brokers contradict each other, or brokers are missing.  The message lists the problems.
     """
     for name in options.gone:
         check_name("broker group", name)
     problems = list(_contradictions(sources))
     problems += [
-        f"{source.address} is broker group {source.hosted.broker_group!r}, which is said to be gone"
+        f"{source.address} is broker group {source.hosted.broker_group!r}, which --gone names as gone"
         for source in sources
         if source.hosted.broker_group in options.gone
     ]
@@ -93,7 +93,7 @@ def plan_rebuild(
 def _missing(status: PartitionStatus, parent: int) -> str:
     return (
         f"partition {status.partition_id} continues partition {parent}, which none of these brokers "
-        "has: name every broker, and with --gone the broker groups that exist no more"
+        "has: name every broker, and name with --gone the broker groups that do not exist any more"
     )
 
 
@@ -106,10 +106,10 @@ def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
         if hosted.broker_group in groups:
             yield (
                 f"{groups[hosted.broker_group]} and {source.address} are both broker group "
-                f"{hosted.broker_group!r}: one of them is a copy"
+                f"{hosted.broker_group!r}: one data folder is a copy of the other"
             )
         elif hosted.broker_id and hosted.broker_id in ids:
-            yield f"{ids[hosted.broker_id]} and {source.address} have one data folder"
+            yield f"{ids[hosted.broker_id]} and {source.address} have the same data folder"
         groups[hosted.broker_group] = ids[hosted.broker_id] = source.address
         for status in hosted.partitions:
             if status.facts is None:
@@ -134,7 +134,7 @@ def _subject(
     (strategy,) = strategies
     assert strategy is not None
     if len({fact.static for fact in facts.values()}) != 1:
-        raise InvalidRequestError("its partitions do not agree whether it is static")
+        raise InvalidRequestError("its partitions do not agree on whether it is static")
     counts = {fact.partitions_wanted for fact in facts.values()} - {0}
     kept = {fact.retention for fact in facts.values()} - {None}
     if len(kept) > 1:
@@ -173,7 +173,7 @@ def _subject(
         group.drained = set(drained_through(group.drained, parents))
     if subject.static:
         _chain(rows)
-    if not _covered(subject) and not (options.complete and _creation_goes_on(subject, statuses)):
+    if not _covered(subject) and not (options.complete and _continue_creation(subject, statuses)):
         raise InvalidRequestError(
             "its open partitions do not cover every logical partition once: name every broker"
         )
@@ -186,7 +186,11 @@ def _facts(status: PartitionStatus) -> HostPartition:
 
 
 def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
-    """The groups with their tokens, and the partitions at whose end they are; parents are considered later."""
+    """
+    The consumer groups with their tokens and drained partitions.
+
+    Here a sealed partition counts as drained if the cursor is at its end; the caller also considers the parents.
+    """
     groups: dict[str, RebuiltGroup] = {}
     for status in statuses:
         for at_broker in status.groups:
@@ -205,7 +209,7 @@ def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
 
 
 def _parents_left(subject: RebuiltSubject) -> dict[int, set[int]]:
-    """Partition id → ids of its parents; a lost parent is replaced by its own parents."""
+    """Partition id → ids of its parents; a lost parent is replaced by the parents of the lost one."""
     parents: dict[int, set[int]] = {}
     lost: set[int] = set()
     for row in sorted(subject.partitions, key=lambda row: row.partition.partition_id):
@@ -219,10 +223,12 @@ def _parents_left(subject: RebuiltSubject) -> dict[int, set[int]]:
 
 def _chain(rows: dict[int, RebuiltPartition]) -> None:
     """
-    Set the logic starts of a static subject: where the parent ends, or behind its loss; a parent has a lower id.
+    Set the logic starts of a static subject's partitions: the parent's end, or an offset above its loss.
+
+    A parent has a lower id than its children, so its own logic start is set before.
 
     Raises:
-        InvalidRequestError: logic offsets end there.
+        InvalidRequestError: no logic offsets are left above a loss.
     """
     for _, row in sorted(rows.items()):
         for parent_id in row.partition.parents:
@@ -250,8 +256,13 @@ def _covered(subject: RebuiltSubject) -> bool:
     return True
 
 
-def _creation_goes_on(subject: RebuiltSubject, statuses: Sequence[PartitionStatus]) -> bool:
-    """Plan the missing partitions of an interrupted creation; False if the subject was in use, or none is missing."""
+def _continue_creation(subject: RebuiltSubject, statuses: Sequence[PartitionStatus]) -> bool:
+    """
+    Plan the missing partitions of an unfinished creation.
+
+    Returns:
+        False if there is no such creation: the subject was in use, or no partition is missing.
+    """
     ranges = split_ranges(subject.partitions_wanted)
     here = {(row.partition.range_start, row.partition.range_end) for row in subject.partitions}
     used = any(is_used(status) for status in statuses)

@@ -2,8 +2,8 @@
 
 Invariants
     A database that has a subject is not changed.
-    Everything is written in one transaction.
-    No partition is granted before every old session has ended by its own clock: until then it may handle messages.
+    All rows are written in one transaction.
+    No partition is granted before every old session has ended by its own clock: until then its consumer may handle messages.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from .rows import RebuiltCluster, RebuiltGroup, RebuiltOperation, RebuiltSubject
 
 def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_version: int) -> None:
     """
-    Write everything; brokers count as silent until they report themselves.
+    Write all rows of a rebuilt cluster.  Brokers count as silent until they report themselves.
 
     Args:
-        route_version: of every route; above all that clients have seen.
+        route_version: the version of every route; above every version that clients know.
 
     Raises:
         ConfigError: the database is not empty.
@@ -60,11 +60,11 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
         for source in cluster.sources
     ]
     insert_or_replace(connection, brokers, rows)
-    # Shown as silent, and cordoned; no operation waits for it.
-    places = {lost.partition.broker_group for each in cluster.subjects for lost in each.gone}
-    for name in sorted(places):
-        nobody = {"broker_group": name, "broker_id": "", "address": "", "cordoned": True}
-        insert_new(connection, brokers, nobody | unheard)
+    # Gone broker groups are shown as silent and cordoned.
+    gone = {lost.partition.broker_group for subject in cluster.subjects for lost in subject.gone}
+    for name in sorted(gone):
+        without_folder = {"broker_group": name, "broker_id": "", "address": "", "cordoned": True}
+        insert_new(connection, brokers, without_folder | unheard)
     ids = {
         subject.name: _store_subject(connection, subject, route_version)
         for subject in cluster.subjects
@@ -73,7 +73,7 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
     for subject in cluster.subjects:
         for group in subject.groups:
             _store_group(connection, ids[subject.name], group)
-        # In the order in which they were begun: the running one is the subject's latest operation.
+        # The running operation gets the highest id: it is the subject's latest operation.
         for operation in (subject.canceled, *subject.fences, subject.operation):
             if operation is not None:
                 _store_operation(connection, ids[subject.name], operation)
@@ -84,7 +84,7 @@ def check_empty(connection: Connection) -> None:
     count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
     if count:
         raise ConfigError(
-            f"the database is not empty: it knows {counted(count, 'subject')}, and is left alone"
+            f"the database is not empty: it has {counted(count, 'subject')}; nothing was changed"
         )
 
 
@@ -104,7 +104,7 @@ def _store_subject(connection: Connection, subject: RebuiltSubject, route_versio
 
 
 def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict[str, int]) -> None:
-    """Insert partitions with an id first, so that the ids of the others, and all later ones, come after them."""
+    """Insert the partitions that have ids first.  So the database gives higher ids to the others and to all later ones."""
     numbered: list[dict[str, Any]] = []
     new: list[dict[str, Any]] = []
     lineage = []

@@ -1,7 +1,7 @@
 """Thirteen checks between the database and the brokers, each with a code and a name.  Pure.
 
-A check is a function from the views to sentences, one for each violation of its claim.  A broker that does not answer
-is a violation of V03 alone; the other checks skip its partitions.
+A check is a function of the views that yields a sentence for each violation of its claim.
+A broker that does not answer is a violation of V03 alone; the other checks skip its partitions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IDLE_MS_MAX = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check; `find` yields a sentence for each violation of its claim."""
+    """A check; `find` yields a sentence for each violation of its claim."""
 
     code: str
     name: str
@@ -52,12 +52,12 @@ class Index:
                 self.at_broker[answer.broker_group, status.partition_id] = status
 
     def status(self, view: PartitionView) -> PartitionStatus | None:
-        """The status of a partition at its own broker group, None if that does not host it."""
+        """The status of a partition at its broker group; None if the broker does not host it or did not answer."""
         partition = view.partition
         return self.at_broker.get((partition.broker_group, partition.partition_id))
 
     def group(self, subject_id: int, name: str) -> GroupRow | None:
-        """The consumer group's row in the second look at the database."""
+        """A consumer group's row in the second view of the database, or None."""
         for group in self.after.groups:
             if (group.subject_id, group.name) == (subject_id, name):
                 return group
@@ -224,7 +224,7 @@ def _seals_agree(index: Index) -> Iterator[str]:
         if row.partition.state is not SEALED or (row.abandoned and row.end_offset is None):
             continue
         if row.end_offset is None:
-            yield f"partition {partition_id} is sealed and its end is not known"
+            yield f"partition {partition_id} is sealed and its end offset is not known"
         if status is None:
             continue
         if status.state is not SEALED:
@@ -244,7 +244,7 @@ def _seals_agree(index: Index) -> Iterator[str]:
 
 def _one_broker(index: Index) -> Iterator[str]:
     for broker in index.after.refused:
-        yield f"a second broker at {broker.address} reports {broker.broker_group!r} too and is refused"
+        yield f"a second broker of {broker.broker_group!r} at {broker.address} is refused"
     stored = {broker.broker_group: broker.broker_id for broker in index.before.brokers}
     for answer in index.answers:
         hosted = answer.hosted
@@ -253,20 +253,20 @@ def _one_broker(index: Index) -> Iterator[str]:
         if hosted.broker_group != answer.broker_group:
             yield f"at {answer.address} is {hosted.broker_group!r}, not {answer.broker_group!r}"
         elif hosted.broker_id not in {"", stored.get(answer.broker_group)}:
-            yield f"at {answer.address} is another data folder than that of {answer.broker_group!r}"
+            yield f"the data folder at {answer.address} is not that of {answer.broker_group!r}"
     ids: dict[str, list[str]] = defaultdict(list)
     for broker in index.after.brokers:
         ids[broker.broker_id].append(broker.broker_group)
     for broker_id, names in ids.items():
         if len(names) > 1:
-            yield f"one data folder, {broker_id!r}, is that of {', '.join(sorted(names))}"
+            yield f"data folder {broker_id!r} belongs to several broker groups: {', '.join(sorted(names))}"
 
 
 def _tokens_above(index: Index) -> Iterator[str]:
     for group in index.after.groups:
         highest = max(group.tokens.values(), default=0)
         if highest > group.last_token:
-            yield f"group {group.name!r}: token {highest} is above its last one, {group.last_token}"
+            yield f"group {group.name!r}: token {highest} is above its last token, {group.last_token}"
     for row in index.after.partitions.values():
         status = index.status(row)
         for at_broker in () if status is None else status.groups:
@@ -313,7 +313,7 @@ def _drained_to_the_end(index: Index) -> Iterator[str]:
 
 
 def _set_meanwhile(index: Index, group: GroupRow, partition_id: int) -> bool:
-    """Whether a reset began after the first look at SQL: it deletes rows of `drained` and grants a new token."""
+    """Whether a reset began after the first view of SQL: a reset deletes rows of `drained` and grants a new token."""
     now = index.group(group.subject_id, group.name)
     if now is None or partition_id not in now.drained:
         return True
@@ -334,7 +334,7 @@ def _versions_rise(index: Index) -> Iterator[str]:
         if subject.route_version == 0 and subject.subject_id in opened:
             yield f"subject {subject.name!r} has open partitions and no route"
         if counts[subject.subject_id] > subject.partitions_named:
-            yield f"subject {subject.name!r} has more partitions than it has given names"
+            yield f"subject {subject.name!r} has more partitions than names given"
 
 
 def _operations_move(index: Index) -> Iterator[str]:
@@ -344,11 +344,11 @@ def _operations_move(index: Index) -> Iterator[str]:
         hosting |= {key for key, action in operation.steps.items() if action is StepAction.HOST}
         where = f"operation {operation.operation_id} ({operation.state})"
         if operation.idle_ms > IDLE_MS_MAX:
-            yield f"{where}: nobody has driven it for {operation.idle_ms / 1000:.0f} s"
+            yield f"{where}: no driver for {operation.idle_ms / 1000:.0f} s"
         if operation.problem:
             yield f"{where} waits: {operation.problem}"
         if operation.running != RULES[operation.state].runs:
-            yield f"{where}: {'keeps' if operation.running else 'does not keep'} others off its subject"
+            yield f"{where}: its row {'blocks' if operation.running else 'does not block'} other operations"
     for part in view.partitions.values():
         subject = view.subjects[part.subject_id]
         planned = part.partition.state is PLANNED
@@ -387,34 +387,45 @@ def _groups_heard(index: Index) -> Iterator[str]:
 
 
 CHECKS = (
-    Check("V01", "route-covers-once", "each logical partition has one open one", _route_covers),
+    Check(
+        "V01", "route-covers-once", "each logical partition has one open partition", _route_covers
+    ),
     Check(
         "V02",
         "parents-overlap",
-        "parents share and cover their child's range; static queues have no gap but behind a loss",
+        "parents cover their child's range; static queues have no gap except above a loss",
         _parents_overlap,
     ),
-    Check("V03", "hosted-as-known", "brokers host what SQL says, as SQL says it", _hosted_as_known),
-    Check("V04", "nothing-foreign", "brokers host nothing SQL does not know", _nothing_foreign),
-    Check("V05", "seals-agree", "sealed here is sealed there, with one end", _seals_agree),
-    Check("V06", "one-broker-a-group", "one data folder, one address a group", _one_broker),
+    Check(
+        "V03", "hosted-as-known", "brokers host the partitions of SQL, as in SQL", _hosted_as_known
+    ),
+    Check("V04", "nothing-foreign", "brokers host no partition unknown to SQL", _nothing_foreign),
+    Check("V05", "seals-agree", "SQL and brokers agree on seals and end offsets", _seals_agree),
+    Check(
+        "V06", "one-broker-a-group", "a broker group has one data folder and address", _one_broker
+    ),
     Check("V07", "tokens-above-fences", "no fence is above SQL's token", _tokens_above),
     Check("V08", "cursors-in-range", "no cursor is beyond the last message", _cursors_in_range),
-    Check("V09", "drained-to-the-end", "who drained a partition acked all", _drained_to_the_end),
-    Check("V10", "versions-rise", "nothing was made with a route of the future", _versions_rise),
+    Check("V09", "drained-to-the-end", "a group acked all of what it drained", _drained_to_the_end),
+    Check("V10", "versions-rise", "no group is ahead of its subject's route", _versions_rise),
     Check("V11", "operations-move", "no operation and no creation is stuck", _operations_move),
-    Check("V12", "children-after-parents", "sealing precedes opening", _children_after_parents),
-    Check("V13", "groups-heard", "brokers keep the groups that SQL counts on", _groups_heard),
+    Check(
+        "V12",
+        "children-after-parents",
+        "parents are sealed before children open",
+        _children_after_parents,
+    ),
+    Check("V13", "groups-heard", "brokers have the groups that SQL says they have", _groups_heard),
 )
 """The code of a check never changes its meaning."""
 
 
 def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
     """
-    Sentences for partitions that a group drained before a parent: their children could be read before the parent.
+    Yield a sentence for each partition that a group drained before a parent: children could be read before the parent.
 
-    A parent that has expired or was abandoned blocks no child.  A parent with a higher token was granted or reset later:
-    an operator may reset one partition alone.
+    A parent that has expired or was abandoned blocks no child.
+    A parent with a higher token was granted later, or reset: an operator may reset one partition alone.
     """
     for partition_id in sorted(group.drained):
         row = view.partitions.get(partition_id)
@@ -436,10 +447,10 @@ def missing_at_broker(
     subject: SubjectRow, row: PartitionView, status: PartitionStatus, groups: list[GroupRow]
 ) -> Iterator[str]:
     """
-    Sentences for groups that the broker of a partition does not list: it may remove messages that they have not read.
+    Yield a sentence for each group that the partition's broker does not know: it may remove messages unread by the group.
 
     Args:
-        groups: the subject's groups in the first look at the database, before the broker was asked.
+        groups: the subject's groups in the first view of the database, before the broker was asked.
     """
     if subject.retention is Retention.TIME:
         return
@@ -454,15 +465,15 @@ def missing_at_broker(
             yield f"partition {partition_id}: its broker has lost group {group.name!r}"
         elif group.tokens.get(partition_id, 0):
             yield (
-                f"partition {partition_id}, group {group.name!r}: granted, and its broker has not "
-                "heard of the group"
+                f"partition {partition_id}, group {group.name!r}: granted, and its broker does not "
+                "know the group"
             )
     if served and needing and not status.groups_told:
         yield f"partition {partition_id}: its broker was never told all groups, and removes nothing"
 
 
 def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> Iterator[str]:
-    """Sentences for gaps between a partition of a static subject and its parent; `known` are all partitions by id."""
+    """Yield a sentence for each gap between a static subject's partition and its parent; `known`: all partitions by id."""
     if len(partition.parents) > 1:
         yield f"partition {partition.partition_id} continues {len(partition.parents)} partitions at once"
         return
@@ -484,5 +495,5 @@ def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> It
     if partition.logic_start != start:
         yield (
             f"partition {partition.partition_id} begins at logic offset {partition.logic_start} of queue "
-            f"{partition.queue}, and the one before it ends at {start}"
+            f"{partition.queue}, and its parent ends at {start}"
         )

@@ -1,4 +1,4 @@
-"""The whole database at one moment, to be compared with the brokers.  SQL, synchronous, reads only."""
+"""Reads the whole database at one moment, to compare it with the brokers.  SQL, synchronous, reads only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .views import (
 
 
 def read_sql_view(connection: Connection) -> SqlView:
-    """The database at one moment; has to be the first work of its transaction."""
+    """Read the database at one moment.  Must be the first read of its transaction."""
     begin_snapshot(connection)
     return SqlView(
         subjects={subject.subject_id: subject for subject in all_subjects(connection)},
