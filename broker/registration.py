@@ -108,7 +108,7 @@ class Registration:
 
     async def run(self) -> None:
         """Report at once, then at the interval that the metaserver gives; cancel it to end it."""
-        failures = 0
+        pauses = WAITS.pauses(self._rng)
         within_ms = None
         while True:
             try:
@@ -116,7 +116,6 @@ class Registration:
                 if welcome.fence and self._on_fence is not None:
                     await self._on_fence(welcome.fence)
             except KeylaneError as error:
-                failures += 1
                 self.problem = error.message
                 if isinstance(error, _FOR_PEOPLE):
                     self.problem += f"; {error.hint}"
@@ -128,17 +127,17 @@ class Registration:
                     self.set_aside = error.message
                     self._accepted.clear()
                 self._asked.set()
-                wait_ms = WAITS.wait_ms(failures, self._rng)
+                wait_ms = pauses.next_ms()
             else:
-                if failures:
+                if pauses.failures:
                     again = " again" if self._reported else ""
                     log.log(
                         self._told[1],
                         "registered%s after %s",
                         again,
-                        counted(failures, "try", "tries"),
+                        counted(pauses.failures, "try", "tries"),
                     )
-                failures = 0
+                pauses.reset()
                 if welcome.groups_missed and self._on_missed is not None:
                     self._on_missed()
                 self.set_aside = ""

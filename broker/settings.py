@@ -1,22 +1,18 @@
-"""What can be set on a broker: defaults, a TOML file, flags.  Pure, but for reading that file.
-
-    defaults  ◀─  FILE.toml  ◀─  flags            the later wins; an unknown name is an error
-
-All problems are reported together.
-"""
+"""The settings of a broker, with the reasons for the defaults; all problems are told at once."""
 
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..protocol.address import parse_address
+from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, InvalidNameError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, HTTP_CONNECTIONS_MAX
+from ..protocol.settings import kind_problems, range_problems, refuse, values_of
+from ..rpc.settings import read_settings
 
 MIB = 1 << 20
 INDEX_KINDS = ("file", "rocksdb")
@@ -57,7 +53,7 @@ class BrokerSettings:
     """Plain HTTP connections at once; those of the data plane are not among them."""
 
     def __post_init__(self) -> None:
-        _refuse(_value_problems({name: getattr(self, name) for name in self.__slots__}))
+        refuse(_problems(values_of(self)))
 
 
 _RANGES = {
@@ -74,36 +70,25 @@ _RANGES = {
 }
 
 
-def _value_problems(values: Mapping[str, Any]) -> list[str]:
-    found = []
+def _problems(values: Mapping[str, object]) -> list[str]:
+    problems = range_problems(values, _RANGES)
     if "group" in values:
         try:
             check_name("broker group", values["group"])
         except InvalidNameError as error:
-            found.append(f"group: {error.message}")
-    if "\0" in str(values.get("data", "")):
-        found.append("data: not a folder's name")
-    if "meta" in values:
-        if not values["meta"]:
-            found.append("meta: at least one address, as 127.0.0.1:7000")
-        for address in values["meta"]:
-            try:
-                parse_address(address)
-            except ConfigError as error:
-                found.append(f"meta: {error.message}")
+            problems.append(f"group: {error.message}")
+    data = values.get("data", Path())
+    if not isinstance(data, Path) or "\0" in str(data):
+        problems.append("data must be the path of a folder")
+    meta = values.get("meta", ("127.0.0.1:7000",))
+    for address in meta if isinstance(meta, tuple) and meta else (meta,):
+        try:
+            addresses_of(address)
+        except ConfigError as error:
+            problems.append(f"meta: {error.message}")
     if values.get("index", "file") not in INDEX_KINDS:
-        found.append(f"index: {values['index']!r} is neither {' nor '.join(INDEX_KINDS)}")
-    found += [
-        f"{name}: {values[name]} is not in [{low}, {high}]"
-        for name, (low, high) in _RANGES.items()
-        if name in values and not low <= values[name] <= high
-    ]
-    return found
-
-
-def _refuse(problems: list[str]) -> None:
-    if problems:
-        raise ConfigError("broker settings:\n  " + "\n  ".join(problems), problems=len(problems))
+        problems.append(f"index must be {' or '.join(INDEX_KINDS)}, not {values['index']!r:.40}")
+    return problems + kind_problems(values, {"host": str})
 
 
 def broker_settings(flags: Mapping[str, Any], config: Path | None = None) -> BrokerSettings:
@@ -113,44 +98,4 @@ def broker_settings(flags: Mapping[str, Any], config: Path | None = None) -> Bro
     Raises:
         ConfigError: an unreadable file, unknown or missing names, wrong types, impossible values; all at once.
     """
-    given: dict[str, Any] = {}
-    if config is not None:
-        try:
-            given.update(tomllib.loads(config.read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"cannot read {config}: {error}", path=str(config)) from error
-    given.update({name: value for name, value in flags.items() if value is not None})
-    problems = []
-    values: dict[str, Any] = {}
-    fields = {field.name: field for field in dataclasses.fields(BrokerSettings)}
-    for name, value in given.items():
-        if name not in fields:
-            problems.append(f"{name}: no such setting")
-            continue
-        try:
-            values[name] = _typed(name, value)
-        except TypeError as error:
-            problems.append(f"{name}: {error}")
-    problems += [
-        f"{name}: missing"
-        for name, field in fields.items()
-        if field.default is dataclasses.MISSING and name not in given
-    ]
-    _refuse(problems + _value_problems(values))
-    return BrokerSettings(**values)
-
-
-def _typed(name: str, value: Any) -> Any:
-    if name == "data":
-        if isinstance(value, str | Path):
-            return Path(value)
-        raise TypeError(f"text is wanted, not {value!r}")
-    if name == "meta":
-        parts = value.split(",") if isinstance(value, str) else value
-        if isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts):
-            return tuple(part.strip() for part in parts)
-        raise TypeError(f"addresses are wanted, not {value!r}")
-    kind = str if name in {"group", "host", "index"} else int
-    if type(value) is not kind:
-        raise TypeError(f"{'text' if kind is str else 'a whole number'} is wanted, not {value!r}")
-    return value
+    return read_settings(BrokerSettings, flags, config, problems_of=_problems)

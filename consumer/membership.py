@@ -14,6 +14,7 @@ import logging
 import random
 from typing import Protocol
 
+from ..protocol.backoff import Pauses
 from ..protocol.clock import Clock
 from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant, Suspend
 from ..protocol.errors import (
@@ -25,6 +26,7 @@ from ..protocol.errors import (
 )
 from ..rpc.client import MetaClient
 from ..rpc.identity import DrawBits
+from ..rpc.race import Race
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .settings import ConsumerSettings
 
@@ -89,8 +91,8 @@ class Membership:
         self._rng = rng
         self._draw_identity = identity
         self._version = -1
-        self._falls = 0
-        """How often the version fell in this session."""
+        self._fall_pauses = settings.backoff.pauses(rng)
+        """After each fall of the version in this session."""
         self._timeouts = HeartbeatTimeouts(
             addresses=meta.address_count,
             ttl_ms=settings.ttl_ms,
@@ -128,7 +130,7 @@ class Membership:
         )
         self.session = session
         self._version = -1
-        self._falls = 0
+        self._fall_pauses.reset()
         self._timeouts.begin(sent_at_ms, joined.heartbeat_ms)
 
     def nudge(self) -> None:
@@ -136,14 +138,14 @@ class Membership:
         self._nudge.set()
 
     async def _beat(self, holder: GrantHolder) -> None:
-        attempt = 0
+        pauses = self._settings.backoff.pauses(self._rng)
         try:
             while True:
                 try:
                     if not self.session:
                         await self._join()
                     await self._beat_once(holder)
-                    attempt = 0
+                    pauses.reset()
                 except SessionUnknownError as error:
                     log.warning("consumer session lost: %s", error.message)
                     self.session = ""
@@ -155,8 +157,7 @@ class Membership:
                     log.info("heartbeat: %s", error.message)
                     all_failed = self._timeouts.failed()
                     if all_failed or not isinstance(error, UnreachableError | StorageError):
-                        attempt += 1
-                        await self._pause(attempt)
+                        await self._pause(pauses)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
@@ -169,33 +170,23 @@ class Membership:
         self._nudge.clear()
         wait_ms = 0 if hurry else self._timeouts.wait_ms
         timeout_ms = self._timeouts.timeout_ms(sent_at_ms, wait_ms=wait_ms)
-        call = asyncio.create_task(
-            self._meta.heartbeat(
-                Heartbeat(
-                    session=self.session,
-                    known_version=-1 if hurry else self._version,
-                    drained=holder.drained(),
-                    holding=holder.holding(self.session),
-                    wait_ms=wait_ms,
-                    suspended=self._suspended,
-                ),
-                timeout_ms=timeout_ms - wait_ms,
-            )
+        body = Heartbeat(
+            session=self.session,
+            known_version=-1 if hurry else self._version,
+            drained=holder.drained(),
+            holding=holder.holding(self.session),
+            wait_ms=wait_ms,
+            suspended=self._suspended,
         )
-        nudge = asyncio.create_task(self._nudge.wait())
-        try:
-            # A nudge breaks off a long poll while the metaserver may be waiting; after that a late answer is awaited.
-            ends = (call,) if hurry else (call, nudge)
-            limit_s = None if hurry else wait_ms / 1000
-            await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            if nudge.done() and not hurry and not call.done():
-                return
-            await asyncio.wait((call,))
-            grants = call.result()
-        finally:
-            call.cancel()
-            nudge.cancel()
-            await asyncio.gather(call, nudge, return_exceptions=True)
+        async with Race() as race:
+            call = race.start(self._meta.heartbeat(body, timeout_ms=timeout_ms - wait_ms))
+            if not hurry:
+                # A nudge ends a long poll while the metaserver may be waiting; after that a late answer is awaited.
+                nudge = race.start(self._nudge.wait())
+                await race.first(wait_ms)
+                if nudge.done() and not call.done():
+                    return
+            grants = await call
         if grants.version < self._version:
             await self._version_fell(grants.version)
             return
@@ -206,17 +197,16 @@ class Membership:
 
     async def _version_fell(self, version: int) -> None:
         """Ask again after a pause, which is longer each time: two databases may answer in turn."""
-        self._falls += 1
         log.warning(
             "the metaserver's grants went back from version %d to %d: its database has lost its last commits",
             self._version, version,
         )  # fmt: skip
         self._version = -1
-        await self._pause(self._falls)
+        await self._pause(self._fall_pauses)
 
-    async def _pause(self, attempt: int) -> None:
-        wait_ms = self._settings.backoff.wait_ms(attempt, self._rng)
-        await asyncio.sleep(min(wait_ms, self._timeouts.wait_ms) / 1000)
+    async def _pause(self, pauses: Pauses) -> None:
+        """Sleep for the next pause, at most as long as a heartbeat may wait."""
+        await asyncio.sleep(min(pauses.next_ms(), self._timeouts.wait_ms) / 1000)
 
     async def report_released(
         self, session: str, partition_id: int, token: int, *, fence: int = 0

@@ -48,11 +48,14 @@ _hash = xxhash.xxh3_64_intdigest
 
 @dataclass(frozen=True, slots=True)
 class ProducerStats:
-    """Counts since the producer was opened."""
+    """Counts since the producer was opened; no count ever falls."""
 
     sent: int
+    """Messages that `send` queued: acked, given up, or neither yet."""
     acked: int
+    """Stored, and answered so."""
     failed: int
+    """Given up.  A message that timed out in flight counts here and not as acked, also if its broker stores it later."""
     retries: int
     """Failed tries after which batches were sent again."""
     waiting: dict[str, str]
@@ -100,7 +103,9 @@ class Producer(Resident):
         """
         self._addresses = addresses_of(meta)
         self._strategy = _order_strategy(strategy) if strategy is not None else None
-        self._settings = settings or ProducerSettings()
+        self._settings = ProducerSettings() if settings is None else settings
+        if not isinstance(self._settings, ProducerSettings):
+            raise ConfigError(f"settings must be ProducerSettings, not {settings!r:.40}")
         self._batch_bytes = self._settings.batch_bytes
         self._queue_bytes = self._settings.queue_bytes
         self._large_bytes = self._settings.large_bytes
@@ -378,7 +383,7 @@ class Producer(Resident):
             sent=budget.acked + budget.failed + budget.messages + gathering,
             acked=budget.acked,
             failed=budget.failed,
-            retries=sum(executor.retries for executor in executors),
+            retries=budget.retries,
             waiting={
                 name: why
                 for sender in self._senders.values()

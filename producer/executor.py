@@ -125,7 +125,6 @@ class Executor:
         self._producer_id = identity.producer_id
         self._settings = settings
         self._clock = clock
-        self._rng = rng
         self._budget = budget
         self._loop = asyncio.get_running_loop()
         self.open = self._new_batch()
@@ -135,9 +134,8 @@ class Executor:
         self._epochs = epochs
         self._epoch = next(epochs)
         self._next_sequence = 0
-        self._attempt = 0
-        """Failures since a batch was stored."""
-        self.retries = 0
+        self._pauses = settings.backoff.pauses(rng)
+        """Reset whenever a batch is stored."""
         self._task = asyncio.create_task(self._run(), name=f"send {group.partition_name}")
 
     def _new_batch(self) -> OutgoingBatch:
@@ -216,12 +214,12 @@ class Executor:
                     continue
                 await self._stream(channel)
             except KeylaneError as error:
-                self._attempt += 1
                 self._tried(ExecutorEvent.FAILED)
                 if self._after_failure(error, hopeless=await self._hopeless(error)):
+                    self._pauses.skip()
                     continue
-                self.retries += 1
-                wait_ms = self._settings.backoff.wait_ms(self._attempt, self._rng)
+                self._budget.retries += 1
+                wait_ms = self._pauses.next_ms()
                 log.debug(
                     "%s: %s; again in %d ms", self.group.partition_name, error.message, wait_ms
                 )
@@ -333,7 +331,7 @@ class Executor:
 
     def _settle(self, batch: OutgoingBatch, receipt: Receipt) -> None:
         self._tried(ExecutorEvent.ANSWERED)
-        self._attempt = 0
+        self._pauses.reset()
         self._in_flight.remove(batch)
         self._budget.stored(batch, receipt)
         self._moves_again()

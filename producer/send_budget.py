@@ -26,6 +26,8 @@ class SendBudget:
         self.messages = 0
         self.acked = 0
         self.failed = 0
+        self.retries = 0
+        """Failed tries after which batches were sent again."""
         self._untold = Untold()
         self._bytes_max = bytes_max
         self._unawaited: set[object] = set()

@@ -31,6 +31,7 @@ from ..protocol.routing import (
 )
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient, MetaClient
+from ..rpc.race import Race
 from .executor import Executor, MessageGroup
 from .executor_state import ExecutorEvent
 from .failure import Step
@@ -225,13 +226,13 @@ class SubjectSender:
         return sum(map(len, waiting))
 
     async def _follow_routes(self) -> None:
-        attempt = 0
+        pauses = self._settings.backoff.pauses(self._rng)
         while True:
             why = NO_PARTITION
             try:
                 if self._apply(await self._ask()):
                     await self._seek_brokers()
-                    attempt = 0
+                    pauses.reset()
                     self._report_held(why)
                     continue
                 why = "the metaserver's route is older than the one followed"
@@ -242,8 +243,7 @@ class SubjectSender:
                 log.info("route of %s: %s", self.subject, error.message)
                 why = error.message
             self._report_held(why)
-            attempt += 1
-            await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
+            await asyncio.sleep(pauses.next_ms() / 1000)
 
     def _report_held(self, why: str) -> None:
         """Log at growing intervals why messages are held."""
@@ -278,15 +278,11 @@ class SubjectSender:
         self._refresh.clear()
         if known is None or urgent:
             return await ask(wait_ms=URGENT_WAIT_MS)
-        call = asyncio.create_task(ask(wait_ms=PULL_WAIT_MS_MAX))
-        refresh = asyncio.create_task(self._refresh.wait())
-        try:
-            await asyncio.wait((call, refresh), return_when=asyncio.FIRST_COMPLETED)
-            return await call if call.done() else known
-        finally:
-            call.cancel()
-            refresh.cancel()
-            await asyncio.gather(call, refresh, return_exceptions=True)
+        async with Race() as race:
+            call = race.start(ask(wait_ms=PULL_WAIT_MS_MAX))
+            race.start(self._refresh.wait())
+            await race.first()
+            return call.result() if call.done() else known
 
     def _lacks_a_broker(self) -> bool:
         """True while some range has no partition to go to, or the broker of a partition fails."""

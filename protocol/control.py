@@ -30,7 +30,8 @@ from .routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState, 
 Count = Annotated[int, Meta(ge=0)]
 WaitMs = Annotated[int, Meta(ge=0, le=PULL_WAIT_MS_MAX)]
 TtlMs = Annotated[int, Meta(ge=TTL_MS_MIN, le=TTL_MS_MAX)]
-ShortText = Annotated[str, Meta(max_length=512)]
+SHORT_TEXT_CHARS_MAX = 512
+ShortText = Annotated[str, Meta(max_length=SHORT_TEXT_CHARS_MAX)]
 OPENINGS_MAX = 128
 
 

@@ -22,6 +22,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from typing import Any
 
 from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock
@@ -341,6 +342,10 @@ class Workers:
     def _log_line(line: LogLine | None, error: BaseException | None = None) -> None:
         if line is not None:
             log.warning("%s", line.text, exc_info=error if line.traceback else None)
+
+    def runs(self, task: asyncio.Task[Any] | None) -> bool:
+        """True if `task` is that of a worker, in which its handler runs."""
+        return any(worker.task is task for worker in self._workers)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     async def quiesce(self, client: PullClient) -> None:

@@ -258,7 +258,7 @@ class PullClient:
             self._owner.end(self)
 
     async def _pull(self) -> None:
-        attempt = 0
+        pauses = self._settings.backoff.pauses(self._rng)
         while self._clock.boot_ns() < self.deadline_ns:
             try:
                 if self.life.state is PullState.ACQUIRING:
@@ -269,17 +269,16 @@ class PullClient:
                     self._on(PullEvent.EXHAUSTED)
                     return
                 await self._pull_once()
-                attempt = 0
+                pauses.reset()
             except FencedError:
                 raise
             except OffsetOutOfRangeError as error:
                 self._skip_removed(error)
             except KeylaneError as error:
                 self._on(PullEvent.FAILED)
-                attempt += 1
                 self.waiting_for = error.message
                 log.info("partition %d: %s", self.partition_id, error.message)
-                await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
+                await asyncio.sleep(pauses.next_ms() / 1000)
 
     @property
     def _exhausted(self) -> bool:
@@ -369,7 +368,7 @@ class PullClient:
         return decode_messages(columns(payload, header, start), header, *who, delivery)
 
     async def _ack(self) -> None:
-        attempt = 0
+        pauses = self._settings.backoff.pauses(self._rng)
         idle_s = self._settings.ttl_ms / 3000
         while True:
             try:
@@ -381,13 +380,12 @@ class PullClient:
                     continue
             try:
                 await self._send_acks()
-                attempt = 0
+                pauses.reset()
             except FencedError:
                 raise
             except KeylaneError as error:
-                attempt += 1
                 log.info("acks of partition %d: %s", self.partition_id, error.message)
-                await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
+                await asyncio.sleep(pauses.next_ms() / 1000)
 
     async def _send_acks(self) -> bool:
         """

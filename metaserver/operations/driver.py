@@ -229,7 +229,7 @@ class OperationDriver:
             self._driving[operation_id] = task
 
     async def _drive(self, operation_id: int) -> None:
-        attempt = 0
+        pauses = WAITS.pauses(self._rng)
         try:
             while True:
                 try:
@@ -239,12 +239,13 @@ class OperationDriver:
                     end = _Round.RETRY
                 if end is _Round.STOP:
                     return
-                attempt = 0 if end is _Round.ADVANCED else attempt + 1
-                if attempt == ATTEMPTS_MAX:
+                if end is _Round.ADVANCED:
+                    pauses.reset()
+                elif pauses.failures + 1 < ATTEMPTS_MAX:
+                    await asyncio.sleep(pauses.next_ms() / 1000)
+                else:
                     await self._pause(operation_id)
                     return
-                if attempt:
-                    await asyncio.sleep(WAITS.wait_ms(attempt, self._rng) / 1000)
         except Exception:
             log.exception("operation %d failed by a bug of the metaserver", operation_id)
             raise

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from keylane import Consumer, Message, Producer
+from keylane import Consumer, ConsumerSettings, Message, Producer
 from keylane.protocol.errors import GroupStrategyError
 from support.cluster import Cluster, eventually
 from support.written_lines import written_lines
@@ -201,3 +201,35 @@ async def test_signal_handler_of_the_user_may_close_the_consumer(shared_cluster:
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
     assert handled == [b"v"]
+
+
+@pytest.mark.parametrize("ends", ["close", "suspend"])
+async def test_handler_may_end_its_own_consumer(shared_cluster: Cluster, ends: str) -> None:
+    """`close` and `suspend` in a handler return at once; its message is acked, and the hand-over waits for no time-out."""
+    subject = f"own-{ends}"
+    await shared_cluster.create(subject, partitions=1)
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        await getattr(consumer, ends)()
+        await asyncio.sleep(0.1)
+        handled.append(message.value)
+
+    settings = ConsumerSettings(handover_ms=20_000, ttl_ms=60_000)
+    consumer = Consumer(
+        shared_cluster.meta, subject=subject, group="g", handler=handle, settings=settings
+    )
+    async with Producer(shared_cluster.meta) as producer, consumer:
+        await producer.send(subject, b"1", key=b"k")
+        await eventually(lambda: handled, seconds=10)
+        await eventually(lambda: not consumer.assignment, seconds=5)
+        await asyncio.wait_for(consumer.close(), 5)
+        async with Consumer(
+            shared_cluster.meta,
+            subject=subject,
+            group="g",
+            handler=lambda m: handled.append(m.value),
+        ):
+            await producer.send(subject, b"2", key=b"k")
+            await eventually(lambda: b"2" in handled, seconds=10)
+    assert handled == [b"1", b"2"]

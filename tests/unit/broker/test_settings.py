@@ -20,7 +20,14 @@ def test_settings_report_every_problem_at_once():
         )
 
     text = caught.value.message
-    for part in ("group:", "port:", "colour: no such", "host: text", "nowhere", "data: missing"):
+    for part in (
+        "group:",
+        "port must",
+        "colour: no such",
+        "host must",
+        "nowhere",
+        "data is missing",
+    ):
         assert part in text
     assert caught.value.problems == 6
 

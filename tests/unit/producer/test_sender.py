@@ -138,10 +138,27 @@ async def test_pauses_do_not_grow_while_batches_are_stored():
     async with producer_on(network, settings) as producer:
         futures = [producer.send("s", b"%d" % number, key=b"k") for number in range(20)]
         await asyncio.wait_for(asyncio.gather(*futures), 30)
-        (executor,) = producer._senders["s"].executors
-        assert executor.retries > 3
+        assert producer.stats.retries > 3
 
     assert network.stored == {1: [b"%d" % number for number in range(20)]}
+
+
+async def test_retries_are_kept_when_their_partition_leaves_the_route():
+    """`stats.retries` counts since the producer was opened, over all partitions that it ever sent to."""
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.unreachable.add("broker-1")
+        future = producer.send("s", b"1", key=b"k")
+        await eventually(lambda: producer.stats.retries > 2)
+        network.unreachable.clear()
+        await future
+        retries = producer.stats.retries
+        sender = producer._senders["s"]
+        network.route = network.route_to(2, version=2)
+        await eventually(lambda: [*sender._executors] == [2])
+        assert producer.stats.retries >= retries
+    assert producer.stats.retries >= retries
 
 
 async def test_a_route_is_ignored_when_it_is_older():
@@ -210,7 +227,6 @@ async def test_a_doubtful_batch_keeps_its_sequence_when_another_broker_answers()
     settings = ProducerSettings(backoff=QUICK.backoff, batch_count=1)
     async with producer_on(network, settings) as producer:
         await producer.send("s", b"0", key=b"k")
-        (executor,) = producer._senders["s"].executors
         network.mute.add(1)
         futures = [producer.send("s", b"%d" % number, key=b"k") for number in (1, 2)]
         await eventually(lambda: len(network.stored[1]) == 3)
@@ -222,7 +238,7 @@ async def test_a_doubtful_batch_keeps_its_sequence_when_another_broker_answers()
         network.unknown.clear()
         futures.append(producer.send("s", b"3", key=b"k"))
         receipts = [await asyncio.wait_for(future, 30) for future in futures]
-        assert executor.retries
+        assert producer.stats.retries
 
     assert network.stored == {1: [b"0", b"1", b"2", b"3"]}
     assert [one.offset for one in receipts] == [1, 2, 3]
