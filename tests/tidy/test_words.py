@@ -99,7 +99,11 @@ def in_texts(pattern: re.Pattern[str], free: tuple[str, ...]) -> list[str]:
 
 
 def test_clean_rooms_have_no_vague_word():
-    broken = [place for place in in_texts(VAGUE, VAGUE_ARE_FREE) if "test_words.py" not in place]
+    broken = [
+        place
+        for place in in_texts(VAGUE, VAGUE_ARE_FREE)
+        if "test_words.py" not in place and "test_migrations.py" not in place  # a column's old name
+    ]
     assert not broken, "\n" + "\n".join(broken)
 
 

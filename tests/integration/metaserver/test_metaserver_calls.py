@@ -439,11 +439,11 @@ async def test_unknown_names_are_refused(house: House) -> None:
     await house.meta.create_subject(CreateSubject(subject="s"))
     for call in (house.meta.subject, house.meta.route, house.meta.groups):
         with pytest.raises(SubjectUnknownError):
-            await call("nobody")
+            await call("unknown")
     with pytest.raises(SubjectUnknownError):
-        await house.meta.join(Join(subject="nobody", group="g", session=A))
+        await house.meta.join(Join(subject="unknown", group="g", session=A))
     with pytest.raises(GroupUnknownError):
-        await house.meta.group("s", "nobody")
+        await house.meta.group("s", "unknown")
     for session in (C, "short", "a\0b", "x" * 1000, ""):
         with pytest.raises(SessionUnknownError):
             await house.meta.heartbeat(Heartbeat(session=session))
@@ -524,7 +524,7 @@ async def test_broker_heartbeat_is_refused_when_its_address_is_no_host_and_port(
 async def test_broker_heartbeat_is_refused_when_its_address_is_not_loopback(
     house: House, address: str
 ) -> None:
-    """Nobody is made to connect elsewhere: the known address stays, under a new name or a known broker's own."""
+    """No client is sent to another host: the known address stays, for a new name and for a known broker's name."""
     known = (await house.meta.health()).details["brokers"]
     for group, broker_id in (("right", "x"), ("left", house.broker.broker_id)):
         report = BrokerHeartbeat(broker_group=group, broker_id=broker_id, address=address)

@@ -254,7 +254,7 @@ def now(connection: sa.Connection) -> int:
 @pytest.mark.parametrize(
     ("url", "error"),
     [
-        ("postgresql+asyncpg://nobody@127.0.0.1:1/none", StorageError),
+        ("postgresql+asyncpg://stranger@127.0.0.1:1/none", StorageError),
         ("postgresql+nothing://x", ConfigError),
         ("nonsense", ConfigError),
     ],

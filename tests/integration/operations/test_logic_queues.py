@@ -1,4 +1,4 @@
-"""Logic queues of static subjects on real processes: moves there and back, and offsets that go on over them."""
+"""Logic queues of static subjects on real processes: offsets continue across moves there and back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def move(cluster: Cluster, reader: QueueReader, queue: int, to: str) -> No
 
 
 async def other(reader: QueueReader, queue: int) -> str:
-    """The broker group, of two, where the queue is not now."""
+    """The one of two broker groups that does not have the queue now."""
     last = (await reader.queues())[queue].segments[-1].partition
     return "g2" if last.broker_group == "g1" else "g1"
 
@@ -64,7 +64,7 @@ async def send(cluster: Cluster, subject: str, *values: bytes) -> None:
 
 
 async def test_moves_there_and_back_under_load(shared_cluster: Cluster):
-    """Five moves of each queue while messages flow: offsets 0..M without a gap, what the group handled is what is read."""
+    """Five moves of each queue while messages flow: offsets 0..M without a gap; the group handled what is read."""
     await shared_cluster.create("moving", partitions=2, static=True)
     async with (
         QueueReader(shared_cluster.meta, subject="moving") as reader,
@@ -92,7 +92,7 @@ async def test_moves_there_and_back_under_load(shared_cluster: Cluster):
 
 
 async def test_segments_of_one_message_and_of_none(shared_cluster: Cluster):
-    """What is sealed with one message stays readable; one without any is passed over; the numbers go on."""
+    """A sealed segment of one message stays readable; an empty segment is passed over; offsets continue."""
     await shared_cluster.create("short", partitions=1, static=True)
     async with QueueReader(shared_cluster.meta, subject="short") as reader:
         assert await reader.bounds(0) == (0, 0)
@@ -141,7 +141,9 @@ async def test_offsets_by_time_over_segments(shared_cluster: Cluster):
 async def test_group_reads_every_segment_when_it_stopped_before_three_moves(
     shared_cluster: Cluster,
 ):
-    """It goes on at its cursor, in an earlier segment, and comes through all of them in order; cursor and lag say so."""
+    """
+    The group continues at its cursor in an earlier segment, and reads all segments in order; cursor and lag say so.
+    """
     await shared_cluster.create("stopped", partitions=1, static=True)
     values = [b"%d" % number for number in range(40)]
     await send(shared_cluster, "stopped", *values[:10])
@@ -159,7 +161,7 @@ async def test_group_reads_every_segment_when_it_stopped_before_three_moves(
             await send(shared_cluster, "stopped", *values[10 * number : 10 * number + 10])
         progress = await reader.progress(0, "g")
         assert (progress.cursor, progress.max_offset, progress.lag) == (7, 40, 33)
-        fresh = await reader.progress(0, "nobody")
+        fresh = await reader.progress(0, "new")
         assert (fresh.cursor, fresh.lag) == (0, 40)
         async with Consumer(meta, subject="stopped", group="g", handler=seen.append):
             await eventually(lambda: len(seen) >= 40)
@@ -170,7 +172,7 @@ async def test_group_reads_every_segment_when_it_stopped_before_three_moves(
 
 
 async def test_bad_requests(shared_cluster: Cluster):
-    """Each has an error of its own, and nothing changes."""
+    """Each bad request has an error of its own and changes nothing."""
     route = await shared_cluster.create("fixed", partitions=2, static=True)
     await shared_cluster.create("loose", partitions=2)
     first, second = (partition.partition_id for partition in route.partitions)

@@ -1,4 +1,4 @@
-"""Moves of a logic queue that are cut short, and sources that are dead: the offsets go on all the same."""
+"""Moves of a logic queue that are interrupted, and dead sources: logic offsets continue."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.cluster(meta_settings=ALERT)
 
 
 async def begin(meta: MetaClient, ask: Reshape) -> OperationView:
-    """Begin, as soon as the metaserver knows the brokers."""
+    """Begin a move as soon as the metaserver knows the brokers."""
     until = time.monotonic() + 20
     while True:
         try:
@@ -67,7 +67,7 @@ def other(queue: QueueView) -> str:
 
 
 async def check(cluster: Cluster, load: Load, subject: str) -> None:
-    """Order kept, and the queue's offsets are those of the messages that were handled, all of them."""
+    """The order holds, and the queue has the logic offsets of all handled messages."""
     load.check()
     seen = sorted(message.logic_offset for message in load.handled["audit"])
     assert seen == list(range(load.count))
@@ -80,7 +80,7 @@ async def check(cluster: Cluster, load: Load, subject: str) -> None:
 @pytest.mark.crash
 @pytest.mark.parametrize("step", ["planned", "hosted", "sealing", "opened"])
 async def test_a_metaserver_killed_after_any_step(cluster: Cluster, step: str):
-    """The move goes on where it was, a second one is refused meanwhile, and no logic offset is missing."""
+    """The move continues in its state, a second move is refused meanwhile, and no logic offset is missing."""
     await cluster.create("cut", partitions=1, static=True)
     program = cluster.meta_program
     async with (
@@ -116,7 +116,7 @@ async def test_a_metaserver_killed_after_any_step(cluster: Cluster, step: str):
 
 @pytest.mark.crash
 async def test_static_move_waits_for_a_dead_source(cluster: Cluster):
-    """Evacuated without its source, a static subject is held, best_tried or not; it goes on when the source is back."""
+    """A static subject evacuated without its source waits, best_tried or not, and continues when the source is back."""
     await cluster.create("held", partitions=1, static=True, strategy="best_tried")
     async with (
         Load(cluster.meta, "held", keys=30) as load,
@@ -151,7 +151,7 @@ async def test_static_move_waits_for_a_dead_source(cluster: Cluster):
 
 
 async def test_static_queue_survives_a_lost_database(tmp_path: Path):
-    """Made anew from the brokers: static, the same queues with the same logic offsets, and the next move goes on."""
+    """The rebuilt subject is static and has the same queues and logic offsets; the next move continues them."""
     cluster = Cluster(tmp_path)
     try:
         await cluster.create("lost", partitions=2, static=True)

@@ -73,7 +73,7 @@ class House:
         await self.start(group, port)
 
     async def reported(self, count: int) -> None:
-        """So many brokers take new partitions."""
+        """Wait until `count` brokers take new partitions."""
         until = time.monotonic() + 60
         while True:
             brokers = (await self.meta.health()).details.get("brokers", [])
@@ -113,7 +113,7 @@ class House:
         )
 
     async def waits(self, view: OperationView) -> OperationView:
-        """The operation, as soon as it says what it waits for."""
+        """The operation, as soon as it names the reason why it waits."""
         until = time.monotonic() + 60
         while not view.problem:
             assert time.monotonic() < until, view
@@ -135,7 +135,7 @@ class House:
         return isinstance(answer, Appended)
 
     async def break_disk(self, group: str) -> None:
-        """A write fails: the broker takes none before it is started again, and nothing new is planned there."""
+        """After a failed write the broker takes no writes until it is restarted, and no partition is planned there."""
         store = self.brokers[group].store
 
         def fail(*_args: object, **_named: object) -> None:
@@ -163,7 +163,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
 
 async def test_evacuation_moves_a_broker_that_takes_no_messages(house: House):
-    """A disk that is too full for messages has room for seals: what is open there goes elsewhere."""
+    """A disk that is too full for messages has room for seals: its open partitions move elsewhere."""
     commit = house.brokers["g2"].store.commit
     commit.hold("the disk is 90 % full, and 90 % is the limit")
     commit.hold = lambda _reason: None  # type: ignore[method-assign]
@@ -175,7 +175,7 @@ async def test_evacuation_moves_a_broker_that_takes_no_messages(house: House):
 
 
 async def test_no_parent_is_sealed_when_one_cannot_be(house: House):
-    """The operation stays in its plan and says why; the healthy parent takes messages; a cancel frees the subject."""
+    """The operation stays in PLAN and says why; the healthy parent takes messages; a cancel frees the subject."""
     healthy, broken = await house.on("g1"), await house.on("g2")
     store = house.brokers["g2"].store
     store.state.lose(store.state.partition(broken.partition_id), 0, -1, position=0)
@@ -193,7 +193,7 @@ async def test_no_parent_is_sealed_when_one_cannot_be(house: House):
 
 
 async def test_operation_continues_when_the_broker_can_seal_again(house: House):
-    """After a failed write a broker seals nothing; started again it does, and the operation comes to its end."""
+    """After a failed write a broker seals nothing; after its restart it seals, and the operation is done."""
     healthy = await house.on("g1")
     await house.break_disk("g2")
     view = await house.waits(await house.begin(THREE))

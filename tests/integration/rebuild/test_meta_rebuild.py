@@ -1,4 +1,4 @@
-"""`keylane meta`: a metaserver's database is lost and made anew from the brokers, while clients wait."""
+"""`keylane meta`: a metaserver's database is lost and rebuilt from the brokers, while clients wait."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def resize(meta: MetaClient, subject: str, partitions: int) -> None:
 
 
 def lasting(route: Route) -> list[tuple[object, ...]]:
-    """What of a route must not change."""
+    """The facts of a route that must not change."""
     return [
         (
             partition.partition_id,
@@ -119,7 +119,7 @@ async def at_brokers(cluster: Cluster) -> dict[int, PartitionStatus]:
 
 
 def assert_order(handled: list[Message], sent: dict[bytes, list[bytes]]) -> None:
-    """Per key everything came, in the order of sending; what was not acked may have come again."""
+    """Each key has all its values, in the order of sending; values that were not acked may come again."""
     seen: dict[bytes, list[bytes]] = {}
     for message in handled:
         values = seen.setdefault(message.key, [])
@@ -129,7 +129,7 @@ def assert_order(handled: list[Message], sent: dict[bytes, list[bytes]]) -> None
 
 
 async def test_clients_continue_over_a_rebuilt_database(lost: Lost) -> None:
-    """Same routes, cursors and tokens not lower, order kept, by producers and consumers that never ended."""
+    """Routes stay, cursors and tokens are not lower, and the order holds, for producers and consumers that ran on."""
     cluster = lost.cluster
     await cluster.create("flights", partitions=3, strategy="strict", retention=Retention.TIME)
     await cluster.create("quiet", partitions=2, strategy="best_tried")
@@ -200,7 +200,7 @@ async def test_clients_continue_over_a_rebuilt_database(lost: Lost) -> None:
 
 
 async def test_rebuild_refuses(lost: Lost) -> None:
-    """A database with subjects is left alone; a broker left out, or silent, is named and nothing is written."""
+    """A database with subjects is not changed. A missing or silent broker is named, and nothing is written."""
     cluster = lost.cluster
     await cluster.create("s", partitions=2)
     again = lost.rebuild()

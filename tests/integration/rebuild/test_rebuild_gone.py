@@ -31,7 +31,7 @@ async def keylane(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 async def test_cluster_continues_without_a_removed_broker(cluster: Cluster, tmp_path: Path) -> None:
-    """The group goes on where it was, the missing partition is named, and `meta verify` finds nothing."""
+    """The group continues at its cursors, the gone partition is named, and `meta verify` finds no fault."""
     route = await cluster.create("s", partitions=2, strategy="strict")
     away = [
         partition.partition_id for partition in route.partitions if partition.broker_group == "g1"

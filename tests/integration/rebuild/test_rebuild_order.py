@@ -1,4 +1,4 @@
-"""`keylane meta rebuild` while a group has a backlog, and what continues it is empty: nothing overtakes the backlog."""
+"""`keylane meta rebuild` while a group has a backlog before an empty child: no message overtakes the backlog."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster(meta_settings="expire_ms = 200\n")
 
 
 async def moved(cluster: Cluster, network: HttpNetwork, partition: Partition) -> Partition:
-    """What continues the partition on the other broker, once that has heard of the group."""
+    """Move a partition to the other broker; returns the child, once its broker knows the group."""
     at = {"g1": 0, "g2": 1}
     target = "g2" if partition.broker_group == "g1" else "g1"
     ask = Reshape(

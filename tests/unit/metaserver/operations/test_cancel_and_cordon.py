@@ -54,7 +54,7 @@ def claim(rows: Rows, operation_id: int, driver: str = "first") -> Any:
 
 
 def test_cancel_restores_route_and_history(rows: Rows):
-    """Route and history are those before; what may be hosted is sealed; the subject is free for the next one."""
+    """Route and history are as before; hosted children are sealed; the next operation may begin."""
     before = rows.run(read_route, "s"), rows.run(subject_history, "s")
     operation_id = begin(rows, FOUR)
     children = [partition.partition_id for partition in claim(rows, operation_id).todo]
@@ -112,13 +112,13 @@ def test_cancel_is_refused_from_seal_on(rows: Rows):
 
 @pytest.mark.parametrize("operation_id", [0, -1, 99, 2**70])
 def test_cancel_is_refused_when_the_operation_is_unknown(rows: Rows, operation_id: int):
-    """There is nothing to undo."""
+    """An operation without sealed parents has nothing to undo."""
     with pytest.raises(OperationUnknownError):
         rows.run(cancel_operation, operation_id)
 
 
 def test_cancel_stands_when_a_driver_finishes_its_round_later(rows: Rows):
-    """What it hosted after the cancel is still to be sealed, and its next step finds the operation canceled."""
+    """A child hosted after the cancel is still sealed; the driver's next step finds the operation canceled."""
     operation_id = begin(rows, FOUR)
     children = [partition.partition_id for partition in claim(rows, operation_id).todo]
     rows.run(cancel_operation, operation_id)
@@ -127,7 +127,7 @@ def test_cancel_stands_when_a_driver_finishes_its_round_later(rows: Rows):
 
 
 def test_evacuated_group_gets_no_partitions_until_it_is_uncordoned(rows: Rows):
-    """While and after it is evacuated no plan leads there; by an operator's word it takes part again."""
+    """No plan uses a cordoned broker group, during and after its evacuation; an operator may uncordon it."""
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1")
     rows.run(plan_operations, ask)
     assert "g1" in rows.run(writable_groups), "a dry run changes nothing"
@@ -167,7 +167,7 @@ def test_cordon_stays_when_the_broker_reports_itself(rows: Rows):
 
 
 def test_evacuation_is_refused_while_a_partition_moves_to_the_group(rows: Rows):
-    """A move towards it refuses the evacuation, and the cordon with it; when the move is done its child leaves too."""
+    """A running move to the broker group refuses the evacuation and the cordon; later the moved child leaves too."""
     moved = rows.run(read_route, "s").partitions[0].partition_id
     move = Reshape(kind=OperationKind.MOVE, partition_ids=(moved,), broker_group="g3")
     operation_id = begin(rows, move)
@@ -184,7 +184,7 @@ def test_evacuation_is_refused_while_a_partition_moves_to_the_group(rows: Rows):
 
 
 def test_evacuation_is_refused_while_a_subject_is_created_on_the_group(rows: Rows):
-    """The evacuation is refused by a type of its own, and goes through when the subject is open."""
+    """The evacuation is refused by an error of its own, and succeeds when the subject is open."""
     rows.run(plan_subject, CreateSubject(subject="new", partitions=3), subjects_max=9)
     evacuate = Reshape(kind=OperationKind.EVACUATE, broker_group="g3")
     for work in (plan_operations, begin_operations):

@@ -1,4 +1,6 @@
-"""A broker group is left for good although operations wait for it: each subject by itself, none without a word."""
+"""
+A silent broker group is evacuated although operations wait for it: each subject is decided by itself and reported.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,10 @@ def state(rows: Rows, operation_id: int) -> OperationState:
 
 
 def test_seal_waiting_for_a_lost_group_is_skipped_after_evacuate(rows: Rows):
-    """A resize whose source dies in SEAL is told to go on: a dry run says so first, then its route changes, the
-    reorder declared; the subjects on which nothing runs are evacuated beside it."""
+    """
+    A resize whose source dies in SEAL continues without it, as a dry run says; subjects without an operation are
+    evacuated.
+    """
     rows.create("sealing", 2, order_strategy=BEST_TRIED)
     rows.create("quiet", 2, order_strategy=BEST_TRIED)
     operation_id = resize(rows, "sealing", 1)
@@ -83,7 +87,9 @@ def test_seal_waiting_for_a_lost_group_is_skipped_after_evacuate(rows: Rows):
 
 
 def test_waiting_strict_subject_is_named_and_blocks_no_other(rows: Rows):
-    """Its operation stays as it is; so does a static one's; the best_tried subject beside them is evacuated."""
+    """
+    The operations of strict and static subjects stay as they are; the best_tried subject beside them is evacuated.
+    """
     rows.create("a-strict", 3, order_strategy=OrderStrategy.STRICT)
     rows.create("b-static", 3, order_strategy=BEST_TRIED, static=True)
     rows.create("c-tried", 3, order_strategy=BEST_TRIED)
@@ -116,7 +122,7 @@ def test_waiting_strict_subject_is_named_and_blocks_no_other(rows: Rows):
 
 
 def test_evacuation_names_children_and_creations_on_their_way_to_the_group(rows: Rows):
-    """A child that is still to be hosted there, and a creation: neither can be helped, both are named."""
+    """A child to be hosted there and an unfinished creation cannot be moved: both subjects are reported."""
     rows.create("resized", 1, order_strategy=BEST_TRIED)
     rows.create("spread", 3)
     operation_id = resize(rows, "resized", 4)
@@ -135,7 +141,7 @@ def test_evacuation_names_children_and_creations_on_their_way_to_the_group(rows:
 
 
 def test_evacuation_says_when_a_continued_operation_leaves_partitions_there(rows: Rows):
-    """It goes on, and the group is to be evacuated once more afterwards."""
+    """The operation continues, and the broker group has to be evacuated again afterwards."""
     rows.create("halves", 6, order_strategy=BEST_TRIED)
     here = [
         partition
@@ -166,7 +172,7 @@ def session_of(group: str) -> str:
 
 
 def granted(rows: Rows, group: str) -> list[int]:
-    """What the only session of a consumer group holds now."""
+    """The partitions granted to the only session of a consumer group."""
     session = session_of(group)
     ask = Join(subject="tried", group=group, session=session, ttl_ms=30_000)
     rows.run(settle_group, rows.run(join_group, ask, sessions_max=9).group_id)
@@ -174,8 +180,10 @@ def granted(rows: Rows, group: str) -> list[int]:
 
 
 def test_group_reads_the_source_first_when_it_joins_after_its_return(rows: Rows):
-    """While its end is unknown the child is granted beside it, and is not taken away afterwards; whoever joins when
-    the end is known gets the child after the parent."""
+    """
+    While the parent's end is unknown, the child is granted beside it and stays granted. A group that joins when the
+    end is known gets the parent first.
+    """
     rows.create("tried", 1, order_strategy=BEST_TRIED)
     (parent,) = rows.run(read_route, "tried").partitions
     source = parent.broker_group

@@ -1,4 +1,4 @@
-"""The table of states: complete, the one in the documentation, and what follows from it."""
+"""The table of states is complete and equals the one in the documentation; what follows from it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_open_is_left_for_fence_when_a_parent_is_left_behind():
     left = pending(Ask.SEAL, **SILENT, may_reorder=True)
     lost = pending(Ask.SEAL, **SILENT, given_up=True)
     assert next_state(OPEN, [left]) is FENCE
-    assert next_state(OPEN, [lost]) is DONE, "nobody comes back to seal it"
+    assert next_state(OPEN, [lost]) is DONE, "no broker comes back to seal it"
     assert next_state(OPEN, [left, lost]) is FENCE
 
 

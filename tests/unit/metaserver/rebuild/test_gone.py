@@ -1,4 +1,4 @@
-"""A rebuild without a broker group that exists no more: nothing overtakes, and nothing is lost without a word."""
+"""A rebuild without a broker group that is gone for good: no message overtakes another, and every loss is named."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def brought_by_operator(partition: PartitionStatus) -> PartitionStatus:
 
 
 def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None:
-    """What continues its partition is granted, the partition is expired, and every check holds."""
+    """The children of a gone partition are granted, the partition is expired, and every check holds."""
     answer = source(part(2, 1, token=5), group="g2")
     with pytest.raises(InvalidRequestError, match="--gone"):
         plan_rebuild([answer], RebuildOptions(complete=True))
@@ -86,7 +86,10 @@ def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None
     "child", [heard(part(2, 1)), brought_by_operator(part(2, 1, token=5)), part(2, 1)]
 )
 def test_unread_messages_are_given_up_only_with_lose_unread(child: PartitionStatus) -> None:
-    """A group that has yet to come behind it, was only set there, or is known elsewhere alone, is named."""
+    """
+    A group is named if it has not reached a child, was only set there by an operator, or is known on other partitions
+    alone.
+    """
     left, right = (
         msgspec.structs.replace(
             child,
@@ -105,14 +108,14 @@ def test_unread_messages_are_given_up_only_with_lose_unread(child: PartitionStat
 
 
 def test_group_counts_as_through_when_it_was_granted_a_later_partition() -> None:
-    """It was granted what continues a child of the missing partition: so it was through with that too."""
+    """The group was granted a grandchild of the gone partition, so it has drained the gone partition too."""
     subject = rebuilt(part(2, 1, sealed=True), part(3, 2, token=7))
     assert [gone.unread_by for gone in subject.gone] == [()]
     assert states(subject) == {1: EXPIRED, 2: SEALED, 3: OPEN}
 
 
 def test_rebuild_is_refused_when_messages_are_left_before_a_gone_partition() -> None:
-    """Messages before the missing partition would be read beside those behind it, by a group that begins later."""
+    """A later group would read messages before the gone partition beside the messages after it."""
     before = part(1, sealed=True, token=1, cursor=10)
     after = part(3, 2, token=2)
     for options in (GONE, LOSE):
@@ -130,7 +133,7 @@ def test_rebuild_is_refused_when_messages_are_left_before_a_gone_partition() -> 
 
 
 def test_rebuild_is_refused_when_an_open_partition_is_gone() -> None:
-    """A range that nobody has any more, or a broker that answers though it is gone, is refused."""
+    """A range without an open partition is refused; so is a broker that answers although it is said to be gone."""
     with pytest.raises(InvalidRequestError, match="do not cover"):
         rebuilt(status(2, 512, 1024, group="g2"), options=LOSE)
     merge = status(3, 0, 1024, parents=(1, 2), group="g2", messages=0)
@@ -143,7 +146,10 @@ def test_rebuild_is_refused_when_an_open_partition_is_gone() -> None:
 
 
 def test_static_queue_begins_behind_a_gone_partition() -> None:
-    """At the offset that its name says, above all that was there; what continues it counts on."""
+    """
+    The gone partition begins at the offset that its name says, above all earlier offsets; its child counts on from
+    there.
+    """
     child = part(2, 1, static=True, queue=0, sealed=True, messages=10)
     subject = rebuilt(child, part(3, 2, static=True, queue=0), options=LOSE)
     starts = {
@@ -154,7 +160,7 @@ def test_static_queue_begins_behind_a_gone_partition() -> None:
 
 
 def test_static_queue_keeps_its_order_over_a_gone_partition(engine: sa.Engine) -> None:
-    """1 has messages left, 2 was behind it, 3 is empty and 4 open: none is granted before 1 is drained."""
+    """Partition 1 has messages, 2 was its child, 3 is empty and 4 open: none is granted before 1 is drained."""
     before = part(1, static=True, queue=0, sealed=True, messages=40, token=3, cursor=20)
     empty = part(3, 2, static=True, queue=0, sealed=True, messages=0, token=4)
     answer = source(before, empty, part(4, 3, static=True, queue=0), group="g2")
@@ -185,7 +191,7 @@ def test_static_queue_keeps_its_order_over_a_gone_partition(engine: sa.Engine) -
 
 
 def test_gone_group_changes_nothing_when_no_partition_is_missing(engine: sa.Engine) -> None:
-    """A group that is said to be gone, and had nothing, gets no row."""
+    """A gone broker group without partitions gets no row."""
     with engine.begin() as connection:
         cluster = plan_rebuild([source(part(2), group="g2")], GONE)
         store_rebuilt(connection, cluster, route_version=1_000_000)

@@ -1,4 +1,4 @@
-"""A source that was given up, and whatever was begun later, are operations of their own after a rebuild."""
+"""After a rebuild an abandoned source and later operations are operations of their own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MOVED_AND_MERGED = (
 def test_fence_and_running_merge_both_end_in_either_order(
     engine: sa.Engine, statuses: tuple[PartitionStatus, ...], first: int
 ) -> None:
-    """Whichever is driven first: the merge opens its own child alone, the fence opens nothing."""
+    """In either order of driving, the merge opens its own child alone, and the fence opens no partition."""
     with engine.begin() as connection:
         store_rebuilt(connection, plan_rebuild([source(*statuses)]), route_version=1_000_000)
         report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
@@ -75,7 +75,7 @@ def test_fence_and_running_merge_both_end_in_either_order(
 
 
 def test_partition_counts_as_opened_when_it_has_a_child() -> None:
-    """The child of a source that was given up got no message before it was moved on: it stays what it was."""
+    """The child of an abandoned source got no message before it was moved on; the source stays abandoned."""
     subject = rebuilt(
         part(1, 0, 1024), part(2, 0, 1024, 1, sealed=True, messages=0), part(3, 0, 1024, 2)
     )

@@ -1,4 +1,4 @@
-"""A static subject is whole after a rebuild from the brokers, and `meta verify` sees a chain that is not."""
+"""A static subject is whole after a rebuild from the brokers; `meta verify` names broken chains."""
 
 from __future__ import annotations
 
@@ -50,12 +50,14 @@ def starts(*statuses: PartitionStatus) -> list[tuple[int, int, PartitionState]]:
 
 
 def test_logic_starts_follow_from_the_ends_of_the_parents():
-    """Brokers are never told where a partition begins in its queue; a chain of four is numbered as before."""
+    """
+    Brokers are not told where a partition begins in its queue; a chain of four gets the same logic starts as before.
+    """
     assert starts(*CHAIN) == [(1, 0, SEALED), (2, 40, SEALED), (4, 41, SEALED), (7, 41, OPEN)]
 
 
 def test_interrupted_move_continues():
-    """A parent not sealed yet has no end: its child is planned, and gets its logic start when it is opened."""
+    """A parent that is not sealed has no end: its child is planned, and gets its logic start when it opens."""
     (subject,) = plan_rebuild(
         [source(CHAIN[0], segment(2, 1, messages=5), segment(3, 2, messages=0))]
     ).subjects
@@ -100,7 +102,7 @@ def row(number: int, *parents: int, start: int, end: int | None = None, **more) 
 
 
 def test_check_finds_a_gap_in_a_chain():
-    """Contiguous is right; a gap, an overlap, a first one that does not begin at 0, another queue: each is named."""
+    """A contiguous chain passes. A gap, an overlap, a start other than 0, and another queue are each named."""
     assert broken(row(1, start=0, end=40), row(2, 1, start=40, end=1), row(3, 2, start=41)) == []
     assert "logic offset 50" in broken(row(1, start=0, end=40), row(2, 1, start=50))[0]
     assert "logic offset 39" in broken(row(1, start=0, end=40), row(2, 1, start=39))[0]
@@ -109,7 +111,7 @@ def test_check_finds_a_gap_in_a_chain():
 
 
 def test_check_finds_a_chain_that_begins_before_a_loss():
-    """What continues a lost partition begins where its name says; behind one that is there it is named."""
+    """The child of a lost partition begins where its name says; a child of a present parent may not."""
     gone = PartitionView(
         subject_id=1,
         partition=msgspec.structs.replace(

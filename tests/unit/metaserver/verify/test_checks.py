@@ -1,4 +1,4 @@
-"""Each of the thirteen checks finds what it is for, and nothing else does."""
+"""Each of the thirteen checks finds its own fault and no other."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PARTS = (
 
 
 class World:
-    """A healthy cluster, to be spoilt in one place."""
+    """A healthy cluster, to be damaged in one place."""
 
     def __init__(self) -> None:
         self.subject = SubjectRow(
@@ -120,21 +120,21 @@ class World:
         self.silent: set[str] = set()
 
     def row(self, number: int, **changes) -> None:
-        """Change a partition's row: its own fields, or those of what clients see."""
+        """Change a partition's row: the row's own fields, or those of the partition that clients see."""
         row = self.rows[number]
         mine = {key: changes.pop(key) for key in ("end_offset", "abandoned") if key in changes}
         partition = msgspec.structs.replace(row.partition, **changes)
         self.rows[number] = replace(row, partition=partition, **mine)
 
     def status(self, number: int, **changes) -> None:
-        """Change what a broker says of a partition."""
+        """Change the broker's status of a partition."""
         for statuses in self.hosted.values():
             for place, status in enumerate(statuses):
                 if status.partition_id == number:
                     statuses[place] = msgspec.structs.replace(status, **changes)
 
     def at_group(self, number: int, **changes) -> None:
-        """Change what a broker says of the group on a partition."""
+        """Change the broker's status of the group on a partition."""
         for statuses in self.hosted.values():
             for status in statuses:
                 if status.partition_id == number:
@@ -245,7 +245,7 @@ def open_and_sealed(world: World) -> None:
 
 
 def drained_before_its_parent(world: World) -> None:
-    """Partition 3, empty, is sealed as well, and the group is through with it alone."""
+    """Partition 3 is sealed and empty as well, and the group has drained it alone."""
     world.row(3, state=SEALED, end_offset=0)
     world.status(3, state=SEALED, next_offset=0)
     world.at_group(3, cursor=0, acked_above=0)
@@ -259,14 +259,14 @@ def drained_before_its_parent(world: World) -> None:
     world.group = replace(world.group, drained={3})
 
 
-def planned_by_nobody(world: World) -> None:
+def planned_without_operation(world: World) -> None:
     world.subject = replace(world.subject, partitions_named=5)
     world.rows[5] = PartitionView(subject_id=1, partition=PLANNED)
 
 
-def group_of_nobody(world: World) -> None:
+def unknown_group(world: World) -> None:
     (group,) = world.hosted["g1"][1].groups
-    world.status(3, groups=(group, msgspec.structs.replace(group, group="nobody")))
+    world.status(3, groups=(group, msgspec.structs.replace(group, group="stranger")))
 
 
 def granted_and_not_heard(world: World) -> None:
@@ -294,7 +294,7 @@ SPOILT = [
     ("one-broker-a-group", exchanged_folder),
     ("one-broker-a-group", one_folder_twice),
     ("tokens-above-fences", lambda world: world.at_group(3, token=8)),
-    ("tokens-above-fences", group_of_nobody),
+    ("tokens-above-fences", unknown_group),
     (
         "tokens-above-fences",
         lambda world: setattr(world, "group", replace(world.group, last_token=6)),
@@ -319,7 +319,7 @@ SPOILT = [
     ("operations-move", lambda world: world.operations.append(operation(idle_ms=IDLE_MS_MAX + 1))),
     ("operations-move", lambda world: world.operations.append(operation(problem="g2 is silent"))),
     ("operations-move", lambda world: world.operations.append(operation(running=False))),
-    ("operations-move", planned_by_nobody),
+    ("operations-move", planned_without_operation),
     ("groups-heard", lambda world: world.status(3, groups=())),
     ("groups-heard", granted_and_not_heard),
     ("groups-heard", lambda world: world.status(2, groups_told=False)),
@@ -345,14 +345,14 @@ def test_healthy_cluster_passes_every_check() -> None:
 
 @pytest.mark.parametrize(("name", "spoil"), SPOILT)
 def test_fault_is_found_under_its_name(name: str, spoil) -> None:
-    """One fault is reported by the check that is for it, and by no other."""
+    """One fault is reported by its own check and by no other."""
     world = World()
     spoil(world)
     assert list(broken(world)) == [name]
 
 
 def test_open_parent_of_an_open_child_is_found() -> None:
-    """A child that is open beside its parent, and a route with two open ones, are two faults."""
+    """A child that is open beside its parent, and a route with two open partitions, are two faults."""
     world = World()
     world.row(1, state=OPEN, end_offset=None)
     world.status(1, state=OPEN)
@@ -362,14 +362,14 @@ def test_open_parent_of_an_open_child_is_found() -> None:
 
 
 def test_every_check_has_a_fault_here() -> None:
-    """No check goes untested."""
+    """Every check is tested."""
     assert {name for name, _ in SPOILT} | {"children-after-parents"} == {
         check.name for check in CHECKS
     }
 
 
 def test_changes_between_the_two_reads_are_no_fault() -> None:
-    """A seal, a grant and a drain between the two looks at SQL are not reported."""
+    """A seal, a grant and a drain between the two views of SQL are not reported."""
     before, after = World(), World()
     sealing = {2: StepAction.SEAL}
     before.operations.append(operation(steps=sealing))
@@ -383,7 +383,7 @@ def test_changes_between_the_two_reads_are_no_fault() -> None:
 
 
 def test_reset_between_the_two_reads_is_no_fault() -> None:
-    """The cursor of what was drained before fell because a reset took that back, whether it has ended since or not."""
+    """A reset lowers the cursor of a drained partition; that is no fault, during the reset and after it."""
     for after_it in ((), {1}):
         before, after = World(), World()
         before.at_group(1, token=9, cursor=0)
@@ -396,7 +396,7 @@ def test_reset_between_the_two_reads_is_no_fault() -> None:
 
 
 def test_abandoned_parent_is_no_fault() -> None:
-    """A source that was given up by the operator may be open and its end unknown until it is back."""
+    """An abandoned source may be open and its end unknown until its broker is back."""
     world = World()
     world.row(1, end_offset=None, abandoned=True)
     world.status(1, state=OPEN)
@@ -405,7 +405,7 @@ def test_abandoned_parent_is_no_fault() -> None:
 
 
 def test_undrained_parent_that_blocks_no_child_is_no_fault() -> None:
-    """Drained before a parent that was abandoned, has expired, or was set back alone by an operator since."""
+    """Drained before a parent that was abandoned, has expired, or was reset alone by an operator: no fault."""
     for how in ("abandoned", "expired", "set"):
         world = World()
         drained_before_its_parent(world)
@@ -420,7 +420,7 @@ def test_undrained_parent_that_blocks_no_child_is_no_fault() -> None:
 
 
 def test_violations_are_cut_at_the_limit() -> None:
-    """A broken cluster is told in a bounded answer that says how many there are."""
+    """The answer for a broken cluster is bounded and says how many violations there are."""
     world = World()
     status = world.hosted["g1"][0]
     world.hosted["g1"] += [
@@ -432,7 +432,7 @@ def test_violations_are_cut_at_the_limit() -> None:
 
 
 def test_unlisted_groups_are_no_fault_when_they_need_no_messages() -> None:
-    """A drained partition, a group that was only made, and a subject that goes by time are no faults."""
+    """A drained partition, a group without tokens, and a subject with retention by time are no faults."""
     world = World()
     world.status(1, groups_told=False)
     assert broken(world) == {}
