@@ -1,4 +1,4 @@
-"""Errors that stay readable across Spark, which keeps nothing of an exception but its text.  Pure.
+"""Errors that stay readable across Spark: Spark keeps only the text of an exception.  Pure.
 
     KEYLANE_1160 {"details": {"offset": 5, "partition_id": 3}, "fate": "not_done"} no such offset … [Class 1160]
 
@@ -20,7 +20,7 @@ _MARK = re.compile(r"KEYLANE_(\d{4}) (?=\{)")
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Lead the text of every KeylaneError that passes with its mark."""
+    """Put the mark before the text of every KeylaneError that is raised in the block."""
     try:
         yield
     except KeylaneError as error:

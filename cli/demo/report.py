@@ -196,7 +196,7 @@ def open_screen(form: OutputFormat, rows: int) -> Screen:
 def problems_of(
     result: Result, findings: Findings, *, rows: int, failover_limit_s: float, failed: int
 ) -> tuple[str, ...]:
-    """Everything that is off, one sentence each."""
+    """A sentence for each failed check and each anomaly."""
     checks = (
         (result.sent == rows, f"{result.sent:,} of {rows:,} rows were sent"),
         (not failed, f"the producer gave {failed} messages up"),
