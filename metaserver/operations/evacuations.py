@@ -85,7 +85,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     left = ask.without_source or ask.accept_loss
     if broker_alive(connection, source) and left:
         raise InvalidRequestError(
-            f"broker group {source!r} answers: evacuate it without --without-source and --accept-loss, which loses no order"
+            f"broker group {source!r} answers: evacuate it with its help, which loses no order"
         )
     coming = partitions.c.state.in_(_COMING)
     blocking = _SEALED if ask.accept_loss else _blocking
@@ -112,7 +112,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
         if sealed and _may_continue(subject, ask):
             plan = replace(plan, sealed=plan.sealed + sealed)
         elif sealed:
-            problem = "it is strict or static; children of the partitions sealed there wait until the broker group is back"
+            problem = "it is strict or static; what continues what is sealed there is held until the broker group is back"
             busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
         planned = PlannedOperation(subject=subject, plan=plan, busy=busy)
         if ask.accept_loss:
@@ -193,9 +193,9 @@ def _not_free(
     hosts = [step.done for step in todo if step.action == StepAction.HOST]
     waits = any(step.action == StepAction.SEAL and not step.done for step in todo)
     freed = 0
-    problem = "another operation runs on it; evacuate again when that operation is done"
+    problem = "another operation runs on it; evacuate again when that is done"
     if not running:
-        problem = "its creation is not finished, and has partitions there"
+        problem = "it is still being created, with partitions there"
     elif not all(hosts):
         problem = "its operation waits to open partitions there; cancel it, then evacuate again"
     elif waits and not _may_continue(subject, ask):
@@ -208,7 +208,7 @@ def _not_free(
         blocking = _SEALED if ask.accept_loss else _blocking
         sealed = _blocking_there(connection, subject, BrokerGroup(ask.broker_group), blocking)
         if hosts or leaving < there or sealed:
-            problem = "its operation continues and leaves partitions there; evacuate again when it is done"
+            problem = "its operation goes on, and leaves some there; then evacuate again"
     busy = BusySubject(subject=subject.name, operation_id=running, problem=problem)
     return PlannedOperation(
         subject=subject, plan=NOTHING, freed=freed, busy=busy if problem else None

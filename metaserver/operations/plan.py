@@ -169,7 +169,7 @@ def _find(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
         if partition.partition_id == partition_id:
             return partition
     raise PartitionUnknownError(
-        f"partition {partition_id} is not an open partition of this subject; its open partitions: "
+        f"partition {partition_id} is not an open partition of this subject; those that are: "
         f"{listed(sorted(partition.partition_id for partition in current))}",
         partition_id=partition_id,
     )

@@ -235,7 +235,7 @@ def waiting_reason(state: OperationState, pending: Collection[Pending]) -> str:
 
 def silence(state: OperationState, broker_group: str) -> str:
     """The reason for waiting while a broker with a step to do is silent."""
-    held = "; the children open when it is back and has sealed its partitions"
+    held = "; its children are held until it is back and has sealed"
     return f"broker group {broker_group!r} is silent{held if state is OperationState.SEAL else ''}"
 
 
@@ -244,14 +244,14 @@ def parents_silent(state: OperationState, pending: Iterable[Pending]) -> str:
     groups = silent_parents(state, pending)
     if not groups:
         return ""
-    return f"silent: {', '.join(groups)}; no parent is sealed before all parents can be sealed"
+    return f"silent: {', '.join(groups)}; nothing is sealed before all parents can be"
 
 
 def unsealable(partition_id: int, broker_group: str, why: str) -> str:
     """The reason for waiting while the broker of a parent cannot seal it."""
     return (
         f"partition {partition_id} on {broker_group!r} cannot be sealed: {why}; "
-        f"no parent is sealed before all parents can be sealed"
+        f"nothing is sealed before all parents can be"
     )
 
 

@@ -135,11 +135,11 @@ async def test_operation_names_a_silent_broker_that_is_to_seal(tmp_path: Path):
         await move.silence("g1")
         await move.database.write(finish_round, move.operation_id, {move.child: None})
         view = await move.view()
-        assert view.problem == "silent: g1; no parent is sealed before all parents can be sealed"
+        assert view.problem == "silent: g1; nothing is sealed before all parents can be"
         await move.silence()
         assert await move.hosted() is OperationState.SEAL
         await move.silence("g1")
-        assert (await move.view()).problem.startswith("broker group 'g1' is silent; the children")
+        assert (await move.view()).problem.startswith("broker group 'g1' is silent; its children")
 
 
 @pytest.mark.parametrize("strategy", OrderStrategy)
@@ -151,7 +151,7 @@ async def test_operation_waits_for_a_silent_source_only_when_its_subject_is_stri
         state = await move.hosted()
         strict = strategy is OrderStrategy.STRICT
         assert state is (OperationState.PLAN if strict else OperationState.FENCE)
-        assert ("no parent is sealed" in (await move.view()).problem) is strict
+        assert ("nothing is sealed" in (await move.view()).problem) is strict
         route = await move.database.read(read_route, "s")
         places = {partition.broker_group for partition in route.open_partitions()}
         assert ("g1" in places) is strict

@@ -137,7 +137,7 @@ def test_evacuation_names_children_and_creations_on_their_way_to_the_group(rows:
         "unborn": 0,
     }
     assert "cancel it" in busy["resized"].problem
-    assert "creation" in busy["unborn"].problem
+    assert "created" in busy["unborn"].problem
 
 
 def test_evacuation_says_when_a_continued_operation_leaves_partitions_there(rows: Rows):
