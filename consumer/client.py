@@ -145,6 +145,12 @@ class Consumer(Resident):
         self._opened = asyncio.Event()
         """Set when the opening has ended, well or not."""
 
+    def __repr__(self) -> str:
+        where = ", ".join(self._addresses)
+        return (
+            f"<Consumer of {self._subject} in group {self._group} at {where}, {self._home.state}>"
+        )
+
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
         """

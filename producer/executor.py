@@ -155,6 +155,11 @@ class Executor:
             self._wake.set()
         self.open = self._new_batch()
 
+    def queue(self, batch: OutgoingBatch) -> None:
+        """Queue a closed batch of new messages."""
+        self._budget.enter(len(batch), batch.size)
+        self.take_over([batch])
+
     def take_over(self, batches: list[OutgoingBatch]) -> None:
         """Queue batches that left another executor, behind those that are queued here."""
         self.roll()

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TypeGuard
 
 from ..protocol.clock import Clock
-from ..protocol.errors import KeylaneError, NoPartitionError, Retry
+from ..protocol.errors import Fate, KeylaneError, NoPartitionError, Retry
 from ..protocol.limits import LOGICAL_PARTITIONS, PULL_WAIT_MS_MAX
 from ..protocol.routing import (
     OrderStrategy,
@@ -39,7 +39,7 @@ from .halts import Halts
 from .identity import Identity
 from .outgoing_batch import REORDERED, OutgoingBatch
 from .send_budget import SendBudget
-from .send_future import SendFuture
+from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
 from .waiting import WaitReport
 
@@ -104,6 +104,8 @@ class SubjectSender:
         self._away: dict[int, Executor] = {}
         """By partition id: the executor that takes its messages, which went elsewhere, until its broker answers."""
         self._refresh = asyncio.Event()
+        self._routed = asyncio.Event()
+        self._refusal: KeylaneError | None = None
         self._closing = False
         self._expiring: asyncio.TimerHandle | None = None
         self._expire_ms = EXPIRE_MS_MAX
@@ -126,7 +128,18 @@ class SubjectSender:
         self._budget.enter(1, batch.size - size)
         if timeout_ms:
             self.annotate(batch, index, reordered=False, timeout_ms=timeout_ms)
-        return SendFuture(batch, index)
+        return BatchFuture(batch, index)
+
+    async def routed(self) -> None:
+        """
+        Wait for the first route.
+
+        Raises:
+            KeylaneError: the metaserver refuses one.
+        """
+        await self._routed.wait()
+        if self._refusal is not None:
+            raise self._refusal.copy(Fate.NOT_DONE)
 
     def check(self, executor: Executor, key: bytes, logical: int) -> bool:
         """
@@ -291,6 +304,8 @@ class SubjectSender:
     def _die(self, error: KeylaneError) -> None:
         """Give up all held messages: the metaserver refused a route for good."""
         self._on_dead(self)
+        self._refusal = error
+        self._routed.set()
         if self._expiring is not None:
             self._expiring.cancel()
         for batch in self._held:
@@ -304,6 +319,7 @@ class SubjectSender:
             self._tell_of_older(route)
             return False
         self._route = route
+        self._routed.set()
         self._open = {partition.partition_id for partition in route.open_partitions()}
         self._partition_ids = [partition.partition_id for partition in route_table(route)]
         for partition in route.open_partitions():

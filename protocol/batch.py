@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from .errors import CorruptBatchError
@@ -73,6 +73,28 @@ def encode_batch(
         producer_epoch=producer_epoch,
         sequence=sequence,
     )
+
+
+def join_columns(
+    sent_at_ns: bytes,
+    key_lengths: bytes,
+    value_lengths: bytes,
+    keys: bytes | memoryview,
+    values: bytes | memoryview,
+    *,
+    count: int,
+) -> bytes:
+    """The body of `count` messages without properties, from columns that have the bytes of the layout already."""
+    return b"".join((sent_at_ns, key_lengths, value_lengths, bytes(4 * count), keys, values))
+
+
+def split_columns(body: bytes, count: int) -> tuple[list[bytes], list[bytes]]:
+    """The keys and the values of a body that `join_columns` made."""
+    lengths: array[int] = array("I")
+    lengths.frombytes(body[8 * count : 16 * count])
+    edges = list(accumulate(lengths, initial=BYTES_PER_MESSAGE * count))
+    blobs = [body[start:end] for start, end in pairwise(edges)]
+    return blobs[:count], blobs[count:]
 
 
 def check_batch(data: bytes | memoryview, start: int = 0) -> Header:

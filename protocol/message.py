@@ -44,6 +44,7 @@ class Message(msgspec.Struct, gc=False):
 
     `offset` counts messages in `partition_id`, from 0; `fencing_token` is the right under which it was
     delivered: pass it on to whatever the handler writes to, so that a late owner can be refused there.
+    `packed_properties` and `delivery` are the client's: a program asks for `properties`, and acks with `ack`.
     """
 
     subject: str
@@ -115,6 +116,15 @@ class Receipt(msgspec.Struct, frozen=True):
     """
     reordered: bool = False
     """True if it left its partition (BEST_TRIED only), so that older messages of its key may come after it."""
+
+
+class TableReceipt(msgspec.Struct, frozen=True):
+    """What `send_arrow` has stored."""
+
+    stored: int
+    """Rows."""
+    refused: dict[int, str]
+    """Why rows were left out, by row number; only with `partial=True`."""
 
 
 def pack_properties(properties: Mapping[str, str] | None) -> bytes:

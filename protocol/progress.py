@@ -68,6 +68,8 @@ class GroupReset(Struct, frozen=True, kw_only=True):
     cursors: list[CursorView]
     left_out: tuple[int, ...] = ()
     """Partitions not set: their brokers are silent, and were given up by an evacuation."""
+    static: bool = False
+    """The subject has logic queues; for others `queue` and `logic_cursor` mean nothing."""
 
 
 class SetCursor(Struct, frozen=True, kw_only=True):

@@ -49,6 +49,11 @@ class Home:
         """True while it is open, unless that was before a fork of this process."""
         return self._loop is not None
 
+    @property
+    def state(self) -> str:
+        """For people: "open", "closed", or "forked" in a child of the process in which it is open."""
+        return "open" if self.here else "forked" if self._forked else "closed"
+
     def enter(self, kept: object, on_fork: Callable[[], None]) -> None:
         """
         Be at home in the running event loop.

@@ -134,6 +134,10 @@ class QueueReader(Resident):
         )
         self._views: dict[int, QueueView] = {}
 
+    def __repr__(self) -> str:
+        where, state = ", ".join(self._addresses), self._connections.home.state
+        return f"<QueueReader of {self._subject} at {where}, {state}>"
+
     async def __aenter__(self) -> Self:
         self._connections.open()
         self._views = {}

@@ -171,6 +171,7 @@ class OperationDriver:
     async def _planned(self, ask: Reshape) -> OperationList:
         """The plans of a dry run, in the form of the answer of `begin`."""
         plans = await self._database.read(plan_operations, ask)
+        losses = {planned.freed: planned.losses for planned in plans}
         freed = await self._database.read(operation_views, [planned.freed for planned in plans])
         shown = [
             planned
@@ -179,7 +180,10 @@ class OperationDriver:
         ]
         return OperationList(
             operations=[
-                *(replace(view, without_source=True) for view in freed),
+                *(
+                    replace(view, without_source=True, losses=losses[view.operation_id])
+                    for view in freed
+                ),
                 *(planned.view(ask) for planned in shown),
             ],
             busy=[planned.busy for planned in plans if planned.busy],

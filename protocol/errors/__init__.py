@@ -33,7 +33,8 @@
     ├── DeliveryError                  a producer gave messages up
     │   ├── GivenUpError                                   by flush and close, of those that nobody awaited
     │   ├── DeliveryTimeoutError, KeyHaltedError           by `await send`; producer.resume(error) lets the key go on
-    │   └── PartlyQueuedError                              by send_all
+    │   ├── PartlyQueuedError                              by send_all
+    │   └── RowsRefusedError, RowsGivenUpError             by send_arrow
     ├── StorageError                   .operation .path
     │   ├── CorruptLogError, DiskFullError, FlushFailedError
     │   ├── CorruptIndexError          the next start makes the index anew from the log

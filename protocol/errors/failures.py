@@ -114,6 +114,33 @@ class PartlyQueuedError(DeliveryError):
     """How many messages before it were queued."""
 
 
+class RowsRefusedError(DeliveryError):
+    """`send_arrow`: rows of a table cannot be sent."""
+
+    code = 1187
+    summary = "rows of the table cannot be sent"
+    hint = "Mend the rows, or leave them out with partial=True."
+    rows = Detail(list)
+    """The numbers of the first hundred of them."""
+    sent = Detail(int)
+    """How many rows were sent before: 0 but for a stream."""
+
+
+class RowsGivenUpError(DeliveryError):
+    """`send_arrow`: rows were queued and then given up."""
+
+    code = 1188
+    summary = "rows of the table were given up"
+    hint = "The cause says why the first was. Send again those that are not stored, in order."
+    rows = Detail(list)
+    """The numbers of the first hundred of them."""
+    messages = Detail(int)
+    unknown = Detail(int)
+    """Those of them that may be stored."""
+    stored = Detail(int)
+    """How many rows are stored."""
+
+
 class StorageError(KeylaneError):
     """What disks and databases answer."""
 

@@ -349,7 +349,7 @@ async def test_wait_raises_when_the_operation_is_not_listed(admin):
     planned = await admin.resize("admin-unlisted", 2, dry_run=True)
     unlisted = msgspec.structs.replace(planned, operation_id=987_654)
     with pytest.raises(OperationUnknownError):
-        await asyncio.wait_for(admin.wait(unlisted), 20)
+        await asyncio.wait_for(admin.wait(unlisted), 60)
     for wrong in (None, 3, [planned]):
         with pytest.raises(InvalidRequestError):
             await admin.wait(wrong)

@@ -185,7 +185,7 @@ async def holders(cluster: Cluster, subject: str, group: str) -> set[str]:
         await network.close()
 
 
-def waited_for(condition: Callable[[], Any], *, seconds: float = 30.0) -> None:
+def waited_for(condition: Callable[[], Any], *, seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until

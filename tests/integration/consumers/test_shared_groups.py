@@ -173,7 +173,7 @@ async def test_failing_message_delays_no_other(shared_cluster: Cluster):
     async with Consumer(
         shared_cluster.meta, subject="no-order", group="g", handler=handle, settings=SHARED
     ):
-        await eventually(lambda: len(handled) >= 200, seconds=40)
+        await eventually(lambda: len(handled) >= 200, seconds=60)
     assert set(handled) == values
     assert sum(count > 1 for count in tries.values()) == 1
 
@@ -249,7 +249,7 @@ async def test_killed_session_repeats_only_its_messages_in_flight(cluster: Clust
         victim.kill()
         await eventually(
             lambda: len({where for path in paths for where in places(path, "end")}) >= 600,
-            seconds=40,
+            seconds=60,
         )
     started = Counter(where for path in paths for where in places(path, "start"))
     again = {where for where, count in started.items() if count > 1}
@@ -302,7 +302,7 @@ async def test_handlers_that_take_longer_than_the_ttl_keep_their_messages(
         )
 
     async with consumer(), consumer():
-        await eventually(lambda: len(handled) == 8, seconds=40)
+        await eventually(lambda: len(handled) == 8, seconds=60)
         await asyncio.sleep(1)
     assert handled == Counter(values)
 
@@ -331,7 +331,7 @@ async def test_broker_restart_hands_out_unacked_messages_again(cluster: Cluster)
         cluster.brokers[0].kill()
         await asyncio.sleep(0.3)
         cluster.brokers[0].restart()
-        await eventually(lambda: len(handled) >= 600, seconds=40)
+        await eventually(lambda: len(handled) >= 600, seconds=60)
     assert set(handled) == values
     assert sum(count > 1 for count in handled.values()) <= 2 * 2 * 20 + 40
 

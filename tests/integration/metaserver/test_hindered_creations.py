@@ -90,7 +90,7 @@ async def test_empty_database_is_not_ready_beside_brokers_with_partitions(
         shutil.rmtree(tmp_path / "meta-0")
         for _ in range(2):
             cluster.meta_program.restart()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while (health := await meta.health()).ready or not health.details["brokers"]:
                     await asyncio.sleep(0.05)
             assert "keylane meta rebuild" in health.reason
@@ -110,7 +110,7 @@ async def test_empty_database_is_not_ready_beside_brokers_with_partitions(
             cluster.meta_program.kill()
         cluster.meta_program.restart()
         await rebuild_lost_database(cluster, tmp_path)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (await meta.health()).details["brokers"][0]["available"]:
                 await asyncio.sleep(0.05)
         assert (await meta.health()).ready
@@ -200,7 +200,7 @@ async def test_failed_creation_leaves_no_open_partition(tmp_path: Path) -> None:
         network = HttpNetwork()
         try:
             broker = BrokerClient(network, newer.partitions[0].address)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while True:
                     hosted = (await broker.partitions()).partitions
                     states = [status.state for status in hosted if status.subject == "other"]
@@ -215,7 +215,7 @@ async def test_failed_creation_leaves_no_open_partition(tmp_path: Path) -> None:
 
 async def opened(meta: MetaClient, ask: CreateSubject) -> Route:
     """Repeat the creation until it is done."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return (await meta.create_subject(ask)).route
@@ -237,7 +237,7 @@ async def test_creation_goes_elsewhere_when_its_broker_dies_before_it_hosts(
         if asked_again:
             route = await opened(meta, ask)
         else:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while "s" not in [subject.subject for subject in (await meta.subjects()).subjects]:
                     await asyncio.sleep(0.1)
             route = (await meta.create_subject(ask)).route
@@ -255,7 +255,7 @@ async def test_creation_goes_elsewhere_when_its_broker_dies_before_it_hosts(
 
 async def verified(meta: MetaClient) -> None:
     """Wait until the metaserver and the brokers agree."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (last := await meta.verify()).ok:
             await asyncio.sleep(0.2)
     assert last.ok
@@ -275,7 +275,7 @@ async def test_id_sent_to_a_broker_that_died_is_never_used_again(tmp_path: Path)
         network = HttpNetwork()
         broker = BrokerClient(network, stopped.address)
         known = {partition.partition_id for partition in (*warm.partitions, *route.partitions)}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (
                 not (
                     left := [

@@ -359,7 +359,7 @@ async def test_creation_waits_whatever_error_its_broker_answers(
             with pytest.raises(NotEnoughBrokersError, match=f"'left': {refusal.message}"):
                 await house.meta.create_subject(ask)
         tried = house.broker.calls
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             # By the periodic work, which continues after a failure.
             while house.broker.calls < tried + 3:
                 await asyncio.sleep(0.02)
@@ -405,8 +405,9 @@ async def test_subject_is_refused_when_it_exists_with_other_settings(house: Hous
     assert by_default.order_strategy is OrderStrategy.STRICT
     with pytest.raises(SubjectExistsError):
         await house.meta.create_subject(replace(strict, order_strategy=OrderStrategy.BEST_TRIED))
-    with pytest.raises(SubjectExistsError):
+    with pytest.raises(SubjectExistsError, match="retention acked, not time") as refused:
         await house.meta.create_subject(replace(strict, retention=Retention.TIME))
+    assert refused.value.retention == "acked"
     with pytest.raises(StrategyMismatchError):
         await house.meta.route("s", order_strategy=OrderStrategy.BEST_TRIED)
     route = await house.meta.route("s", order_strategy=OrderStrategy.STRICT)

@@ -65,7 +65,7 @@ async def test_a_broker_killed_after_any_step(cluster: Cluster, step: str, victi
         sent = Counter({key: len(values) for key, values in load.sent.items()})
         await eventually(
             lambda: Counter({key: len(values) for key, values in handled(load).items()}) == sent,
-            seconds=40,
+            seconds=60,
             what="every message handled",
         )
     await network.close()

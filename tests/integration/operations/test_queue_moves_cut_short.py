@@ -46,7 +46,7 @@ pytestmark = pytest.mark.cluster(meta_settings=ALERT)
 
 async def begin(meta: MetaClient, ask: Reshape) -> OperationView:
     """Begin a move as soon as the metaserver knows the brokers."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while True:
         try:
             return (await meta.reshape(ask)).operations[0]
@@ -129,7 +129,7 @@ async def test_static_move_waits_for_a_dead_source(cluster: Cluster):
         source = before.segments[-1].partition.broker_group
         broker = cluster.brokers[int(source[1:]) - 1]
         broker.kill()
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while any(
             broker["available"] and broker["broker_group"] == source
             for broker in (await meta.health()).details["brokers"]

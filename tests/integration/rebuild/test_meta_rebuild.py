@@ -173,7 +173,7 @@ async def test_clients_continue_over_a_rebuilt_database(lost: Lost) -> None:
         assert told["flights"]["partitions"] == len(cursors_before) - 2
         cluster.meta_program.restart()
         send(500)
-        await eventually(lambda: len({message.value for message in handled}) >= 3_000, seconds=40)
+        await eventually(lambda: len({message.value for message in handled}) >= 3_000, seconds=60)
 
         route = await meta.route("flights")
         owners = (await meta.group("flights", "g")).owners

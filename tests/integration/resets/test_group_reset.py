@@ -270,7 +270,7 @@ async def test_reset_is_finished_by_a_retry_when_its_metaserver_is_killed(
 async def brokers_known(cluster: Cluster, ask: ResetGroup) -> GroupReset:
     """The reset, as soon as the restarted metaserver has heard of the brokers, and no other holds the group."""
     async with meta_of(cluster) as meta:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while True:
             try:
                 return await meta.reset_group("cut", "g", ask)
@@ -295,7 +295,7 @@ async def test_reset_is_refused_or_unfinished_when_a_broker_does_not_answer(clus
         with pytest.raises(ResetUnfinishedError) as unfinished:
             await brokers_known(cluster, ask)
         assert unfinished.value.fate == "unknown"
-        broker.process.wait(10)
+        broker.process.wait(60)
         broker.process.stdout.close()
         broker.environment = {}
         broker.restart()
@@ -352,6 +352,7 @@ async def test_reset_command_sets_what_describe_shows(shared_cluster: Cluster):
         assert done.returncode == 0, done.stderr
         async with QueueReader(shared_cluster.meta, subject="cmds") as reader:
             assert (await reader.progress(0, "g")).cursor == begin
+        assert "logic offset" in done.stdout
     for words, text in (
         (("--to", "3"), "an offset needs a queue"),
         (("--to", "soon"), "not a time"),
@@ -360,3 +361,16 @@ async def test_reset_command_sets_what_describe_shows(shared_cluster: Cluster):
         refused = await keylane(shared_cluster, "reset", "cmds", "g", *words)
         assert refused.returncode == 1
         assert text in refused.stderr
+
+
+async def test_reset_command_shows_no_queues_when_the_subject_has_none(shared_cluster: Cluster):
+    """Queue numbers and logic offsets mean nothing there."""
+    await shared_cluster.create("plain", partitions=1)
+    async with Producer(shared_cluster.meta) as producer:
+        await producer.send("plain", b"1")
+    async with Consumer(shared_cluster.meta, subject="plain", group="g") as consumer:
+        await (await anext(consumer)).ack()
+    done = await keylane(shared_cluster, "reset", "plain", "g", "--to", "earliest")
+    assert done.returncode == 0, done.stderr
+    _title, header, *_ = filter(str.strip, done.stdout.splitlines())
+    assert header.split() == ["partition", "offset", "token"]

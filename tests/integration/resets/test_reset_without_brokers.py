@@ -78,7 +78,7 @@ async def test_reset_leaves_out_abandoned_partitions_on_a_silent_broker(tmp_path
 
 async def reset_once(meta: MetaClient) -> GroupReset:
     """The whole subject, as soon as every broker has reported itself."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 done = await meta.reset_group("s", "g", ResetGroup(to=ResetTo.LATEST))

@@ -48,7 +48,7 @@ async def dies_when_granted(meta: MetaClient, group: str) -> None:
     """A consumer is granted what there is, and is never heard of again, by no broker ever."""
     session = group.encode().hex().rjust(16, "0")
     await meta.join(Join(subject="orders", group=group, session=session, ttl_ms=1_500))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (await meta.heartbeat(Heartbeat(session=session))).grants:
             await asyncio.sleep(0.05)
 
@@ -60,7 +60,7 @@ async def cleaned(cluster: Cluster) -> None:
         program.kill()
         program.restart()
         broker = BrokerClient(network, program.address)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 seen = (await broker.health()).details
                 if seen["first_position"] or seen["retention"] not in {

@@ -80,7 +80,7 @@ async def test_broker_that_asks_for_the_groups_of_a_partition_is_told(tmp_path: 
         await broker.start()
         stack.push_async_callback(broker.stop)
         await broker.report(meta)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             for subject in ("empty", "read"):
                 await meta.create_subject(CreateSubject(subject=subject, partitions=2))
             await meta.join(Join(subject="read", group="g", session="d" * 16))

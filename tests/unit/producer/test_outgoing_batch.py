@@ -6,7 +6,7 @@ import pytest
 
 from keylane.producer.given_up import GivenUp, Untold
 from keylane.producer.outgoing_batch import OutgoingBatch
-from keylane.producer.send_future import SendFuture
+from keylane.producer.send_future import BatchFuture
 from keylane.protocol.batch import check_batch, columns
 from keylane.protocol.errors import Fate, NoPartitionError, NotSentError
 from keylane.protocol.message import Receipt, pack_properties
@@ -52,7 +52,7 @@ async def test_properties_that_begin_late_stay_with_their_message():
 async def test_receipts_count_up_from_the_first_offset():
     """One answer of the broker gives each message its own offset."""
     batch = filled(3)
-    futures = [SendFuture(batch, index) for index in range(3)]
+    futures = [BatchFuture(batch, index) for index in range(3)]
     batch.settle(Receipt(7, 100, "fsync"))
 
     assert [(await future).offset for future in futures] == [100, 101, 102]
@@ -63,13 +63,13 @@ async def test_an_unknown_offset_stays_unknown():
     batch = filled(2)
     batch.settle(Receipt(7, -1, "fsync", duplicate=True))
 
-    assert (await SendFuture(batch, 1)).offset == -1
+    assert (await BatchFuture(batch, 1)).offset == -1
 
 
 async def test_a_future_gives_its_own_receipt_when_its_batch_was_split_twice():
     """After a route change split a batch twice, each future has the receipt of its own message."""
     batch = filled(4)
-    futures = [SendFuture(batch, index) for index in range(4)]
+    futures = [BatchFuture(batch, index) for index in range(4)]
     even, odd, last = new_batch(), new_batch(), new_batch()
     for index in range(4):
         (even, odd)[index % 2].adopt(batch, index)
@@ -91,7 +91,7 @@ async def test_other_waiters_continue_when_one_is_cancelled():
     batch = filled(2)
 
     async def wait(index: int) -> Receipt:
-        return await SendFuture(batch, index)
+        return await BatchFuture(batch, index)
 
     waiters = [asyncio.create_task(wait(index)) for index in range(2)]
     await asyncio.sleep(0)
@@ -109,7 +109,7 @@ async def test_a_future_wakes_when_its_own_message_is_settled():
     batch = filled(3)
 
     async def wait(index: int) -> Receipt:
-        return await SendFuture(batch, index)
+        return await BatchFuture(batch, index)
 
     waiters = [asyncio.create_task(wait(index)) for index in range(3)]
     await asyncio.sleep(0)
