@@ -219,7 +219,7 @@ class TableSending:
         sender: the sender of the subject, asked for anew with each block.
         send: queues one message of the subject, by value and key.
         drain: waits for room in the producer's queue.
-        draw: a random number of so many bits, for the partition of rows without a key.
+        draw: returns a random number of the given bits, for the partition of rows without a key.
     """
 
     def __init__(

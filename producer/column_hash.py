@@ -20,7 +20,7 @@ I64 = npt.NDArray[np.int64]
 LONG = 64
 """Above it, hashing by column is no faster than by row."""
 BLOCK_ROWS = 8_192
-"""So many rows that the columns in between stay in a core's cache: three times as fast as 65,536."""
+"""Rows hashed at once: few enough for a core's cache, three times as fast as 65,536."""
 _SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
     "cb79e64eccc0e578825ad07dccff7221b8084674f743248ee03590e6813a264c"

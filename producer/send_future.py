@@ -18,8 +18,8 @@ class SendFuture:
     """
     The future outcome of a `send`: `await future` returns the Receipt, or raises the error of the message.
 
-    Each await raises a new error object, with the `fate` of this message: whether it may be stored.  A wait that is
-    cancelled does not withdraw the message.  A future is awaited in the event loop of its producer.
+    The outcome is final.  Each await raises a new error object, with the `fate` of this message: whether it may be
+    stored.  A cancelled wait does not withdraw the message.  A future is awaited in the event loop of its producer.
     """
 
     __slots__ = ()
@@ -32,7 +32,7 @@ class SendFuture:
         while type(batch.outcome) is not Receipt and not batch.settled(index):
             if batch.future.get_loop() is not asyncio.get_running_loop():
                 error = OtherLoopError("the message was sent in another event loop")
-                error.fate = Fate.UNKNOWN  # it is on its way there
+                error.fate = Fate.UNKNOWN  # it may be stored: it is sent in the other loop
                 raise error
             # Shielded: a cancelled waiter must not cancel the whole batch.
             yield from asyncio.shield(batch.waited_for(index)).__await__()

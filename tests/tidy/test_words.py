@@ -25,7 +25,11 @@ HEADLESS = re.compile(
 )
 """Tests are named `test_<subject>_<does>_<when>`."""
 VAGUE_ARE_FREE = (
+    *("benchmarks/", "broker/", "protocol/"),
     *("admin/", "checker/", "cli/", "metaserver/", "spark/", "examples/", "migrations/env.py"),
+    *("__init__.py", "errors.py", "consumer/", "producer/", "rpc/"),
+    *("tests/integration/clients/", "tests/integration/consumers/"),
+    *(f"tests/unit/{room}/" for room in ("consumer", "producer", "rpc")),
     *("tests/acceptance/", "tests/crash/", "tests/spark/", "tests/tidy/"),
     *("tests/property/metaserver/", "tests/property/producer/"),
     *(
@@ -41,6 +45,8 @@ NAMELESS = {"one", "found"}
 """Names that say nothing of a value: the field's noun is used instead."""
 NAMELESS_ARE_FREE = (
     "admin/",
+    "benchmarks/",
+    "broker/",
     "checker/",
     "cli/",
     "consumer/",
@@ -48,18 +54,25 @@ NAMELESS_ARE_FREE = (
     "metaserver/",
     "migrations/",
     "producer/",
+    "protocol/",
     "rpc/",
     "spark/",
+    "tests/integration/clients/",
+    "tests/integration/consumers/",
     "tests/integration/metaserver/",
     "tests/integration/operations/",
     "tests/integration/rebuild/",
     "tests/integration/resets/",
     "tests/integration/retention/",
     "tests/property/metaserver/",
+    "tests/property/producer/",
     "tests/unit/admin/",
     "tests/unit/checker/",
     "tests/unit/cli/",
+    "tests/unit/consumer/",
     "tests/unit/metaserver/",
+    "tests/unit/producer/",
+    "tests/unit/rpc/",
     "tests/unit/spark/",
 )
 """Where no variable, parameter or field is called so; a room that is cleaned is added, on a line of its own."""

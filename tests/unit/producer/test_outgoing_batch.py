@@ -42,11 +42,11 @@ async def test_properties_that_begin_late_stay_with_their_message():
     data = batch.pack(partition_id=7, producer_id=1, producer_epoch=0, sequence=0)
     cut = columns(data, check_batch(data))
 
-    found = [
+    packed_column = [
         cut.blob[start:end]
         for start, end in zip(cut.property_edges, cut.property_edges[1:], strict=False)
     ]
-    assert found == [b"", b"", packed]
+    assert packed_column == [b"", b"", packed]
 
 
 async def test_receipts_count_up_from_the_first_offset():
@@ -122,7 +122,7 @@ async def test_a_future_wakes_when_its_own_message_is_settled():
         assert (receipt.partition_id, receipt.offset) == (index, 10 + index)
         for _ in range(3):
             await asyncio.sleep(0)
-        assert [one.done() for one in waiters].count(True) == (1, 2, 0).index(index) + 1
+        assert [waiter.done() for waiter in waiters].count(True) == (1, 2, 0).index(index) + 1
 
 
 async def test_a_doubtful_message_fails_as_unknown_when_it_left_its_partition():
@@ -134,7 +134,7 @@ async def test_a_doubtful_message_fails_as_unknown_when_it_left_its_partition():
     moved.adopt(origin, 0)
     moved.adopt(origin, 1)
     moved.adopt(other, 0)
-    moved.settle(GivenUp(NotSentError("nobody there"), Untold()))
+    moved.settle(GivenUp(NotSentError("no broker there"), Untold()))
     for batch, index, fate in (
         (origin, 0, Fate.UNKNOWN),
         (origin, 1, Fate.UNKNOWN),

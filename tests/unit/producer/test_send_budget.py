@@ -62,7 +62,7 @@ async def test_flush_counts_messages_when_a_whole_batch_is_given_up():
     """Of 100 messages that failed together, an awaited future leaves 99 untold; each is told once."""
     budget = SendBudget(1 << 20)
     batch = entered(budget, 100)
-    cause = NotSentError("nobody there")
+    cause = NotSentError("no broker there")
     budget.give_up(batch, cause)
     for _ in range(2):
         with pytest.raises(NotSentError):
@@ -96,12 +96,12 @@ async def test_an_error_is_new_for_each_future_when_a_batch_is_given_up():
     budget = SendBudget(1 << 20)
     doubtful, certain = entered(budget, 2), entered(budget, 1)
     doubtful.doubtful = True
-    cause = NotSentError("nobody there")
+    cause = NotSentError("no broker there")
     budget.give_up(doubtful, cause)
     budget.give_up(certain, cause)
     seen = []
     for batch, index in ((doubtful, 0), (doubtful, 1), (doubtful, 1), (certain, 0)):
-        with pytest.raises(NotSentError, match="nobody there") as caught:
+        with pytest.raises(NotSentError, match="no broker there") as caught:
             await BatchFuture(batch, index)
         seen.append(caught.value)
     assert len({id(error) for error in seen}) == 4
