@@ -300,14 +300,14 @@ class TableSending:
         """
         if source.in_memory:
             if not partial:
-                self._check(source.blocks())
+                await self._check(source.blocks())
             for block in source.blocks():
                 await self._send_block(block)
         else:
             async for blocks in source.stream():
                 record_batch = list(blocks)
                 if not partial:
-                    self._check(record_batch)
+                    await self._check(record_batch)
                 for block in record_batch:
                     await self._send_block(block)
         await self._settle(waits=True)
@@ -315,13 +315,14 @@ class TableSending:
             raise self._error()
         return TableReceipt(self._stored, self._refused)
 
-    def _check(self, blocks: Iterable[Block]) -> None:
+    async def _check(self, blocks: Iterable[Block]) -> None:
         """Raises RowsRefusedError if a row of `blocks`, the next ones, cannot be sent."""
         row = self._row
         refused: dict[int, str] = {}
         for block in blocks:
             refused |= {row + index: why for index, why in block.refused().items()}
             row += len(block)
+            await asyncio.sleep(0)  # other tasks run between blocks
         if refused:
             first, why = min(refused.items())
             raise RowsRefusedError(
@@ -339,6 +340,7 @@ class TableSending:
             self._refused |= {int(rows[index]): refused[index] for index in sorted(refused)}
             kept = np.delete(np.arange(len(block)), list(refused))
             block, rows = block.take(kept), rows[kept]
+        await asyncio.sleep(0)
         await self._drain()
         await self._settle(waits=False)
         sender = self._sender()
