@@ -28,6 +28,7 @@ from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..protocol.message import TableReceipt, check_message_size, pack_properties
 from ..protocol.routing import OrderStrategy
+from ..protocol.settings import is_within
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
@@ -40,7 +41,7 @@ from .sender import SubjectSender
 from .settings import ProducerSettings
 
 log = logging.getLogger("keylane.producer")
-TIMEOUT_S_MAX = 1_000_000_000
+TIMEOUT_MS_MAX = 1_000_000_000_000
 NO_LIMIT = 1 << 62
 """Bytes: more than any queue has."""
 _hash = xxhash.xxh3_64_intdigest
@@ -180,7 +181,7 @@ class Producer(Resident):
         *,
         key: bytes = b"",
         properties: Mapping[str, str] | None = None,
-        timeout: float | None = None,
+        timeout_ms: int | None = None,
     ) -> SendFuture:
         """
         Queue a message, behind those of its key that were sent before.
@@ -190,8 +191,8 @@ class Producer(Resident):
             value: up to 1 MiB together with key and properties.
             key: the order key; none means any partition, and no order.
             properties: text to text, up to 64 KiB packed.
-            timeout: seconds; a message that is not acked by then is given up with a DeliveryTimeoutError, and nothing
-                newer of its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
+            timeout_ms: a message that is not acked by then is given up with a DeliveryTimeoutError, and nothing newer of
+                its key is sent until `resume`.  None: `delivery_timeout_ms` of the settings.
 
         Returns:
             A future: `await` it for the Receipt; an unknown subject raises there.
@@ -212,9 +213,9 @@ class Producer(Resident):
         size = len(value) + len(key) + len(packed)
         if size > MESSAGE_BYTES_MAX or len(key) > KEY_BYTES_MAX:
             check_message_size(len(key), len(value), len(packed))
-        timeout_ms = self._timeout_ms if timeout is None else _milliseconds(timeout)
+        timeout_ms = self._timeout_ms if timeout_ms is None else _checked_timeout(timeout_ms)
         if self._budget.bytes >= self._queue_bytes:
-            return self._send_over_limit(subject, value, key, properties, timeout)
+            return self._send_over_limit(subject, value, key, properties, timeout_ms or None)
         if get_ident() != self._thread:  # two threads would corrupt a batch
             self._home.check()
         if key:
@@ -256,7 +257,7 @@ class Producer(Resident):
         value: bytes,
         key: bytes,
         properties: Mapping[str, str] | None,
-        timeout: float | None,
+        timeout_ms: int | None,
     ) -> SendFuture:
         """Queue a message over the limit; raises QueueFullError if the budget does not let this task do so."""
         self._home.check()
@@ -265,7 +266,9 @@ class Producer(Resident):
             raise QueueFullError(queued_bytes=budget.bytes)
         limit, self._queue_bytes = self._queue_bytes, NO_LIMIT
         try:
-            future = self.send(subject, value, key=key, properties=properties, timeout=timeout)
+            future = self.send(
+                subject, value, key=key, properties=properties, timeout_ms=timeout_ms
+            )
         finally:
             self._queue_bytes = limit
         budget.exceeded(task)
@@ -514,12 +517,12 @@ def _order_strategy(text: str) -> OrderStrategy:
         raise ConfigError(f"strategy is {spelled}, not {text!r:.40}") from None
 
 
-def _milliseconds(seconds: float) -> int:
-    if not isinstance(seconds, int | float) or not 0 < seconds <= TIMEOUT_S_MAX:
+def _checked_timeout(timeout_ms: int) -> int:
+    if not is_within(timeout_ms, 1, TIMEOUT_MS_MAX):
         raise InvalidRequestError(
-            f"timeout is seconds in (0, {TIMEOUT_S_MAX}], not {seconds!r:.40}"
+            f"timeout_ms must be a whole number from 1 to {TIMEOUT_MS_MAX}, not {timeout_ms!r:.40}"
         )
-    return max(1, int(seconds * 1000))
+    return timeout_ms
 
 
 def _refuse_text(**given: object) -> NoReturn:
