@@ -86,7 +86,7 @@ class Producer(Resident):
         self,
         meta: str | Iterable[str],
         *,
-        strategy: OrderStrategy | str | None = None,
+        order_strategy: OrderStrategy | str | None = None,
         settings: ProducerSettings | None = None,
         _environment: Environment | None = None,
     ) -> None:
@@ -95,16 +95,15 @@ class Producer(Resident):
 
         Args:
             meta: `host:port` of a metaserver; of several, an iterable of texts or one text with commas.
-            strategy: the *order* strategy that each subject must have, "strict" or "best_tried"; messages to a subject
-                with the other one fail with a StrategyMismatchError.  None: either.  Not the consume strategy of
-                `Consumer`.
+            order_strategy: what each subject must have, "strict" or "best_tried"; messages to a subject with the other
+                one fail with a StrategyMismatchError.  None: either.
             settings: sizes of batches and of the queue, in bytes; time-outs, in milliseconds.
 
         Raises:
             ConfigError: an argument that cannot work.
         """
         self._addresses = addresses_of(meta)
-        self._order_strategy = None if strategy is None else _order_strategy(strategy)
+        self._order_strategy = None if order_strategy is None else _order_strategy(order_strategy)
         self._settings = ProducerSettings() if settings is None else settings
         if not isinstance(self._settings, ProducerSettings):
             raise ConfigError(f"settings must be ProducerSettings, not {settings!r:.40}")
@@ -514,7 +513,7 @@ def _order_strategy(text: str) -> OrderStrategy:
         return OrderStrategy(text)
     except ValueError:
         spelled = " or ".join(OrderStrategy)
-        raise ConfigError(f"strategy is {spelled}, not {text!r:.40}") from None
+        raise ConfigError(f"order_strategy is {spelled}, not {text!r:.40}") from None
 
 
 def _checked_timeout(timeout_ms: int) -> int:
