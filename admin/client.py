@@ -259,7 +259,7 @@ class Admin(Resident):
         return await self._meta.reset_group(subject, group, body)
 
     async def switch_group(
-        self, subject: str, group: str, strategy: ConsumeStrategy | str
+        self, subject: str, group: str, consume_strategy: ConsumeStrategy | str
     ) -> GroupView:
         """
         Change how a consumer group shares out messages: "exclusive" or "shared".
@@ -271,7 +271,7 @@ class Admin(Resident):
         """
         check_name("subject", subject)
         check_name("consumer group", group)
-        body = _checked(SwitchGroup, {"strategy": strategy})
+        body = _checked(SwitchGroup, {"strategy": consume_strategy})
         return await self._meta.switch_group(subject, group, body)
 
     # ── partitions ────────────────────────────────────────────────────────────────────────────────────

@@ -40,7 +40,11 @@ async def test_acks_and_releases_have_room_beside_a_thousand_pulls(
         await cluster.create("many", partitions=PARTITIONS_MAX)
         handled: list[Message] = []
         consumer = Consumer(
-            cluster.meta, subject="many", group="g", handler=handled.append, strategy=strategy
+            cluster.meta,
+            subject="many",
+            group="g",
+            handler=handled.append,
+            consume_strategy=strategy,
         )
         async with Producer(cluster.meta) as producer:
             await consumer.__aenter__()
