@@ -76,6 +76,8 @@ __all__ = [
     "RequestTooSlowError",
     "ResetUnfinishedError",
     "Retry",
+    "RowsGivenUpError",
+    "RowsRefusedError",
     "SequenceGapError",
     "SequenceReusedError",
     "SessionUnknownError",

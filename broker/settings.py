@@ -1,4 +1,4 @@
-"""The settings of a broker, with the reasons for the defaults; all problems are told at once."""
+"""The settings of a broker, with the reasons for the defaults; an error lists all problems."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ INDEX_KINDS = ("file", "rocksdb")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """Settings of one broker process."""
+    """Settings of a broker process."""
 
     group: str
-    """Name of the broker group it serves."""
+    """Name of the broker group that it serves."""
     data: Path
     """Its data folder, used by no other process; made if missing."""
     meta: tuple[str, ...]
     """Addresses of metaservers, host:port."""
     host: str = "127.0.0.1"
     port: int = 0
-    """0: any free one."""
+    """0: any free port."""
     segment_bytes: int = 1 << 30
-    """A segment of the commit log is rolled before it grows past this. RocketMQ's and QMQ's default."""
+    """Most bytes in a segment of the commit log.  RocketMQ and QMQ have the same default."""
     snapshot_bytes: int = 256 * MIB
-    """A snapshot of the state is written each time the log has grown by this much; a start reads what follows it."""
+    """A snapshot is written when the log has grown by this many bytes; a start reads the log behind it."""
     index: str = "file"
-    """What finds batches in the log: "file", or "rocksdb" for very many partitions."""
+    """Kind of index of the log: "file", or "rocksdb" for very many partitions."""
     retention_ms: int = 72 * 3_600_000
-    """Messages older than this are removed, a whole segment at a time; 0: never because of their age."""
+    """Messages older than this are removed, a whole segment at a time; 0: age removes no messages."""
     retention_bytes: int = 0
-    """The oldest segments are removed while the log is larger than this; 0: however large it is."""
+    """The oldest segments are removed while the log is larger than this; 0: size removes no messages."""
     queued_bytes_max: int = 32 * MIB
-    """Appends waiting for the disk; beyond it producers are told to wait. A quarter second of a 128 MB/s disk."""
+    """Bytes of appends that wait for the disk; above it producers have to wait.  A quarter second of a 128 MB/s disk."""
     commit_bytes_max: int = 16 * MIB
-    """What one write and sync carries at most, so that a burst does not make the first of it wait for the last."""
+    """Most bytes in a write and sync.  In a burst the first append need not wait for the last."""
     cache_bytes: int = 16 * MIB
-    """Newest batches kept in memory for consumers that keep up."""
+    """Memory for the newest batches, which consumers that keep up read."""
     reader_threads: int = 2
     """Threads that read old batches from the disk."""
     http_connections_max: int = HTTP_CONNECTIONS_MAX
-    """Plain HTTP connections at once; those of the data plane are not among them."""
+    """Plain HTTP connections at a time, those of the data plane apart."""
 
     def __post_init__(self) -> None:
         refuse(_problems(values_of(self)))
@@ -96,6 +96,7 @@ def broker_settings(flags: Mapping[str, Any], config: Path | None = None) -> Bro
     Settings from a TOML file and flags; a flag that is None was not given.
 
     Raises:
-        ConfigError: an unreadable file, unknown or missing names, wrong types, impossible values; all at once.
+        ConfigError: the file is unreadable, names are unknown or missing, values have wrong types or are impossible.
+            It lists all problems.
     """
     return read_settings(BrokerSettings, flags, config, problems_of=_problems)

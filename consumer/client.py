@@ -103,8 +103,9 @@ class Consumer(Resident):
             concurrency: handlers at once, each on another key; 16 by default.
             ttl_ms: a consumer silent for this long loses its partitions; at least 1000.
             name: for people, shown with the partitions; up to 512 characters; by default host and process id.
-            strategy: "exclusive", the default, or "shared": every consumer of the group takes messages of every
-                partition, in no order, each at least once.  The group's first consumer decides.
+            strategy: the *consume* strategy of the group, "exclusive", the default, or "shared": every consumer of the
+                group takes messages of every partition, in no order, each at least once.  The group's first consumer
+                decides.  Not the order strategy of `Producer`.
             settings: everything that can be set; the arguments above take precedence.
 
         Raises:
@@ -144,6 +145,12 @@ class Consumer(Resident):
         """Hands everything over, also after an error that ended the consumer."""
         self._opened = asyncio.Event()
         """Set when the opening has ended, well or not."""
+
+    def __repr__(self) -> str:
+        where = ", ".join(self._addresses)
+        return (
+            f"<Consumer of {self._subject} in group {self._group} at {where}, {self._home.state}>"
+        )
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:

@@ -3,8 +3,9 @@
 Invariants
     The deadline is the boot clock at the sending of the heartbeat + ttl - margin, so the lease ends here before it ends
     at the metaserver; a late answer leaves less of it, never more.
-    One heartbeat is under way at a time, so no answer overtakes another.  A version lower than the last means that the
-    database lost its last commits: it counts when it is received again, after a pause; tokens and fences guard the rest.
+    One heartbeat is under way at a time, so no answer overtakes another.
+    A version below the last one means that the database lost its last commits.  It counts once it is received a second
+    time, after a pause; tokens and fences keep partitions safe meanwhile.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
 REPORTS_AT_ONCE_MAX = 32
-"""Each report needs a connection of its own, and a consumer may hand over a thousand partitions at once."""
+"""The limit of reports at once: each needs a connection, and a consumer may hand over a thousand partitions."""
 
 
 class GrantHolder(Protocol):
-    """The consumer's side of a session: takes grants, and knows what every heartbeat reports."""
+    """What a membership needs of its consumer: it takes grants, and knows what heartbeats report."""
 
     def granted(self, grants: Grants, deadline_ms: int) -> None:
         """Take every partition granted now; the leases end at `deadline_ms` on the boot clock."""
         ...
 
     def session_lost(self) -> None:
-        """Let go of every grant: the metaserver does not know the session any more."""
+        """Give up every grant: the metaserver does not know the session any more."""
         ...
 
     def drained(self) -> tuple[int, ...]:
@@ -100,7 +101,7 @@ class Membership:
             timeout_max_ms=settings.call_timeout_ms,
         )
         self._nudge = asyncio.Event()
-        """The next heartbeat is answered at once: there is a report, or little of the lease may be left."""
+        """Set when the next heartbeat should be answered at once: for a report, or because the lease may end soon."""
         self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
         self._task: asyncio.Task[None] | None = None
 
@@ -134,7 +135,7 @@ class Membership:
         self._timeouts.begin(sent_at_ms, joined.heartbeat_ms)
 
     def nudge(self) -> None:
-        """Send the next heartbeat now: there is something to report."""
+        """Send the next heartbeat now, for a report."""
         self._nudge.set()
 
     async def _beat(self, holder: GrantHolder) -> None:
@@ -196,7 +197,7 @@ class Membership:
         holder.granted(grants, deadline_ms)
 
     async def _version_fell(self, version: int) -> None:
-        """Ask again after a pause, which is longer each time: two databases may answer in turn."""
+        """Ask again after a pause, longer each time, because two databases may answer in turn."""
         log.warning(
             "the metaserver's grants went back from version %d to %d: its database has lost its last commits",
             self._version, version,
@@ -228,7 +229,7 @@ class Membership:
 
     async def suspend(self, suspended: bool) -> None:
         """
-        Be granted nothing from now on (True), or take part again (False); a later session joins in the same way.
+        Ask for no grants from now on (True), or for grants again (False); a later session joins in the same way.
 
         Raises:
             KeylaneError: the metaserver could not be told; nothing has changed.
@@ -244,7 +245,7 @@ class Membership:
             raise
 
     async def announce_leave(self) -> None:
-        """Tell the metaserver that everything is being handed over: it grants each partition as soon as it is released."""
+        """Tell the metaserver that all partitions are handed over, so that it grants each one as soon as it is released."""
         try:
             await self.suspend(True)
         except KeylaneError as error:

@@ -42,7 +42,7 @@ class ConsumerSettings:
     ttl_ms: int = TTL_MS_DEFAULT
     """A consumer silent for this long loses its partitions."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """How the group consumes, or its name as text; the group's first consumer decides."""
+    """The consume strategy of the group, also as text: "exclusive" or "shared"; the group's first consumer decides."""
     concurrency: int = 16
     """Handlers at once, each on another order key."""
     pull_bytes: int = 1 << 20

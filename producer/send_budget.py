@@ -1,4 +1,4 @@
-"""Counts the messages and bytes of a producer that are not answered yet, and limits them."""
+"""Counts and limits the messages and bytes of a producer that are not answered yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pauses of a retry loop; the random generator is passed in.  Pure."""
+"""The pauses of a retry loop, with jitter from a random generator that the caller passes.  Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _RANGES = {"first_ms": (0, PAUSE_MS_MAX), "max_ms": (1, PAUSE_MS_MAX)}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
     """
-    Exponential pauses with jitter: the first is about `first_ms` long, each next one `factor` times longer, to `max_ms`.
+    Exponential pauses with jitter: the first takes about `first_ms`, each next one `factor` times longer, to `max_ms`.
 
     Raises:
-        ConfigError: values out of their ranges; the text names all of them.
+        ConfigError: values are out of their ranges; the text names all of them.
     """
 
     first_ms: int = 50
@@ -38,14 +38,18 @@ class Backoff:
         return Pauses(self, rng)
 
     def wait_ms(self, attempt: int, rng: random.Random) -> int:
-        """Milliseconds before attempt + 1; `attempt` counts from 1.  Between half and all of the step."""
+        """
+        Milliseconds to wait after `attempt`, which counts from 1.
+
+        The result is drawn from [step / 2, step], where step is `first_ms * factor ** (attempt - 1)`, at most `max_ms`.
+        """
         step = min(float(self.max_ms), self.first_ms * self.factor ** min(attempt - 1, 32))
         return max(1, int(step * (0.5 + rng.random() / 2)))
 
 
 class Pauses:
     """
-    The pauses of one retry loop: longer with each failure in a row.
+    The pauses of a retry loop: longer with each failure in a row.
 
         pauses = backoff.pauses(rng)
         while True:

@@ -1,4 +1,4 @@
-"""Checks of settings; every problem is told at once.  Pure."""
+"""Checks of settings; an error lists every problem.  Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def values_of(settings: Any) -> dict[str, object]:
 
 
 def is_within(value: object, low: int, high: int) -> bool:
-    """True for a whole number in `[low, high]`; a bool is none."""
+    """True for a whole number in `[low, high]`, False for a bool."""
     return type(value) is int and low <= value <= high
 
 
 def range_problems(
     values: Mapping[str, object], ranges: Mapping[str, tuple[int, int]]
 ) -> list[str]:
-    """What is wrong with whole numbers; `ranges` has the least and the most of each, by name."""
+    """The problems of whole numbers, as sentences; `ranges` is name → least and most value."""
     return [
         f"{name} must be a whole number from {low} to {high}, not {values[name]!r:.40}"
         for name, (low, high) in ranges.items()
@@ -34,7 +34,7 @@ def range_problems(
 
 
 def kind_problems(values: Mapping[str, object], kinds: Mapping[str, type]) -> list[str]:
-    """What is wrong with values that are not whole numbers; `kinds` has the class of each, by name."""
+    """The problems of values that are not whole numbers, as sentences; `kinds` is name → class."""
     return [
         f"{name} must be {'text' if kind is str else f'a {kind.__name__}'}, not {values[name]!r:.40}"
         for name, kind in kinds.items()

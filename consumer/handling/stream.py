@@ -53,10 +53,10 @@ class Stream:
         self._in_hand: Message | None = None
         """The message that the loop body was given last, while it runs."""
         self._seen: Message | None = None
-        """`_in_hand` at the last check, and since when it is that."""
+        """`_in_hand` at the last check; `_seen_ms` says since when."""
         self._seen_ms = 0
         self._idle_since_ms: int | None = None
-        """Since when messages wait without being iterated."""
+        """The boot milliseconds since which messages wait and no iteration takes them; None while none wait so."""
         self._iterated = False
         self._log_throttle = LogThrottle(runner="body of the loop", done="is left by the loop")
         self._leaving = asyncio.Event()

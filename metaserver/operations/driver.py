@@ -166,11 +166,15 @@ class OperationDriver:
     async def _planned(self, ask: Reshape) -> OperationList:
         """The answer that `begin` would give."""
         plans = await self._database.read(plan_operations, ask)
+        losses = {one.freed: one.losses for one in plans}
         freed = await self._database.read(operation_views, [one.freed for one in plans])
         shown = [one for one in plans if not one.freed and (one.plan.sealed or not one.busy)]
         return OperationList(
             operations=[
-                *(replace(one, without_source=True) for one in freed),
+                *(
+                    replace(one, without_source=True, losses=losses[one.operation_id])
+                    for one in freed
+                ),
                 *(one.view(ask) for one in shown),
             ],
             busy=[one.busy for one in plans if one.busy],

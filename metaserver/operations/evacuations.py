@@ -175,7 +175,7 @@ def _not_free(
             raise OperationRunningError(subject=subject.name, operation_id=running)
         raise CreationRunningError(subject=subject.name, broker_group=ask.broker_group)
     todo = connection.execute(
-        sa.select(steps.c.action, steps.c.done)
+        sa.select(steps.c.action, steps.c.done, steps.c.partition_id)
         .join(partitions, partitions.c.partition_id == steps.c.partition_id)
         .where(steps.c.operation_id == running, partitions.c.broker_group == ask.broker_group)
     ).all()
@@ -183,7 +183,7 @@ def _not_free(
     there = sum(one.broker_group == ask.broker_group for one in found)
     leaving = sum(one.action == StepAction.SEAL for one in todo)
     hosts = [one.done for one in todo if one.action == StepAction.HOST]
-    waits = any(one.action == StepAction.SEAL and not one.done for one in todo)
+    waits = [one.partition_id for one in todo if one.action == StepAction.SEAL and not one.done]
     freed = 0
     problem = "another operation runs on it; evacuate again when that is done"
     if not running:
@@ -203,5 +203,9 @@ def _not_free(
             problem = "its operation goes on, and leaves some there; then evacuate again"
     busy = BusySubject(subject=subject.name, operation_id=running, problem=problem)
     return PlannedOperation(
-        subject=subject, plan=NOTHING, freed=freed, busy=busy if problem else None
+        subject=subject,
+        plan=NOTHING,
+        freed=freed,
+        busy=busy if problem else None,
+        losses=read_losses(connection, waits) if freed and ask.accept_loss else (),
     )

@@ -25,9 +25,13 @@ HEADLESS = re.compile(
 )
 """Tests are named `test_<subject>_<does>_<when>`."""
 VAGUE_ARE_FREE = (
+    *("benchmarks/", "broker/", "protocol/"),
     *("admin/", "checker/", "cli/", "spark/", "examples/", "migrations/env.py"),
     *("metaserver/catalogue/", "metaserver/cluster/", "metaserver/groups/", "metaserver/resets/"),
     *("metaserver/retention/", "metaserver/sql/"),
+    *("__init__.py", "errors.py", "consumer/", "producer/", "rpc/"),
+    *("tests/integration/clients/", "tests/integration/consumers/"),
+    *(f"tests/unit/{room}/" for room in ("consumer", "producer", "rpc")),
     *("tests/acceptance/", "tests/crash/", "tests/spark/", "tests/tidy/"),
     *("tests/integration/retention/", "tests/property/metaserver/", "tests/property/producer/"),
     *(f"tests/unit/{room}/" for room in ("admin", "checker", "cli", "spark")),
@@ -39,6 +43,8 @@ NAMELESS = {"one", "found"}
 """Names that say nothing of a value: the field's noun is used instead."""
 NAMELESS_ARE_FREE = (
     "admin/",
+    "benchmarks/",
+    "broker/",
     "cli/commands/dev.py",
     "cli/commands/group/",
     "cli/commands/meta/",
@@ -54,7 +60,14 @@ NAMELESS_ARE_FREE = (
     "metaserver/sql/",
     "migrations/",
     "producer/",
+    "protocol/",
     "rpc/",
+    "tests/integration/clients/",
+    "tests/integration/consumers/",
+    "tests/property/producer/",
+    "tests/unit/consumer/",
+    "tests/unit/producer/",
+    "tests/unit/rpc/",
 )
 """Where no variable, parameter or field is called so; a room that is cleaned is added, on a line of its own."""
 

@@ -188,3 +188,33 @@ async def test_parents_of_a_lost_partition_are_read_first(tmp_path: Path) -> Non
         assert [one.value for one in handled] == [b"%d" % number for number in range(50)] + [
             b"newer"
         ]
+
+
+async def test_dry_run_shows_losses_when_a_plain_evacuation_has_begun(tmp_path: Path) -> None:
+    """The evacuation waits for the broker, whose disk is lost; the dry run gives nothing up."""
+    with alert_cluster(tmp_path) as cluster:
+        route = await cluster.create("s", partitions=2, strategy="strict")
+        (there,) = (
+            one.partition_id for one in route.partitions if one.broker_group == LOSE.broker_group
+        )
+        network = HttpNetwork()
+        meta = MetaClient(network, [cluster.meta])
+        try:
+            cluster.brokers[1].kill()
+            await silent(meta, LOSE.broker_group)
+            await meta.reshape(Reshape(kind=OperationKind.EVACUATE, broker_group="g2"))
+            words = ("broker", "evacuate", "g2", "--accept-loss")
+            would = await asyncio.to_thread(keylane, cluster, *words, "--dry-run")
+            assert would.returncode == 0, would.stderr
+            assert f"partition {there} of s is lost: its end is not known" in would.stdout
+            assert not any(one.lost for one in (await meta.history("s")).partitions)
+            done = await asyncio.to_thread(keylane, cluster, *words)
+            assert done.returncode == 0, done.stdout + done.stderr
+            lost = [
+                one.partition.partition_id
+                for one in (await meta.history("s")).partitions
+                if one.lost
+            ]
+            assert lost == [there]
+        finally:
+            await network.close()

@@ -383,7 +383,7 @@ async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_gro
         await asyncio.to_thread(copied.registration_once, second, "registered")
         resume(original.process.pid)
         await asyncio.to_thread(copied.registration_once, original.address, "is a copy")
-        with pytest.raises(WrongBrokerError, match="nothing is served here"):
+        with pytest.raises(WrongBrokerError, match="does not serve its group"):
             await broker.call(
                 Append(hosted.partition_id),
                 batch(partition_id=hosted.partition_id, producer_id=producer_id, sequence=2),

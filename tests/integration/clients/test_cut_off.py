@@ -1,4 +1,4 @@
-"""Consumers that one of their two networks leaves alone: no partition gets stuck, no handler goes on too long."""
+"""Consumers cut off from one of their two networks: no partition gets stuck, no handler runs for too long."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ async def test_a_consumer_loses_its_partitions_when_it_is_cut_off_from_the_metas
     first = handled["next"][0][1]
     assert first.fencing_token > handled["cut"][0][1].fencing_token
     following = [message.value for _, message in handled["next"]]
-    assert following == values[-len(following) :], "it goes on where the acks ended, in order"
-    assert {one.value for each in handled.values() for _, one in each} == set(values)
+    assert following == values[-len(following) :], "it continues where the acks ended, in order"
+    assert {message.value for each in handled.values() for _, message in each} == set(values)
 
 
 async def test_a_handler_that_outlives_its_lease_is_cancelled(shared_cluster: Cluster):
@@ -110,7 +110,7 @@ async def test_a_handler_that_outlives_its_lease_is_cancelled(shared_cluster: Cl
     await network.close()
     assert len(cancelled) == 1
     assert cancelled[0] < 2 * TTL_MS / 1000
-    assert [one.value for one in again] == [b"0"]
+    assert [message.value for message in again] == [b"0"]
     assert again[0].fencing_token > 1
 
 

@@ -397,8 +397,9 @@ async def test_subject_is_refused_when_it_exists_with_other_settings(house: Hous
     assert by_default.order_strategy is OrderStrategy.STRICT
     with pytest.raises(SubjectExistsError):
         await house.meta.create_subject(replace(strict, order_strategy=OrderStrategy.BEST_TRIED))
-    with pytest.raises(SubjectExistsError):
+    with pytest.raises(SubjectExistsError, match="retention acked, not time") as refused:
         await house.meta.create_subject(replace(strict, retention=Retention.TIME))
+    assert refused.value.retention == "acked"
     with pytest.raises(StrategyMismatchError):
         await house.meta.route("s", order_strategy=OrderStrategy.BEST_TRIED)
     route = await house.meta.route("s", order_strategy=OrderStrategy.STRICT)

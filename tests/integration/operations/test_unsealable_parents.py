@@ -159,7 +159,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 async def test_evacuation_moves_a_broker_that_takes_no_messages(house: House):
     """A disk that is too full for messages has room for seals: what is open there goes elsewhere."""
     commit = house.brokers["g2"].store.commit
-    commit.hold("the disk is 90 % full, and 90 % is the limit")
+    commit.refuse_messages("the disk is 90 % full, and 90 % is the limit")
     commit.hold = lambda _reason: None  # type: ignore[method-assign]
     view = await house.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g2"))
     await house.until(view, OperationState.DONE)

@@ -350,6 +350,7 @@ async def test_reset_command_sets_what_describe_shows(shared_cluster: Cluster):
         assert done.returncode == 0, done.stderr
         async with QueueReader(shared_cluster.meta, subject="cmds") as reader:
             assert (await reader.progress(0, "g")).cursor == begin
+        assert "logic offset" in done.stdout
     for words, text in (
         (("--to", "3"), "an offset needs a queue"),
         (("--to", "soon"), "not a time"),
@@ -358,3 +359,16 @@ async def test_reset_command_sets_what_describe_shows(shared_cluster: Cluster):
         refused = await keylane(shared_cluster, "reset", "cmds", "g", *words)
         assert refused.returncode == 1
         assert text in refused.stderr
+
+
+async def test_reset_command_shows_no_queues_when_the_subject_has_none(shared_cluster: Cluster):
+    """Queue numbers and logic offsets mean nothing there."""
+    await shared_cluster.create("plain", partitions=1)
+    async with Producer(shared_cluster.meta) as producer:
+        await producer.send("plain", b"1")
+    async with Consumer(shared_cluster.meta, subject="plain", group="g") as consumer:
+        await (await anext(consumer)).ack()
+    done = await keylane(shared_cluster, "reset", "plain", "g", "--to", "earliest")
+    assert done.returncode == 0, done.stderr
+    _title, header, *_ = filter(str.strip, done.stdout.splitlines())
+    assert header.split() == ["partition", "offset", "token"]

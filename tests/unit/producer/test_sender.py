@@ -122,10 +122,10 @@ async def test_unsent_messages_follow_the_new_route_when_their_broker_is_gone():
         await eventually(lambda: not executor.state.available)
         network.route = network.route_to(2, version=2, group="another")
         newer = producer.send("s", b"2", key=b"k")
-        receipts = [await asyncio.wait_for(one, 30) for one in (older, newer)]
+        receipts = [await asyncio.wait_for(future, 30) for future in (older, newer)]
         await eventually(executor._task.done)
 
-    assert [one.partition_id for one in receipts] == [2, 2]
+    assert [receipt.partition_id for receipt in receipts] == [2, 2]
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
 
 
@@ -191,7 +191,11 @@ async def test_a_metaserver_with_older_routes_is_asked_with_pauses(caplog):
             network.route = network.route_to(3, version=10)
             await eventually(
                 lambda: (
-                    3 in [one.partition.partition_id for one in producer._senders["s"].executors]
+                    3
+                    in [
+                        executor.partition.partition_id
+                        for executor in producer._senders["s"].executors
+                    ]
                 )
             )
             await producer.send("s", b"2", key=b"k")
@@ -241,8 +245,8 @@ async def test_a_doubtful_batch_keeps_its_sequence_when_another_broker_answers()
         assert producer.stats.retries
 
     assert network.stored == {1: [b"0", b"1", b"2", b"3"]}
-    assert [one.offset for one in receipts] == [1, 2, 3]
-    assert not any(one.reordered for one in receipts)
+    assert [receipt.offset for receipt in receipts] == [1, 2, 3]
+    assert not any(receipt.reordered for receipt in receipts)
 
 
 async def test_the_metaserver_is_asked_rarely_when_a_partition_fails_often():
@@ -276,9 +280,9 @@ async def test_a_moved_broker_is_found_when_the_route_does_not_list_it():
         network.past.append(msgspec.structs.replace(left, address="elsewhere"))
         network.sealed.add(1)
         network.route = network.route_to(2, version=2, group="another")
-        receipts = [await asyncio.wait_for(one, 30) for one in (older, newer)]
+        receipts = [await asyncio.wait_for(future, 30) for future in (older, newer)]
 
-    assert [one.partition_id for one in receipts] == [2, 2]
+    assert [receipt.partition_id for receipt in receipts] == [2, 2]
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
 
 

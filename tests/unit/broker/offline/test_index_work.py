@@ -120,7 +120,7 @@ async def test_an_unfinished_index_is_made_again(folder):
     files, kind = folder
     (Path(files.name()) / f"unfinished-{kind}").touch()
     (report,) = verify_indexes(files)
-    assert "trusted" in report.problems[0]
+    assert "incomplete" in report.problems[0]
     assert await read_all(files, kind) == BATCHES
     (report,) = verify_indexes(files)
     assert report.problems == []

@@ -46,7 +46,7 @@ async def test_a_segment_that_the_log_never_reached_is_refused(text, snapshot):
         for name in disk.list("snapshot"):
             disk.remove(f"snapshot/{name}")
     before = log_of(disk)
-    with pytest.raises(DataFolderError, match=r"99999999\.log is no part of the log"):
+    with pytest.raises(DataFolderError, match=r"99999999\.log is not a part of the log"):
         open_store(disk)
     assert log_of(disk) == before
 
@@ -74,7 +74,7 @@ def test_a_file_in_a_folders_place_is_named(name, index, tmp_path):
     files = RealFiles(tmp_path / "data")
     files.lock()
     (tmp_path / "data" / name).write_bytes(b"mine")
-    with pytest.raises(DataFolderError, match=f"{name} is not a folder"):
+    with pytest.raises(DataFolderError, match=f"{name} has to be a folder"):
         open_store(files, index=index)
     files.close()
     assert (tmp_path / "data" / name).read_bytes() == b"mine"

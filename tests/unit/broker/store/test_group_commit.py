@@ -8,7 +8,7 @@ import random
 import pytest
 
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
-from keylane.broker.store import line
+from keylane.broker.store import admission
 from keylane.broker.store.group_commit import RETRY_FULL_MS
 from keylane.broker.store.store import Store
 from keylane.protocol.errors import (
@@ -80,7 +80,7 @@ async def test_acks_between_two_commits_are_one_record(desk, disk):
 
 async def test_too_much_waiting_is_refused(monkeypatch):
     """Beyond the limit of queued bytes an append waits, and then is refused: nothing of it is decided."""
-    monkeypatch.setattr(line, "WAIT_MS", 50)
+    monkeypatch.setattr(admission, "WAIT_MS", 50)
     disk, clock = SimDisk(), ManualClock()
     gate = asyncio.Event()
 
@@ -332,9 +332,9 @@ async def test_a_full_disk_is_tried_again_when_there_is_room(desk, disk, clock):
 
 async def test_writes_can_be_held_back(desk):
     """Writing that is held back says why, and goes on when it is let go."""
-    desk.store.commit.hold("for a reason")
+    desk.store.commit.refuse_messages("for a reason")
     assert desk.store.commit.reason == "for a reason"
     with pytest.raises(BrokerReadOnlyError, match="for a reason"):
         await desk.append(batch())
-    desk.store.commit.hold("")
+    desk.store.commit.refuse_messages("")
     assert (await desk.append(batch())).base_offset == 0

@@ -157,7 +157,7 @@ async def test_a_held_broker_that_is_stopped_has_its_snapshot(desk, disk):
     """On a disk that is too full for messages a clean stop writes its snapshot all the same, and a start is short."""
     await busy(desk, 0, 20)
     expected = images(desk.store)
-    desk.store.commit.hold("the disk is 90 % full")
+    desk.store.commit.refuse_messages("the disk is 90 % full")
     await desk.store.close()
     disk.close()
     assert read_from(copy.deepcopy(disk)) == []
@@ -173,7 +173,7 @@ async def test_a_stop_on_a_full_disk_goes_on_without_a_snapshot(desk, disk, capl
     expected = images(desk.store)
     before = desk.store.snapshotter.position
     await desk.store.close()
-    assert "no snapshot" in caplog.text
+    assert "cannot write a snapshot" in caplog.text
     disk.close()
     disk.room = None
     found = open_store(disk, **SMALL)
@@ -198,7 +198,7 @@ async def test_a_stop_waits_for_a_snapshot_under_way(desk, disk, trouble):
     snapshot = asyncio.create_task(store.snapshotter.write())
     await begun.wait()
     if trouble == "held":
-        store.commit.hold("the disk is 90 % full")
+        store.commit.refuse_messages("the disk is 90 % full")
     if trouble == "failed":
         disk.fail = "fdatasync"
         with pytest.raises(FlushFailedError):

@@ -90,6 +90,23 @@ def test_operation_continues_when_the_disk_it_waits_for_is_lost(rows: Rows) -> N
     assert view.state is OperationState.DONE
 
 
+def test_dry_run_names_the_losses_of_a_running_operation(rows: Rows) -> None:
+    """An evacuation with the broker's help has begun when the broker's disk is lost: what would be given up is shown."""
+    rows.create("s", 2, order_strategy=STRICT)
+    there = {
+        one.partition_id for one in rows.run(read_route, "s").partitions if one.broker_group == "g1"
+    }
+    rows.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g1"))
+    rows.silence("g1")
+    (planned,) = rows.run(plan_operations, LOSE_G1)
+    assert planned.freed
+    assert {one.partition_id for one in planned.losses} == there
+
+    rows.begin(LOSE_G1)
+    assert rows.drive(planned.freed) is None
+    assert lost(rows, "s") == there
+
+
 def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> PartitionFacts:
     return PartitionFacts(
         partition_id=PartitionId(number),

@@ -7,7 +7,7 @@ from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route, read_subject
 from keylane.metaserver.operations.begin import begin_operations, plan_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round
-from keylane.protocol.control import BrokerHeartbeat, CreateSubject
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Retention
 from keylane.protocol.errors import (
     StaticSubjectError,
     SubjectExistsError,
@@ -102,9 +102,12 @@ def test_reshape_of_a_static_subject_is_refused(rows: QueueRows, ask: Reshape):
 
 
 def test_subject_is_refused_when_it_exists_with_another_static_setting(rows: QueueRows):
-    """Static and not static are different settings."""
-    with pytest.raises(SubjectExistsError):
+    """Static and not static are different settings; the error says what is there and what was asked for."""
+    with pytest.raises(SubjectExistsError, match=r"created with static true, not false"):
         rows.run(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
+    ask = CreateSubject(subject="s", partitions=3, static=True, retention=Retention.TIME)
+    with pytest.raises(SubjectExistsError, match="partitions 2, not 3; retention acked, not time"):
+        rows.run(plan_subject, ask, subjects_max=9)
 
 
 def test_queues_of_other_subjects_are_refused(rows: QueueRows):
