@@ -159,7 +159,10 @@ class Consumer(Resident):
 
         Raises:
             NotSentError, OutcomeUnknownError: no metaserver answers; open it again.
-            KeylaneError: the metaserver refuses, for example an unknown subject; or the consumer is open already.
+            SubjectUnknownError: it was never created.
+            GroupStrategyError: the group has the other strategy.
+            GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many consumers.
+            AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
         """
         network = self._connections.open()
         self._clear()

@@ -1,4 +1,4 @@
-"""The values that users get: a message to handle, and the receipt of a sent message.  Pure."""
+"""The values that users get: a message to handle, and the receipts of what was sent.  Pure."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ class StrategyMismatchError(RefusedError):
     summary = "the strategy differs from the one stored for the subject"
     hint = "Leave the strategy out, or use the stored one; keylane subject describe NAME shows it."
     subject = Detail(str)
-    stored = Detail(int)
+    stored = Detail(str)
     asked = Detail(str)
 
 
@@ -334,7 +334,7 @@ class GroupStrategyError(RefusedError):
     hint = (
         "Join with the group's strategy, or change it: keylane group switch SUBJECT GROUP STRATEGY"
     )
-    stored = Detail(int)
+    stored = Detail(str)
     asked = Detail(str)
 
 

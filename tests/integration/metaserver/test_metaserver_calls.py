@@ -401,8 +401,9 @@ async def test_subject_is_refused_when_it_exists_with_other_settings(house: Hous
     with pytest.raises(SubjectExistsError, match="retention acked, not time") as refused:
         await house.meta.create_subject(replace(strict, retention=Retention.TIME))
     assert refused.value.retention == "acked"
-    with pytest.raises(StrategyMismatchError):
+    with pytest.raises(StrategyMismatchError) as mismatch:
         await house.meta.route("s", order_strategy=OrderStrategy.BEST_TRIED)
+    assert (mismatch.value.stored, mismatch.value.asked) == ("strict", "best_tried")
     route = await house.meta.route("s", order_strategy=OrderStrategy.STRICT)
     assert route.order_strategy is OrderStrategy.STRICT
 
