@@ -81,7 +81,7 @@ class Copier:
 
 def _copy_of(disk: SimDisk) -> SimDisk:
     """The files as a program sees them now."""
-    copy = disk_of({path: bytes(one.data) for path, one in disk.contents.items()})
+    copy = disk_of({path: bytes(content.data) for path, content in disk.contents.items()})
     for folder in disk.folders:
         copy.make_folder(folder)
     copy.block_bytes = disk.block_bytes

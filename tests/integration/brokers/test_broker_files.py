@@ -19,10 +19,10 @@ from sim.machines.disk import SimDisk
 
 @pytest.fixture(params=["real", "simulated"])
 def disk(request, tmp_path):
-    found: Files = RealFiles(tmp_path / "data") if request.param == "real" else SimDisk()
-    found.lock()
-    yield found
-    found.close()
+    files: Files = RealFiles(tmp_path / "data") if request.param == "real" else SimDisk()
+    files.lock()
+    yield files
+    files.close()
 
 
 def test_appends_gather_and_go_on(disk):

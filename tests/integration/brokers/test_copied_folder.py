@@ -67,11 +67,11 @@ class Copied:
 @pytest.fixture
 def copied(cluster: Cluster, tmp_path: Path) -> Iterator[Copied]:
     asyncio.run(cluster.create(SUBJECT, partitions=2))
-    found = Copied(cluster, tmp_path)
+    copied = Copied(cluster, tmp_path)
     try:
-        yield found
+        yield copied
     finally:
-        found.stop_copy()
+        copied.stop_copy()
 
 
 async def address_of_first(meta: str) -> str:
@@ -80,16 +80,16 @@ async def address_of_first(meta: str) -> str:
         health: Health = await MetaClient(network, [meta]).health()
     finally:
         await network.close()
-    return {one["broker_group"]: one["address"] for one in health.details["brokers"]}["g1"]
+    return {broker["broker_group"]: broker["address"] for broker in health.details["brokers"]}["g1"]
 
 
 async def verified(meta: str) -> dict[str, list[str]]:
     network = HttpNetwork()
     try:
-        found: Verification = await MetaClient(network, [meta]).verify()
+        verification: Verification = await MetaClient(network, [meta]).verify()
     finally:
         await network.close()
-    return {one.name: one.violations for one in found.checks if one.violations}
+    return {check.name: check.violations for check in verification.checks if check.violations}
 
 
 def test_a_copy_beside_its_original_is_refused(copied: Copied) -> None:
@@ -101,9 +101,9 @@ def test_a_copy_beside_its_original_is_refused(copied: Copied) -> None:
     assert second in said
     assert copied.registration(original) == "registered"
     assert asyncio.run(address_of_first(copied.cluster.meta)) == original
-    found = asyncio.run(verified(copied.cluster.meta))
-    assert list(found) == ["one-broker-a-group"]
-    assert second in found["one-broker-a-group"][0]
+    violations = asyncio.run(verified(copied.cluster.meta))
+    assert list(violations) == ["one-broker-a-group"]
+    assert second in violations["one-broker-a-group"][0]
 
     async def send() -> None:
         async with Producer(copied.cluster.meta) as producer:
@@ -116,7 +116,7 @@ def test_a_copy_beside_its_original_is_refused(copied: Copied) -> None:
         network = HttpNetwork()
         hosted = await BrokerClient(network, address).partitions()
         await network.close()
-        return sum(one.next_offset for one in hosted.partitions)
+        return sum(partition.next_offset for partition in hosted.partitions)
 
     assert asyncio.run(stored(second)) == 0
 
@@ -237,7 +237,7 @@ class Told:
             hosted = await BrokerClient(network, address).partitions()
         finally:
             await network.close()
-        return sum(one.next_offset for one in hosted.partitions)
+        return sum(partition.next_offset for partition in hosted.partitions)
 
     async def health(self) -> Health:
         network = HttpNetwork()

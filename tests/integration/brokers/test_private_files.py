@@ -15,13 +15,13 @@ from support.cluster import Cluster, eventually
 
 def open_to_others(folder: Path) -> list[str]:
     """Files and folders that other users have any right on."""
-    found = []
+    open_paths = []
     for place, _folders, files in os.walk(folder):
         for path in (place, *(f"{place}/{name}" for name in files)):
             mode = stat.S_IMODE(os.stat(path).st_mode)
             if mode & 0o077:
-                found.append(f"{path} {mode:o}")
-    return found
+                open_paths.append(f"{path} {mode:o}")
+    return open_paths
 
 
 def open_up(folder: Path) -> None:

@@ -21,7 +21,7 @@ GROWTH_BYTES_MAX = 200 << 20
 
 def resident_bytes(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
-    line = next(one for one in status.splitlines() if one.startswith("VmRSS"))
+    line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) << 10
 
 

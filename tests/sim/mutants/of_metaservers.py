@@ -136,10 +136,10 @@ def no_drain_rule(patches: Patches) -> None:
         lease_rows,
         "readable_partitions",
         lambda partitions, drained: [
-            one
-            for one in partitions
-            if one.state in {PartitionState.OPEN, PartitionState.SEALED}
-            and one.partition_id not in drained
+            partition
+            for partition in partitions
+            if partition.state in {PartitionState.OPEN, PartitionState.SEALED}
+            and partition.partition_id not in drained
         ],
     )
 
