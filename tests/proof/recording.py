@@ -35,8 +35,8 @@ class Frozen(NamedTuple):
     """
     A process was stopped between its look at the lease and the first line of the handler, past the lease's end.
 
-    No look can be close enough for that: the broker's fence keeps what such a handler does from counting.  Nobody
-    writes it down: `starts_placed` finds it.
+    No look can be close enough for that: the broker's fence keeps what such a handler does from counting.  No
+    process writes it down: `starts_placed` finds it.
     """
 
     partition_id: int

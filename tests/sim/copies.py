@@ -1,4 +1,4 @@
-"""In some seeds somebody copies a running broker's folder, and starts it later in the place of the newer one, for a while.
+"""In some seeds a running broker's folder is copied, and the copy runs later in place of the newer folder, for a while.
 
 It draws from a generator of its own.  Metaservers and networks are whole in these seeds: while no metaserver answers, a
 broker cannot know that another folder stands for its group.

@@ -463,7 +463,9 @@ class World:
         first = partition.first_offset
         gone = removed.before(partition_id, first)
         if sum(type(message) is Stored for message in gone) != first:
-            self.loop.faults.append(f"partition {partition_id} begins at {first}, nobody knows why")
+            self.loop.faults.append(
+                f"partition {partition_id} begins at {first} for no reason on record"
+            )
         for event in (*gone, *read_log(store, partition_id, first, partition.readable_offset)):
             self.record(event)
 

@@ -1,4 +1,4 @@
-"""What keylane does not offer, because it would break the order: nobody can ask for it."""
+"""Features that would break the order are not offered: no call and no frame has a field for them."""
 
 from __future__ import annotations
 

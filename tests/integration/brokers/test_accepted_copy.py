@@ -63,7 +63,7 @@ async def test_accepted_copy_keeps_messages_of_a_group_younger_than_the_copy(
 
 
 async def test_copy_from_before_a_resize_is_not_accepted(tmp_path: Path) -> None:
-    """It lacks partitions that nobody else has: the refusal names them, and the disk is given up instead."""
+    """The copy lacks partitions that no other broker has: the refusal names them, and the disk is given up instead."""
     with alert_cluster(tmp_path) as cluster:
         await cluster.create("orders", partitions=2)
         network = HttpNetwork()

@@ -35,7 +35,7 @@ async def with_client(process, work):
 
 
 async def append(client, first, count):
-    """So many batches of two messages to each partition."""
+    """Send `count` batches of two messages to each partition, beginning with number `first`."""
 
     async def append_batch(partition_id, number):
         await client.call(

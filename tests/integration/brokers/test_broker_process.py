@@ -77,7 +77,7 @@ async def client(process, network) -> AsyncIterator[BrokerClient]:
 
 @pytest.fixture
 async def partition_id(client) -> int:
-    """A partition nobody else uses, with two messages."""
+    """A partition of this test alone, with two messages."""
     number = next(_next_partition)
     await client.host_partition(facts(number))
     await client.call(Append(number), batch(partition_id=number))
@@ -148,7 +148,7 @@ async def _raw(network: HttpNetwork, address: str, frame: bytes) -> KeylaneError
         struct.pack("<I", 1 << 31) + b"xxxx",
         struct.pack("<I", 0) + b"xxxx",
         struct.pack("<I", 3) + b"\x93\x01\x01",
-        struct.pack("<I", 4) + b"\x93\x63\x01\x01",  # a type nobody knows
+        struct.pack("<I", 4) + b"\x93\x63\x01\x01",  # an unknown type
         struct.pack("<I", 4) + b"\x93\x01\x01\xa1x",
         encode_frame(1, Append(1))[:-1],
         bytes(FRAME_BYTES_MAX + 1),

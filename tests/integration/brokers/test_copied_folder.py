@@ -93,7 +93,7 @@ async def verified(meta: str) -> dict[str, list[str]]:
 
 
 def test_a_copy_beside_its_original_is_refused(copied: Copied) -> None:
-    """The second of two live brokers on one identity is refused and named; nobody is ever sent to it."""
+    """The second of two live brokers with one identity is refused and named; no client is sent to it."""
     original = copied.cluster.brokers[0].address
     second = copied.start_copy()
     said = copied.registration_once(second, "is a copy")
@@ -146,7 +146,7 @@ def test_the_original_is_refused_when_its_copy_took_over(copied: Copied) -> None
 
 
 async def test_broker_is_not_ready_while_the_metaserver_refuses_it(copied: Copied) -> None:
-    """A copy whose original is alive says that it serves nobody, and why; the original is ready."""
+    """A copy whose original is alive is not ready and says why; the original is ready."""
     copy = copied.start_copy()
     copied.registration_once(copy, "is a copy")
     network = HttpNetwork()
@@ -366,7 +366,7 @@ async def test_a_broker_is_taken_again_when_it_was_killed_often_without_a_metase
 async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_group(
     copied: Copied,
 ) -> None:
-    """It stood still while a copy took over: whoever still knows it has nothing acked that nobody reads."""
+    """The original stood still while a copy took over; it acks no message of a producer that still knows it."""
     original = copied.cluster.brokers[0]
     network = HttpNetwork()
     try:
@@ -394,7 +394,7 @@ async def test_a_broker_takes_no_messages_when_another_folder_stands_for_its_gro
 
 
 async def test_an_older_folder_in_the_place_of_the_newer_serves_nothing(copied: Copied) -> None:
-    """At the same address, before anybody is told that it is refused: not a moment of it is served."""
+    """An older folder is started at the same address; it serves no message before the metaserver has refused it."""
     told = Told(copied)
     original = copied.cluster.brokers[0]
     await told.send(0, 20)

@@ -14,7 +14,7 @@ sessions = st.sampled_from(SESSIONS)
 
 
 class SharedMachine(RuleBasedStateMachine):
-    """Random sends, pulls, acks by anybody, silence, deaths, give-backs, restarts of the broker, time."""
+    """Random sends, pulls, acks by any session, silence, deaths, give-backs, restarts of the broker, time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class SharedMachine(RuleBasedStateMachine):
         self.silent_at: dict[str, tuple[int, int]] = {}  # session → (ttl, silent from)
 
     def lapse(self) -> None:
-        """What is free by now is nobody's, and who is silent is forgotten."""
+        """Messages past their deadline are free, and sessions past their ttl are forgotten."""
         silent = {key for key, silence in self.silent_at.items() if silence[1] <= self.now_ms}
         self.with_whom = {
             key: holder
@@ -145,7 +145,7 @@ class SharedMachine(RuleBasedStateMachine):
             assert self.in_flight.count(session) == mine
 
     def teardown(self) -> None:
-        """Everything is handled in the end, whoever is silent."""
+        """Everything is handled in the end, whichever sessions are silent."""
         rounds = 0
         while self.acked.cursor < self.readable:
             self.now_ms += 100

@@ -319,7 +319,7 @@ class ProducerHost(Host):
                 await asyncio.sleep(0.1)
                 continue
             except ClosedError:
-                assert "reopen" in self._habits, "closed, and nobody did so"
+                assert "reopen" in self._habits, "closed although no habit of this user closes it"
                 return
             self._record(Sent(value, key, name, self._number, self._strict))
             self._last = future
@@ -358,7 +358,7 @@ class ProducerHost(Host):
         note()
 
     def _check_sealed(self, partitions: tuple[Partition, ...]) -> None:
-        """What a partition continues takes no more messages before anybody hears of it, unless that was given up."""
+        """Every parent of a partition is sealed before a producer is told of the partition, unless the parent was given up."""
         for partition in partitions:
             for parent in partition.parents:
                 if is_sealed(self._brokers, parent) is False:

@@ -399,7 +399,7 @@ class BrokerHost(Host):
             await self.store.close()
 
     def look_at_disk(self, *, quiet: bool) -> Store:
-        """The power goes, and somebody looks at what is left: that was durable; if all was quiet, nothing else was."""
+        """The power goes; the seals left on the disk were durable, and if all was quiet there are no others."""
         sealed = set() if self.store is None else _sealed(self.store)
         self.disk.fail, self.disk.room = "", None
         self.lose_power()
@@ -443,7 +443,7 @@ class BrokerHost(Host):
         return result
 
     def _committed(self, function: Callable[..., Any]) -> None:
-        """It may die right after a sync, before anybody is told."""
+        """The host may die right after a sync, before any caller is answered."""
         if self.crash_after_commits is None or function.__name__ != "_write":
             return
         self.crash_after_commits -= 1

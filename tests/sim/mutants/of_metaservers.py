@@ -62,7 +62,7 @@ def lease_by_the_calendar(patches: Patches) -> None:
 
 
 def session_renewed_after_expiry(patches: Patches) -> None:
-    """Until somebody looks, a session whose ttl has passed is renewed as any other."""
+    """A session whose ttl has passed is renewed as any other until the next sweep."""
 
     def renew(connection: Any, ids: Any) -> Any:
         later = now_ms() + sessions.c.ttl_ms
