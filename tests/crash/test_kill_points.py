@@ -66,7 +66,7 @@ def passages(point: str, begin: Callable[[], Run], *, retain: bool) -> int:
         count += 1
 
 
-@pytest.mark.parametrize("point", [one for one in FILE_POINTS if one not in LATER])
+@pytest.mark.parametrize("point", [point for point in FILE_POINTS if point not in LATER])
 def test_broker_loses_nothing_when_killed_in_a_new_folder(point, forks, folder):
     """A broker killed at this point of its first life, at any passage of it, has lost nothing that it had acked."""
     assert passages(point, lambda: Run(forks, folder / "new", batches=4), retain=False)
@@ -88,7 +88,7 @@ def test_life_in_an_old_folder_removes_segments_snapshots_and_the_torn_end(kind,
     assert run.first_position() > 4096
     assert not set(before.snapshots()[:2]) & set(run.snapshots())
     assert not list(run.data.glob("unfinished-*"))
-    assert not any(b"torn" in one.read_bytes() for one in run.data.glob("log/*"))
+    assert not any(b"torn" in path.read_bytes() for path in run.data.glob("log/*"))
     shutil.rmtree(run.root)
 
 

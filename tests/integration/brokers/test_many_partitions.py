@@ -51,7 +51,7 @@ async def test_acks_and_releases_have_room_beside_a_thousand_pulls(
             await consumer.__aenter__()
             await eventually(
                 lambda: (
-                    sum(one.waiting_for == "messages" for one in consumer.assignment)
+                    sum(partition.waiting_for == "messages" for partition in consumer.assignment)
                     == PARTITIONS_MAX
                 ),
                 seconds=60,
