@@ -417,11 +417,11 @@ class Admin(Resident):
 
     async def cancel(self, operation_id: int) -> OperationView:
         """
-        Undo an operation that has sealed nothing yet; again changes nothing.
+        Cancel an operation that has not begun to seal; a repetition changes nothing.
 
         Raises:
             OperationUnknownError
-            OperationForwardError: it has begun to seal, and can only go forward.
+            OperationForwardError: it has begun to seal, and can only be completed.
         """
         if not isinstance(operation_id, int) or not 0 < operation_id <= MAX_I64:
             raise InvalidRequestError(

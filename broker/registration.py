@@ -15,8 +15,8 @@ from ..protocol.control import BrokerHeartbeat, BrokerWelcome
 from ..protocol.errors import (
     BrokerGroupTakenError,
     FolderBehindError,
+    FolderGivenUpError,
     KeylaneError,
-    LossAcceptedError,
     RefusedError,
     Retry,
     UnreachableError,
@@ -30,7 +30,7 @@ FIRST_REPORT_MS_MAX = 2_000
 """The longest time that a client's call waits for the broker's first report."""
 START_MS = 5_000
 """For this time after the start, a metaserver that does not answer is logged at INFO, not WARNING."""
-_FOR_PEOPLE = (FolderBehindError, LossAcceptedError)
+_FOR_PEOPLE = (FolderBehindError, FolderGivenUpError)
 """Refusals that only an operator can end; the hint says how."""
 _SET_ASIDE = (BrokerGroupTakenError, *_FOR_PEOPLE)
 """Refusals because the broker group belongs to another data folder."""

@@ -142,7 +142,7 @@ def _services(
         network,
         settings,
         catalogue=catalogue,
-        members=groups,
+        groups=groups,
         driver=driver,
         rng=rng,
         after_step=after_step,

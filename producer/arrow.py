@@ -91,15 +91,25 @@ class ArrowSource:
     """
 
     def __init__(self, source: Any, *, key: str | None, value: str) -> None:
-        self._source = source if isinstance(source, pa.RecordBatchReader) else _in_memory(source)
         self.in_memory = not isinstance(source, pa.RecordBatchReader)
+        self._wrong: dict[int, str] = {}
+        """What is wrong with rows of a source that is no Arrow data yet, by row number."""
+        if self.in_memory:
+            names = (value,) if key is None else (value, key)
+            source = _in_memory(source, names, self._wrong)
+        self._source = source
         self._key = None if key is None else _checked(self._source.schema, key)
         self._value = _checked(self._source.schema, value)
 
     def blocks(self) -> Iterator[Block]:
         """The blocks of a source in memory; may be asked for again."""
+        row = 0
         for batch in self._source.to_batches():
-            yield from self._blocks(batch)
+            for block in self._blocks(batch):
+                if self._wrong:
+                    block.note_wrong(self._wrong, row)
+                yield block
+                row += len(block)
 
     async def stream(self) -> AsyncIterator[Iterator[Block]]:
         """The blocks of one record batch after another.  A stream may block, so it is read in a thread."""
@@ -124,6 +134,15 @@ class Block:
     def __init__(self, keys: Column | None, values: Column) -> None:
         self.keys = keys
         self.values = values
+        self._wrong: dict[int, str] = {}
+
+    def note_wrong(self, wrong: dict[int, str], first_row: int) -> None:
+        """Take note of what is wrong with rows, by row number; the block begins with `first_row`."""
+        self._wrong = {
+            row - first_row: wrong[row]
+            for row in range(first_row, first_row + len(self))
+            if row in wrong
+        }
 
     def __len__(self) -> int:
         return len(self.values.lengths)
@@ -141,7 +160,7 @@ class Block:
                 why[row] = f"a key of {keys.lengths[row]} bytes, over {KEY_BYTES_MAX}"
         if values.nulls is not None:
             why |= dict.fromkeys(values.nulls.tolist(), "no value")
-        return why
+        return why | self._wrong
 
     @cached_property
     def sizes(self) -> I64:
@@ -167,17 +186,38 @@ class Block:
         )
 
 
-def _in_memory(source: Any) -> Any:
+def _in_memory(source: Any, names: tuple[str, ...], wrong: dict[int, str]) -> Any:
+    """The table of a source; fills `wrong` with the rows that hold something else than bytes or text."""
     if isinstance(source, pa.Table):
         return source
     if isinstance(source, pa.RecordBatch):
         return pa.Table.from_batches([source])
-    if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
+    if not hasattr(source, "__arrow_c_stream__") and not hasattr(source, "__arrow_c_array__"):
+        raise InvalidRequestError(
+            "send_arrow takes a pyarrow Table, RecordBatch or RecordBatchReader, or what has __arrow_c_stream__ "
+            f"(polars, pandas and DuckDB have), not {type(source).__name__}"
+        )
+    try:
         return pa.table(source)
-    raise InvalidRequestError(
-        "send_arrow takes a pyarrow Table, RecordBatch or RecordBatchReader, or what has __arrow_c_stream__ "
-        f"(polars, pandas and DuckDB have), not {type(source).__name__}"
-    )
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        # A column of Python objects, as pandas has them, some of which Arrow does not take.
+        try:
+            columns = {name: list(source[name]) for name in names}
+        except (KeyError, TypeError):
+            raise InvalidRequestError(f"Arrow does not take this data: {error!s:.300}") from error
+    return pa.table({name: _of_objects(column, wrong) for name, column in columns.items()})
+
+
+def _of_objects(column: list[Any], wrong: dict[int, str]) -> Any:
+    taken: list[bytes | None] = []
+    for row, value in enumerate(column):
+        if isinstance(value, str):
+            taken.append(value.encode())
+            continue
+        if not isinstance(value, bytes) and value is not None:
+            wrong[row] = f"{value!r:.40} is neither bytes nor text"
+        taken.append(value if isinstance(value, bytes) else None)
+    return pa.array(taken, pa.large_binary())
 
 
 def _checked(schema: Any, name: str) -> int:
@@ -260,14 +300,14 @@ class TableSending:
         """
         if source.in_memory:
             if not partial:
-                self._check(source.blocks())
+                await self._check(source.blocks())
             for block in source.blocks():
                 await self._send_block(block)
         else:
             async for blocks in source.stream():
                 record_batch = list(blocks)
                 if not partial:
-                    self._check(record_batch)
+                    await self._check(record_batch)
                 for block in record_batch:
                     await self._send_block(block)
         await self._settle(waits=True)
@@ -275,13 +315,14 @@ class TableSending:
             raise self._error()
         return TableReceipt(self._stored, self._refused)
 
-    def _check(self, blocks: Iterable[Block]) -> None:
+    async def _check(self, blocks: Iterable[Block]) -> None:
         """Raises RowsRefusedError if a row of `blocks`, the next ones, cannot be sent."""
         row = self._row
         refused: dict[int, str] = {}
         for block in blocks:
             refused |= {row + index: why for index, why in block.refused().items()}
             row += len(block)
+            await asyncio.sleep(0)  # other tasks run between blocks
         if refused:
             first, why = min(refused.items())
             raise RowsRefusedError(
@@ -299,6 +340,7 @@ class TableSending:
             self._refused |= {int(rows[index]): refused[index] for index in sorted(refused)}
             kept = np.delete(np.arange(len(block)), list(refused))
             block, rows = block.take(kept), rows[kept]
+        await asyncio.sleep(0)
         await self._drain()
         await self._settle(waits=False)
         sender = self._sender()

@@ -20,7 +20,7 @@
     │   ├── BrokerGroupUnknownError, BrokerCordonedError, CreationRunningError
     │   ├── OffsetOutOfRangeError, CorruptBatchError, FrameError
     │   ├── BrokerReadOnlyError, OverloadedError           try later
-    │   ├── FolderBehindError, LossAcceptedError           this data folder must not be used any more
+    │   ├── FolderBehindError, FolderGivenUpError          this data folder must not be used any more
     │   ├── DatabaseEmptyError, CreationFailedError, PartitionInUseError    the database lacks what brokers have
     │   ├── AcceptedAsLostError                            raised by the client; its fate is UNKNOWN
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError

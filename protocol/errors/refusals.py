@@ -550,7 +550,7 @@ class CreationFailedError(RefusedError):
     subject = Detail(str)
 
 
-class LossAcceptedError(RefusedError):
+class FolderGivenUpError(RefusedError):
     """A broker is started on a data folder whose loss an operator has accepted."""
 
     code = 1224

@@ -26,15 +26,17 @@ HEADLESS = re.compile(
 """Tests are named `test_<subject>_<does>_<when>`."""
 VAGUE_ARE_FREE = (
     *("benchmarks/", "broker/", "protocol/"),
-    *("admin/", "checker/", "cli/", "spark/", "examples/", "migrations/env.py"),
-    *("metaserver/catalogue/", "metaserver/cluster/", "metaserver/groups/", "metaserver/resets/"),
-    *("metaserver/retention/", "metaserver/sql/"),
+    *("admin/", "checker/", "cli/", "metaserver/", "spark/", "examples/", "migrations/env.py"),
     *("__init__.py", "errors.py", "consumer/", "producer/", "rpc/"),
     *("tests/integration/clients/", "tests/integration/consumers/"),
     *(f"tests/unit/{room}/" for room in ("consumer", "producer", "rpc")),
     *("tests/acceptance/", "tests/crash/", "tests/spark/", "tests/tidy/"),
-    *("tests/integration/retention/", "tests/property/metaserver/", "tests/property/producer/"),
-    *(f"tests/unit/{room}/" for room in ("admin", "checker", "cli", "spark")),
+    *("tests/property/metaserver/", "tests/property/producer/"),
+    *(
+        f"tests/integration/{room}/"
+        for room in ("metaserver", "operations", "rebuild", "resets", "retention")
+    ),
+    *(f"tests/unit/{room}/" for room in ("admin", "checker", "cli", "metaserver", "spark")),
     *("README.md", "CONTRIBUTING.md", "docs/GLOSSARY.md", "docs/ARCHITECTURE.md"),
     *("docs/OPERATING.md", "docs/ORDER.md", "docs/FORMATS.md"),
 )
@@ -45,29 +47,36 @@ NAMELESS_ARE_FREE = (
     "admin/",
     "benchmarks/",
     "broker/",
-    "cli/commands/dev.py",
-    "cli/commands/group/",
-    "cli/commands/meta/",
-    "cli/commands/queue/",
-    "cli/commands/subject/",
+    "checker/",
+    "cli/",
     "consumer/",
     "examples/",
-    "metaserver/catalogue/",
-    "metaserver/cluster/",
-    "metaserver/groups/",
-    "metaserver/resets/",
-    "metaserver/retention/",
-    "metaserver/sql/",
+    "metaserver/",
     "migrations/",
     "producer/",
     "protocol/",
     "rpc/",
+    "spark/",
     "tests/integration/clients/",
     "tests/integration/consumers/",
+    "tests/integration/metaserver/",
+    "tests/integration/operations/",
+    "tests/integration/rebuild/",
+    "tests/integration/resets/",
+    "tests/integration/retention/",
+    "tests/property/metaserver/",
     "tests/property/producer/",
+    "tests/unit/admin/",
+    "tests/unit/checker/",
+    "tests/unit/cli/",
+    "tests/property/protocol/",
+    "tests/unit/broker/",
     "tests/unit/consumer/",
+    "tests/unit/metaserver/",
     "tests/unit/producer/",
+    "tests/unit/protocol/",
     "tests/unit/rpc/",
+    "tests/unit/spark/",
 )
 """Where no variable, parameter or field is called so; a room that is cleaned is added, on a line of its own."""
 
@@ -106,7 +115,11 @@ def in_texts(pattern: re.Pattern[str], free: tuple[str, ...]) -> list[str]:
 
 
 def test_clean_rooms_have_no_vague_word():
-    broken = [place for place in in_texts(VAGUE, VAGUE_ARE_FREE) if "test_words.py" not in place]
+    broken = [
+        place
+        for place in in_texts(VAGUE, VAGUE_ARE_FREE)
+        if "test_words.py" not in place and "test_migrations.py" not in place  # a column's old name
+    ]
     assert not broken, "\n" + "\n".join(broken)
 
 

@@ -159,6 +159,24 @@ async def test_frames_of_pandas_are_sent(shared_cluster: Cluster):
         assert (await producer.send_arrow("arrow-frame", frame, key="k", value="v")).stored == 2
 
 
+async def test_row_of_another_type_refuses_a_frame(shared_cluster: Cluster):
+    """A number among the texts of row 70,000 refuses the frame; with `partial` that row alone is left out."""
+    import pandas as pd
+
+    route = await shared_cluster.create("arrow-objects")
+    values: list[object] = [f"{row}" for row in range(70_010)]
+    values[70_000] = 3.5
+    frame = pd.DataFrame({"v": pd.Series(values, dtype=object), "k": "one key"})
+    async with Producer(shared_cluster.meta) as producer:
+        with pytest.raises(RowsRefusedError, match=r"row 70000: 3\.5 is neither bytes nor text"):
+            await producer.send_arrow("arrow-objects", frame, key="k", value="v")
+        assert not await stored(shared_cluster, route)
+        receipt = await producer.send_arrow(
+            "arrow-objects", frame, key="k", value="v", partial=True
+        )
+    assert (receipt.stored, list(receipt.refused)) == (70_009, [70_000])
+
+
 @pytest.mark.cluster(brokers=1)
 async def test_rows_given_up_are_named_when_the_broker_is_gone(cluster: Cluster):
     """Rows that cannot be stored within `delivery_timeout_ms` are counted and named, and none is told twice."""

@@ -41,7 +41,7 @@ async def handled(cluster: Cluster, group: str, wanted: list[bytes]) -> None:
     ):
         await eventually(lambda: len(seen) >= len(wanted), what=f"all for {group}")
         await asyncio.sleep(0.2)
-    assert sorted({one.value for one in seen}) == sorted(wanted)
+    assert sorted({message.value for message in seen}) == sorted(wanted)
 
 
 async def dies_when_granted(meta: MetaClient, group: str) -> None:
@@ -93,9 +93,9 @@ async def test_lagging_group_finds_all_of_a_moved_partition(cluster: Cluster):
     await dies_when_granted(meta, "dead")
     first = await send(cluster, 0)
     await handled(cluster, "alive", first)
-    (one,) = (await meta.route("orders")).open_partitions()
-    to = "g2" if one.broker_group == "g1" else "g1"
-    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(one.partition_id,), broker_group=to)
+    (partition,) = (await meta.route("orders")).open_partitions()
+    to = "g2" if partition.broker_group == "g1" else "g1"
+    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(partition.partition_id,), broker_group=to)
     await cluster.reshape(ask)
     cluster.meta_program.kill()
     cluster.meta_program.restart()
@@ -104,5 +104,5 @@ async def test_lagging_group_finds_all_of_a_moved_partition(cluster: Cluster):
     await cleaned(cluster)
     await handled(cluster, "dead", first + second)
     checks = (await meta.verify()).checks
-    assert not [one.violations for one in checks if one.violations]
+    assert not [check.violations for check in checks if check.violations]
     await network.close()

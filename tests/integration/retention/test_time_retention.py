@@ -76,7 +76,7 @@ async def test_slow_consumer_continues_at_the_first_message_left(
         async with Admin(cluster.meta) as admin:
             (counted,) = (await admin.describe_group("aged", "g")).partitions
         await describe_group(cluster.meta, OutputFormat.TABLE, subject="aged", group="g")
-    first, *rest = (one.offset for one in seen)
+    first, *rest = (message.offset for message in seen)
     assert first == 0
     assert rest == list(range(rest[0], COUNT + 1))
     assert rest[0] > 1

@@ -14,8 +14,8 @@ def test_settings_prefer_a_flag_to_the_file_to_the_default(tmp_path: Path) -> No
     """A flag wins over the file, the file over the default."""
     file = tmp_path / "meta.toml"
     file.write_text('data = "/somewhere"\nport = 7100\npoll_ms = 250\n')
-    found = metaserver_settings({"port": 7200, "host": None}, file)
-    assert found == MetaserverSettings(data=Path("/somewhere"), port=7200, poll_ms=250)
+    settings = metaserver_settings({"port": 7200, "host": None}, file)
+    assert settings == MetaserverSettings(data=Path("/somewhere"), port=7200, poll_ms=250)
 
 
 def test_error_names_every_impossible_setting() -> None:

@@ -32,7 +32,9 @@ async def filled(disk: SimDisk) -> SimDisk:
 
 
 def log_of(disk: SimDisk) -> dict[str, bytes]:
-    return {name: bytes(one.data) for name, one in disk.contents.items() if name.startswith("log/")}
+    return {
+        name: bytes(file.data) for name, file in disk.contents.items() if name.startswith("log/")
+    }
 
 
 @pytest.mark.parametrize("text", [b"", b"years of work\n" * 100])
@@ -140,7 +142,7 @@ def test_a_write_that_the_machine_takes_in_pieces_is_whole(tmp_path, monkeypatch
     pwritev = os.pwritev
 
     def short(descriptor: int, buffers: list[bytes], position: int) -> int:
-        whole = b"".join(bytes(one) for one in buffers)
+        whole = b"".join(bytes(buffer) for buffer in buffers)
         return pwritev(descriptor, [whole[:7]], position)
 
     monkeypatch.setattr(os, "pwritev", short)
@@ -161,7 +163,7 @@ async def test_the_list_of_partitions_is_right_after_one_was_taken_back():
     control = control_of(desk)
 
     async def listed() -> list[int]:
-        return [one.partition_id for one in (await control.list(None, {})).partitions]
+        return [status.partition_id for status in (await control.list(None, {})).partitions]
 
     disk.room = 10
     _, durable = desk.store.host(facts(9))

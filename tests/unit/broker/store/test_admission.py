@@ -77,7 +77,7 @@ async def test_large_append_gets_its_turn_beside_an_endless_stream_of_small_ones
     for sender in senders:
         sender.cancel()
     ended = await asyncio.gather(*senders, return_exceptions=True)
-    assert {type(one) for one in ended} <= {asyncio.CancelledError, OverloadedError}
+    assert {type(outcome) for outcome in ended} <= {asyncio.CancelledError, OverloadedError}
 
 
 async def test_waiting_appends_are_stored_in_the_order_of_arrival(disk: SlowDisk):
@@ -87,11 +87,11 @@ async def test_waiting_appends_are_stored_in_the_order_of_arrival(disk: SlowDisk
         batch(sequence=number, count=1, value=LARGE if number % 3 == 0 else SMALL)
         for number in range(12)
     ]
-    tasks = [disk.append(one) for one in data]
+    tasks = [disk.append(record) for record in data]
     for _ in range(40):
         disk.commits.release()
     answers = await asyncio.gather(*tasks)
-    assert [one.base_offset for one in answers] == list(range(12))
+    assert [answer.base_offset for answer in answers] == list(range(12))
 
 
 async def test_append_is_refused_when_too_many_wait(disk: SlowDisk):
@@ -184,7 +184,7 @@ async def test_line_goes_on_after_an_append_that_takes_no_room(disk: SlowDisk, r
                 await takes_none
         else:
             assert (await takes_none).duplicate
-        assert [one.base_offset for one in await asyncio.gather(*behind)] == [1, 2]
+        assert [answer.base_offset for answer in await asyncio.gather(*behind)] == [1, 2]
 
 
 async def test_line_lets_nobody_pass_who_came_after_an_append_that_is_let_in():

@@ -37,16 +37,18 @@ class QueueRows(Rows):
         while state is not OperationState.DONE:
             operation = self.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
             seals = state is OperationState.SEAL
-            answers = {one.partition_id: end if seals else None for one in operation.todo}
+            answers = {
+                partition.partition_id: end if seals else None for partition in operation.todo
+            }
             state = self.run(finish_round, operation_id, answers)
 
     def chain(self, queue: int) -> list[tuple[int, int, int | None]]:
         """(partition id, logic start, logic end) of a queue's segments."""
-        found = self.run(read_queues, "s").queues[queue]
-        assert found.queue == queue
+        view = self.run(read_queues, "s").queues[queue]
+        assert view.queue == queue
         return [
-            (one.partition.partition_id, one.partition.logic_start, one.logic_end)
-            for one in found.segments
+            (segment.partition.partition_id, segment.partition.logic_start, segment.logic_end)
+            for segment in view.segments
         ]
 
 
@@ -66,7 +68,9 @@ def test_segments_begin_where_the_previous_ones_end(rows: QueueRows):
     assert rows.chain(0) == [(1, 0, 40), (3, 40, 41), (4, 41, 41), (5, 41, None)]
     assert rows.chain(1) == [(2, 0, None)]
     opened = rows.run(read_route, "s").open_partitions()
-    assert [(one.queue, one.range_start, one.range_end) for one in opened] == [
+    assert [
+        (partition.queue, partition.range_start, partition.range_end) for partition in opened
+    ] == [
         (0, 0, 512),
         (1, 512, 1024),
     ]
@@ -134,7 +138,7 @@ def test_static_subject_waits_for_a_silent_source():
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
     ((operation_id, _),) = rows.run(begin_operations, ask, driver="d", lease_ms=1_000)
     operation = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
-    hosted = {one.partition_id: None for one in operation.todo}
+    hosted = {partition.partition_id: None for partition in operation.todo}
     assert not any(step.may_leave for step in operation.pending)
     assert rows.run(finish_round, operation_id, hosted) is OperationState.PLAN
     assert rows.chain(0) == [(1, 0, None)]
