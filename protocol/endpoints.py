@@ -88,6 +88,9 @@ class Endpoint(Generic[A_co]):
         return self.path.format_map({key: quote(str(name), safe="") for key, name in names.items()})
 
 
+DATA_PATH = "/v1/data"
+"""The WebSocket of a broker's data plane; its frames are in `frames.py`.  No call: it is in no table below."""
+
 # ── to a metaserver: brokers and subjects ─────────────────────────────────────────────────────────────
 BROKER_HEARTBEAT = Endpoint(
     "POST",
