@@ -39,7 +39,7 @@ from .sender import SubjectSender
 from .settings import ProducerSettings
 
 try:
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]  # ships no types; our settings know that
 except ImportError as missing:
     raise ConfigError(
         "send_arrow needs pyarrow and numpy: pip install 'keylane[arrow]'"
