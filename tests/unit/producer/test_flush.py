@@ -128,7 +128,7 @@ def test_producer_that_is_never_closed_tells_of_failed_messages(caplog):
         await producer.__aenter__()
         network.mute.add(1)
         for _ in range(3):
-            producer.send("s", b"1", key=b"k", timeout=0.01)
+            producer.send("s", b"1", key=b"k", timeout_ms=10)
         while producer.stats.failed < 3:
             await asyncio.sleep(0.01)
 
