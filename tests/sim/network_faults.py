@@ -156,5 +156,5 @@ class NetworkFaults:
         self._later(3 * self._rng.random(), self._calm, name)
 
     def _calm(self, name: str) -> None:
-        """The weather is again what it mostly is in this seed."""
+        """Set the weather back to the usual one of this seed."""
         setattr(self._world.internet.weather, name, 0.0 if self.healed else self._usual[name])

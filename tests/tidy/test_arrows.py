@@ -148,7 +148,7 @@ RULES: list[Callable[[Source, Import], str | None]] = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_imports(rule):
+def test_imports_follow_the_arrows(rule):
     broken = [
         f"{source.name}:{imported.line} imports {imported.target}: {reason}"
         for source in FILES

@@ -30,7 +30,7 @@ def is_creating(seed: int) -> bool:
 
 
 class Creator:
-    """Creates the subject, asking until it is open."""
+    """Creates the subject, and asks again until it is open."""
 
     def __init__(self, world: World, meta: MetaClient) -> None:
         self._world = world
@@ -40,7 +40,7 @@ class Creator:
         """Nothing of what it began is under way."""
 
     async def work(self) -> None:
-        """The death and the creation, in an order that is drawn."""
+        """Kill the broker and create the subject, in a random order."""
         world, rng = self._world, self._rng
         await asyncio.sleep(world.swarm.fault_s * 0.7 * rng.random())
         self.idle = False

@@ -47,7 +47,7 @@ class _Plan:
 
 
 def _plan(compiled: Any) -> _Plan | None:
-    """None for what needs more than its parameters and rows: values that SQLAlchemy itself thinks of."""
+    """The plan of a statement; None if SQLAlchemy adds values of its own beside the parameters."""
     changes = compiled.isinsert or compiled.isupdate or compiled.isdelete
     if changes and (
         compiled.insert_prefetch or compiled.update_prefetch or compiled.implicit_returning
