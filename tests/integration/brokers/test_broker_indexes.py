@@ -163,4 +163,4 @@ def test_index_commands_rebuild_convert_and_compare(tmp_path):
     process = BrokerProcess(data, "--index", "rocksdb").start()
     assert asyncio.run(with_client(process, lambda client, _: stored(client))) == [20] * PARTITIONS
     assert process.end() == 0
-    assert "neither file nor rocksdb" in BrokerProcess(data).refused("--index", "btree")
+    assert "index must be file or rocksdb" in BrokerProcess(data).refused("--index", "btree")

@@ -70,7 +70,7 @@ _next_partition = iter(range(1, 1 << 20))
 
 @pytest.fixture
 async def client(process, network) -> AsyncIterator[BrokerClient]:
-    client = BrokerClient(network, process.address)
+    client = BrokerClient(network, process.address, timeout_ms=60_000)
     yield client
     await client.close()
 
