@@ -1,4 +1,4 @@
-"""The metaserver as a program: how it starts, what it says when it cannot, and what a SIGKILL leaves."""
+"""The metaserver as a program: its start, its errors when it cannot start, and its state after a SIGKILL."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ class Stage:
     # ── what happens to them ─────────────────────────────────────────────────────────────────────────
     async def pause_in_handler(self, seconds: float, busy: set[str], rng: random.Random) -> None:
         """
-        Stop a consumer that is inside a handler, as a frozen machine does, and let it go on.
+        Stop a consumer that is inside a handler, as a frozen machine does, and resume it.
 
         `busy` are those that something else happens to; the one stopped is among them meanwhile.
         """
@@ -203,7 +203,7 @@ class Stage:
             busy.discard(name)
 
     async def freeze_at_start(self, name: str, seconds: float) -> None:
-        """Stop a consumer between its look at the lease and a handler's first line, and let it go on."""
+        """Stop a consumer between its look at the lease and a handler's first line, and resume it."""
         actor = self.actors[name]
         going_ns = boot_ns()
         actor.signal(signal.SIGUSR1)
@@ -220,7 +220,7 @@ class Stage:
 
     async def _stopped_in_handler(self, actor: Actor) -> bool:
         actor.signal(signal.SIGSTOP)
-        time.sleep(0.002)  # nothing else happens to it, and what it was writing is written
+        time.sleep(0.002)  # by then SIGSTOP has taken effect, and the write under way is done
         if self.in_handler(actor.name):
             return True
         actor.signal(signal.SIGCONT)

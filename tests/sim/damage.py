@@ -1,9 +1,9 @@
-"""A store in the shape of a broker's, its files as bytes, and what it owes its readers after any damage to them.
+"""A store in the shape of a broker's, its files as bytes, and what its readers must still get after any damage.
 
     segments     0 ──────── 1 ──────── 2 ──────── 3 ──────── 4 ───     each with its trail
     snapshots               ▲ whole          ▲ changes                 and the index on disk as of the second
 
-What it owes is worked out from the bytes that differ, not by the code that is tested.
+What readers must get is worked out from the bytes that differ, not by the code that is tested.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ def started(files: Found) -> SimDisk:
 
 
 async def check_twice(owed: Owed) -> None:
-    """The same holds for the next start, with a damaged index made anew; what it acks is there at the one after it."""
+    """The same holds for the next start, with a damaged index made anew; messages acked in it are there at the start after it."""
     disk = started(owed.files)
     await check(owed, disk, append=False)
     appended = await check(owed, disk, again=True)

@@ -52,7 +52,7 @@ LAYERS: dict[str, set[str]] = {
     "protocol/errors": set(),
 }
 
-# folder -> what it may not import, because it decides or stores without a network
+# folder -> imports that it may not have, because it decides or stores without a network
 NO_NETWORK = ("broker/partition/", "broker/storage/", "checker/")
 
 NAMES = {source.name for source in FILES}

@@ -266,7 +266,7 @@ class Told:
 async def test_a_copy_of_a_running_folder_is_refused_when_the_original_had_come_farther(
     copied: Copied,
 ) -> None:
-    """Acked messages do not go from sight: the older copy is refused until an operator gives up what it lacks."""
+    """Acked messages stay: the older copy is refused until an operator gives up the messages that it lacks."""
     told = Told(copied)
     original = copied.cluster.brokers[0]
     await told.send(0, 50)

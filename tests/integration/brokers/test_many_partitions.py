@@ -1,4 +1,4 @@
-"""One consumer with all 1,024 partitions of one broker: what it handles is acked at once, and it closes in time."""
+"""One consumer with all 1,024 partitions of one broker: handled messages are acked at once, and it closes in time."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ async def lose_the_disk(
 
 
 async def test_static_queues_continue_behind_a_lost_disk(tmp_path: Path) -> None:
-    """Keys go on in order for both kinds of consumers, logic offsets grow, and everything else sees the loss and passes
+    """Both kinds of consumers handle keys in order, logic offsets grow, and every other reader sees the loss and passes
     it; after a rebuild from the broker that is left every partition begins where it began."""
     with alert_cluster(tmp_path) as cluster:
         route = await cluster.create("s", partitions=2, static=True)

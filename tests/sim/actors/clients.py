@@ -80,7 +80,7 @@ class ProducerHost(Host):
         """True until `count` messages are sent."""
         self._producer: Producer | None = None
         self._closing = False
-        """It gives up what it has not sent."""
+        """Closing gives up the messages that were not sent."""
         self._flushing = False
         self._openings = 0
         self._number = 0

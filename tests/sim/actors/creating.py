@@ -37,7 +37,7 @@ class Creator:
         self._meta = meta
         self._rng = random.Random(f"creations {world.seed}")
         self.idle = True
-        """Nothing of what it began is under way."""
+        """No action that it began is under way."""
 
     async def work(self) -> None:
         """Kill the broker and create the subject, in a random order."""

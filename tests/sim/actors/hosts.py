@@ -241,7 +241,7 @@ class BrokerHost(Host):
         self._disk_s = disk_s
         self.removed = Removed()
         self.copied = False
-        """Its disk is an older copy at the moment: what it stores does not count."""
+        """The disk is an older copy at the moment: messages stored on it do not count."""
         self.gone = False
         """Only an operator starts it again."""
         self.lost_disk: SimDisk | None = None

@@ -49,7 +49,7 @@ class Loser:
         self._meta = meta
         self._rng = random.Random(f"losses {world.seed}")
         self.idle = True
-        """Nothing of what it began is under way."""
+        """No action that it began is under way."""
 
     async def work(self) -> None:
         """Lose the disk, accept the loss, start the new broker."""

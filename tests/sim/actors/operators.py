@@ -76,7 +76,7 @@ class Operator:
         self._actions = sorted(name for name in ACTIONS if rng.random() < 0.6) or list(ACTIONS)
         self._gap_s = rng.choice((1.0, 3.0))
         self.idle = True
-        """Nothing of what it began is under way."""
+        """No action that it began is under way."""
 
     async def work(self) -> None:
         """One action after the other."""
@@ -108,7 +108,7 @@ class Operator:
                 answer = await self._meta.reshape(ask)
             except (
                 KeylaneError
-            ) as error:  # it still answers; or what it was asked for before runs yet
+            ) as error:  # the broker still answers, or an earlier operation still runs
                 world.trace(f"not given up: {error!r}")
                 await asyncio.sleep(0.4)
             else:

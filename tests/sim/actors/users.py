@@ -11,7 +11,7 @@ promises, or to refuse with a typed error.
     cancel     who waits is cancelled, and waits again: futures, flush, room, opening, closing, `wait`
     wrap       handlers are lambdas, decorated, partials, objects, functions that return tasks
     odd        handlers raise what handlers seldom raise
-    stubborn   handlers go on for a while after they are cancelled
+    stubborn   handlers run on for a while after they are cancelled
     redeploy   all consumers of a group are stopped and started, one after the other
     poison     handlers of some keys fail until long after everything else is healed
     run        consumers run until they are told to stop by a signal

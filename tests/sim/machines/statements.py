@@ -69,7 +69,7 @@ class _Counted:
 
 
 class QuickConnection:
-    """Use it as a `sqlalchemy.Connection`; what it does not know goes to the real one."""
+    """Use it as a `sqlalchemy.Connection`; unknown statements go to the real one."""
 
     def __init__(self, real: Connection, raw: sqlite3.Connection) -> None:
         self.dialect: Any = real.dialect
