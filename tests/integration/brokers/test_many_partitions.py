@@ -44,7 +44,7 @@ async def test_acks_and_releases_are_quick_beside_a_thousand_pulls(
             subject="many",
             group="g",
             handler=handled.append,
-            strategy=strategy,
+            consume_strategy=strategy,
             settings=ConsumerSettings(call_timeout_ms=60_000),
         )
         async with Producer(cluster.meta) as producer:

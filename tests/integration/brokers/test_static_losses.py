@@ -26,7 +26,7 @@ from support.lost_database import rebuild_lost_database
 
 SENDING = ProducerSettings(call_timeout_ms=1_000)
 ALONE = ConsumerSettings(ttl_ms=1_500)
-SHARED = ConsumerSettings(ttl_ms=1_500, strategy=ConsumeStrategy.SHARED)
+SHARED = ConsumerSettings(ttl_ms=1_500, consume_strategy=ConsumeStrategy.SHARED)
 LOSE = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", accept_loss=True)
 KEYS = [b"k%d" % number for number in range(20)]
 

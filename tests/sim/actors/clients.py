@@ -310,7 +310,7 @@ class ProducerHost(Host):
             if self._closing or self._openings != opening:
                 return
             try:
-                future = producer.send(SUBJECT, value, key=key, timeout=self._time_limit())
+                future = producer.send(SUBJECT, value, key=key, timeout_ms=self._time_limit())
                 self._watch_routes(producer, name)
             except QueueFullError:
                 await producer.drain()
@@ -367,10 +367,10 @@ class ProducerHost(Host):
                     )
                     self.loop.faults.append(said)
 
-    def _time_limit(self) -> float | None:
+    def _time_limit(self) -> int | None:
         if not self._limited or self._limits.random() >= self._limited:
             return None
-        return self._limits.choice((0.2, 1.0, 3.0))
+        return self._limits.choice((200, 1_000, 3_000))
 
     async def _settle(self, producer: Producer, future: SendFuture, value: bytes) -> None:
         if "cancel" in self._habits and self._rng.random() < 0.2:
