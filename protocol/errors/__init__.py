@@ -23,6 +23,8 @@
     │   ├── FolderBehindError, LossAcceptedError           this data folder is not the one to go on with
     │   ├── DatabaseEmptyError, CreationFailedError, PartitionInUseError    the database lacks what brokers have
     │   ├── AcceptedAsLostError                            said by our own side; its fate is UNKNOWN
+    │   ├── OutboxMissingError, OutboxOlderError, OutboxNewerError    the tables of an outbox
+    │   ├── OutboxRowFailedError                           its fate is UNKNOWN
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   └── LeaseLostError, QueueFullError                 said by our own side
     ├── UnreachableError               no answer of a keylane server
@@ -57,6 +59,7 @@ from .base import Fate as Fate
 from .base import KeylaneError as KeylaneError
 from .base import Retry as Retry
 from .failures import *  # noqa: F403 - the rest of the tree
+from .outbox import *  # noqa: F403 - the rest of the tree
 from .refusals import *  # noqa: F403 - the rest of the tree
 
 
