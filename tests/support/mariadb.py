@@ -5,6 +5,7 @@ It listens on a Unix socket in a folder of its own.  Its data needs no grants, s
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import shutil
@@ -12,10 +13,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import pymysql
+import asyncmy
+import asyncmy.errors
 
 from support.postgres import die_with_parent
 
@@ -78,17 +81,25 @@ class Mariadb:
         self._socket = socket
         self._numbers = itertools.count(1)
 
-    def url(self, driver: str = "aiomysql") -> str:
+    def url(self) -> str:
         """The address of a new database."""
         name = f"test_{next(self._numbers)}"
         self.execute(f"CREATE DATABASE {name}")
-        return f"mysql+{driver}://keylane@localhost/{name}?unix_socket={self._socket}"
+        return f"mysql+asyncmy://keylane@localhost/{name}?unix_socket={self._socket}"
 
     def execute(self, statement: str) -> None:
-        """Run one statement."""
-        connection = pymysql.connect(unix_socket=str(self._socket), user="keylane")
-        with connection, connection.cursor() as cursor:
-            cursor.execute(statement)
+        """Run one statement, from any thread and inside any event loop."""
+
+        async def work() -> None:
+            connection = await asyncmy.connect(unix_socket=str(self._socket), user="keylane")
+            try:
+                async with connection.cursor() as cursor:
+                    await cursor.execute(statement)
+            finally:
+                connection.close()
+
+        with ThreadPoolExecutor(1) as aside:
+            aside.submit(asyncio.run, work()).result()
 
 
 @contextmanager
@@ -129,6 +140,6 @@ def _wait_until_ready(server: subprocess.Popen[bytes], mariadb: Mariadb, log: Pa
         assert server.poll() is None, f"MariaDB does not start; {ADVICE}\n{log.read_text()}"
         try:
             return mariadb.execute("SELECT 1")
-        except pymysql.Error:
+        except (OSError, asyncmy.errors.Error):
             assert time.monotonic() < until, f"MariaDB does not start: {log.read_text()}"
             time.sleep(0.05)
