@@ -30,7 +30,8 @@ from .drainer import Drainer
 from .routes import OutboxRoutes
 from .rows import insert_of
 from .settings import OutboxSettings
-from .tables import OutboxTables
+from .tables import DEFAULT_PREFIX, OutboxTables
+from .upkeep import OutboxStatus, read_status
 from .waiters import RowWaiters
 
 
@@ -55,7 +56,7 @@ class Outbox(Resident):
         meta: str | Iterable[str],
         engine_or_url: EngineOrUrl,
         *,
-        prefix: str = "keylane_outbox",
+        prefix: str = DEFAULT_PREFIX,
         settings: OutboxSettings | None = None,
         _environment: Environment | None = None,
         _database: Transactions | None = None,
@@ -147,6 +148,21 @@ class Outbox(Resident):
             await self._routes.close()
         await self._connections.close()
         await self._database.close()
+
+    async def status(self) -> OutboxStatus:
+        """
+        Count the rows, for gauges: `rows`, `failed`, `oldest_age_ms`, and by subject.  It reads every row.
+
+        Raises:
+            OutboxMissingError, OutboxOlderError, OutboxNewerError, StorageError
+        """
+        now_ns = self._environment.clock.wall_ns()
+        return await self._database.run(read_status, self._tables, now_ns=now_ns)
+
+    @property
+    def waiting(self) -> dict[str, str]:
+        """Why rows wait that this process is to send, by subject; empty while all is sent."""
+        return {} if self._drainer is None else self._drainer.problems
 
     # ── adding ───────────────────────────────────────────────────────────────────────────────────────
     async def add(
@@ -267,19 +283,3 @@ class Outbox(Resident):
 
 def _row_id(result: Any) -> int:
     return int(result.inserted_primary_key[0])
-
-
-async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = "keylane_outbox") -> None:
-    """
-    Create the tables of an outbox, or upgrade older ones; again changes nothing.
-
-    Raises:
-        OutboxNewerError: a newer keylane made them.
-        ConfigError, StorageError
-    """
-    tables = OutboxTables(prefix)
-    database = OutboxDatabase(engine_or_url, tables)
-    try:
-        await database.run(tables.create)
-    finally:
-        await database.close()

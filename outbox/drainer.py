@@ -268,6 +268,17 @@ class Drainer:
                 return
             await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
 
+    @property
+    def problems(self) -> dict[str, str]:
+        """Why rows wait, by subject."""
+        routes = {
+            subject: self._routes.known[subject].problem
+            for subject in self._learning
+            if subject in self._routes.known
+        }
+        lanes = {lane.subject: lane.problem for lane in self.lanes.values() if lane.batches}
+        return {subject: why for subject, why in (routes | lanes).items() if why}
+
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     async def close(self) -> None:
         """Finish the transaction under way, and release the lease; what is not settled is another process's."""

@@ -25,6 +25,7 @@ from ..protocol.errors import (
 from ..protocol.ids import NAME_CHARS_MAX
 from ..protocol.limits import KEY_BYTES_MAX
 
+DEFAULT_PREFIX = "keylane_outbox"
 VERSION = 1
 """Of these tables."""
 WAITING = 0
@@ -47,7 +48,7 @@ _MISSING_STATES = ("42P01", "(1146,", "no such table")
 class OutboxTables:
     """The tables whose names begin with `prefix`."""
 
-    def __init__(self, prefix: str = "keylane_outbox") -> None:
+    def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         """Raises ConfigError: the prefix is no lower-case name of at most 40 characters."""
         if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
             raise ConfigError(f"a prefix of tables matches {_PREFIX.pattern}, not {prefix!r:.60}")

@@ -18,7 +18,7 @@ from support.cluster import Cluster
 from support.outbox_writer import ORDERS, SETTINGS, SUBJECT, user_engine
 
 STEPS = 120
-"""A life ends at one of its first so many steps: its first transactions are each killed at every statement."""
+"""A life ends at one of its first 119 steps: each of its first transactions is killed at every statement."""
 PROGRAMS = 2
 LIFE_S = 30
 
