@@ -66,16 +66,25 @@ def waiting(
     """
     rows = tables.rows.c
     wanted = sa.and_(rows.batch_id == WAITING, *map(_outside(tables), closed))
-    size = sa.func.length(rows.order_key) + sa.func.length(rows.value) + sa.func.length(rows.properties)  # fmt: skip
-    sizes = connection.execute(
-        sa.select(rows.id, size).where(wanted).order_by(rows.id).limit(rows_max)
-    ).all()
-    if not sizes:
+    size = sa.func.length(rows.order_key) + sa.func.length(rows.value)
+    first = (
+        sa.select(rows.id, (size + sa.func.length(rows.properties)).label("size"))
+        .where(wanted)
+        .order_by(rows.id)
+        .limit(rows_max)
+    )
+    part = first.subquery()
+    last_id, count, total = connection.execute(
+        sa.select(sa.func.max(part.c.id), sa.func.count(), sa.func.sum(part.c.size))
+    ).one()
+    if not count:
         return [], False
-    totals = accumulate(row_size for _, row_size in sizes)
-    count = max(1, sum(1 for total in totals if total <= bytes_max))
-    found = _read(connection, tables, sa.and_(wanted, rows.id <= sizes[count - 1].id))
-    return found, count < len(sizes) or len(sizes) == rows_max
+    more = count == rows_max or total > bytes_max
+    if total > bytes_max:
+        sizes = connection.execute(first).all()
+        totals = accumulate(row.size for row in sizes)
+        last_id = sizes[max(1, sum(1 for total in totals if total <= bytes_max)) - 1].id
+    return _read(connection, tables, sa.and_(wanted, rows.id <= last_id)), more
 
 
 def _outside(tables: OutboxTables) -> Any:
